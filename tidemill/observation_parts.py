@@ -143,6 +143,8 @@ def packed(parts: Sequence[ObservationPart], observation: Any) -> Array:  # noqa
     if not isinstance(observation, Mapping | tuple):
         return np.asarray(observation)
     values = {name: np.asarray(value) for name, value in leaves(observation)}
+    known = {part.name for part in parts}
+    values = {name: value for name, value in values.items() if name in known or value.dtype.kind != "U"}  # no text
     first = parts[0]
     extra = values[first.name].ndim - len(first.shape) if first.name in values else 0
     return pack(parts, values, values[first.name].shape[:extra] if extra > 0 else ())

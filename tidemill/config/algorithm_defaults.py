@@ -71,10 +71,14 @@ def with_defaults(document: Mapping[str, Any], algorithm: str) -> Document:
     own_class = config_class(algorithm)
     is_on_policy = hasattr(own_class, "rollout_rows")
     result = merged(ALGORITHM_DEFAULTS.get(algorithm, _ROLLOUTS if is_on_policy else {}), document)
-    if not is_on_policy or not all(isinstance(section, Mapping) for section in result.values()):
+    if not all(isinstance(section, Mapping) for section in result.values()):
         return result  # what is no mapping is refused by name later
     try:
         envs = _total_envs(result)
+        if envs == 1 and getattr(own_class, "exploration", "") == "ladder":
+            return merged({"agent": {"exploration": "schedule"}}, result)  # the ladder's only epsilon would never fall
+        if not is_on_policy:
+            return result
         agent = {"batch_size": envs} | result.get("agent", {})
         settings: Any = overlay(own_class(), agent)
     except (ConfigError, TypeError, ValueError):

@@ -9,7 +9,7 @@ from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.services import LauncherSettings, LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import LearnsOnPolicy
+from tidemill.rl.agents.registry import AgentConfig, LearnsOnPolicy, algorithms, config_class
 
 _NOT_AN_INTEGER = 1e-6  # what rounding may add to a product of settings
 
@@ -125,15 +125,17 @@ def _check_limits(run: RunSettings) -> None:
 
 
 def _check_agent(agent: Any) -> None:  # noqa: ANN401 - the settings of any algorithm
-    name = f"agent.algorithm is {agent.algorithm!r}"
-    _require(
-        not isinstance(agent, LearnsOnPolicy),
-        f"{name}, which learns from each item once; run.deterministic allows algorithms that draw from a replay table",
-    )
-    _require(
-        agent.window(1).stride == 1,
-        f"{name}, which learns from sequences; run.deterministic allows algorithms that learn from single transitions",
-    )
+    reason = "each item once" if isinstance(agent, LearnsOnPolicy) else "sequences"
+    if not _may_lock_step(agent):
+        allowed = ", ".join(name for name in algorithms() if _may_lock_step(config_class(name)()))
+        raise ConfigError(
+            f"agent.algorithm is {agent.algorithm!r}, which learns from {reason}; run.deterministic allows those that "
+            f"draw single transitions from a replay table: {allowed}"
+        )
+
+
+def _may_lock_step(agent: AgentConfig) -> bool:
+    return not isinstance(agent, LearnsOnPolicy) and agent.window(1).stride == 1
 
 
 def _check_cluster(cluster: ClusterSettings, launcher: LauncherSettings | None, replay: Any) -> None:  # noqa: ANN401

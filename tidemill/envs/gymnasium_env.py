@@ -80,6 +80,11 @@ class GymnasiumVectorEnv:
         return self._spec
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """Names of the parts of an observation that are text, which is neither stored nor seen."""
+        return self._format.texts
+
+    @property
     def has_step_limit(self) -> bool:
         """Whether a wrapper of gymnasium's cuts episodes; of an environment that counts by itself nothing is known."""
         env: gymnasium.Env[Any, Any] = self._envs[0]

@@ -27,12 +27,14 @@ class ObservationFormat:
         dtype: `uint8` for images of bytes and for several parts, `float32` for everything else.
         parts: Named arrays of a Dict or Tuple; empty for one array.
         spaces: The space of each part, by its name.
+        texts: Names of parts that are text, which is neither stored nor seen.
     """
 
     shape: tuple[int, ...]
     dtype: str
     parts: tuple[ObservationPart, ...] = ()
     spaces: Mapping[str, gymnasium.Space[Any]] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
 
     def pack(self, observation: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - a nest of the user's
         """Return the bytes of one observation of several parts, [bytes]; discrete parts one-hot.
@@ -40,7 +42,7 @@ class ObservationFormat:
         Raises:
             InvalidArgument: A part is missing, unknown or has another shape.
         """
-        values = {name: self._numbers(name, value) for name, value in leaves(observation)}
+        values = {name: self._numbers(name, value) for name, value in leaves(observation) if name not in self.texts}
         packed: NDArray[np.uint8] = pack(self.parts, values)
         return packed
 
@@ -48,6 +50,8 @@ class ObservationFormat:
         """Return the bytes of `count` observations, [count, bytes], whose leaves are batches; raises as `pack`."""
         values = {}
         for name, value in leaves(observation):
+            if name in self.texts:
+                continue
             rows = np.asarray(value)
             values[name] = rows
             if name in self.spaces and not _is_image(self.spaces[name]):
@@ -93,17 +97,18 @@ def observation_format(space: gymnasium.Space[Any]) -> ObservationFormat:
         none = "an environment that returns one of fixed size"
         raise ConfigError(
             f"observations of {space} are not an array with at least one axis; "
-            f"allowed: Box with an axis, Dict and Tuple; {flatten if space.is_np_flattenable else f'it takes {none}'}"
+            f"allowed: Box with an axis, Dict and Tuple; {flatten if has_fixed_size(space) else f'it takes {none}'}"
         )
     return ObservationFormat(space.shape, "uint8" if _is_image(space) else "float32")
 
 
 def _format_of_parts(space: spaces.Dict | spaces.Tuple[Any]) -> ObservationFormat:
-    found = list(leaves(_nest(space)))
+    every = list(leaves(_nest(space)))
+    found = [(name, part) for name, part in every if not _is_text(part)]
     names = [name for name, _ in found]
     for name, part in found:
         problem = ""
-        if not part.is_np_flattenable:
+        if not has_fixed_size(part):
             problem = "has no fixed size"
         elif names.count(name) > 1:
             problem = "has the name of another in lower case letters, digits and _"
@@ -113,7 +118,8 @@ def _format_of_parts(space: spaces.Dict | spaces.Tuple[Any]) -> ObservationForma
             raise ConfigError(f"part {name!r} of observations of {space}, {part}, {problem}; change the environment")
     parts = in_order([_part(name, part) for name, part in found])
     size = sum(part.step_bytes for part in parts)
-    return ObservationFormat((size,), "uint8", parts, dict(found))
+    texts = tuple(name for name, part in every if _is_text(part))
+    return ObservationFormat((size,), "uint8", parts, dict(found), texts)
 
 
 _NAME = "[a-z0-9_]{1,50}"
@@ -136,6 +142,19 @@ def _part(name: str, space: gymnasium.Space[Any]) -> ObservationPart:
     return ObservationPart(name, "float32", (spaces.flatdim(space),))
 
 
+def _is_text(space: gymnasium.Space[Any]) -> bool:
+    """Return whether values are text, as the missions of minigrid are, whose space is its own."""
+    return isinstance(space, spaces.Text) or (space.dtype is not None and np.dtype(space.dtype).kind == "U")
+
+
+def has_fixed_size(space: gymnasium.Space[Any]) -> bool:
+    """Return whether values can become one vector; a space of somebody's own need not say so."""
+    try:
+        return space.is_np_flattenable
+    except NotImplementedError:
+        return False
+
+
 def _is_image(space: gymnasium.Space[Any]) -> bool:
     """Return whether values are images of bytes."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2
@@ -147,7 +166,7 @@ def flattened(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     Raises:
         ConfigError: They have no fixed size, as those of a graph or a sequence.
     """
-    if not env.observation_space.is_np_flattenable:
+    if not has_fixed_size(env.observation_space):
         raise ConfigError(
             f"observations of {env.observation_space} have no fixed size, and env.flatten needs one; "
             "wrap the environment so that it returns an array"

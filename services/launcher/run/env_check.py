@@ -11,7 +11,7 @@ import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
@@ -23,9 +23,13 @@ from tidemill.programs.fork_client import ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
 from tidemill.rl.agents.registry import AgentConfig
 
+if TYPE_CHECKING:
+    from tidemill.envs.interface import VectorEnv
+
 _MODULE = "tidemill.services.launcher.run.env_check"
 _SETTINGS, _REFUSAL, _NOTICE, _OUTPUT = "settings.yaml", "refusal", "notice", "output"
 _SHOWN_LINES = 8
+_TEXTS = "of the observations of {} the text is left out: {}"
 _ENDLESS = (
     "{} has no limit of steps. If its episodes may go on for ever, so does an evaluation: "
     "--env.max-evaluation-steps cuts it, --env.max-episode-steps training"
@@ -88,7 +92,6 @@ def _started(folder: Path, output: IO[bytes], forks: ForkClient | None) -> subpr
 
 def _try_here(folder: Path) -> int:
     from tidemill.envs.goals import goal_rewards
-    from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
     from tidemill.envs.make import make_env
     from tidemill.replay.table_config import check_signature
     from tidemill.rl.agents.registry import stored_columns
@@ -98,7 +101,7 @@ def _try_here(folder: Path) -> int:
     try:
         _check_callbacks(config)
         with closing(make_env(config.env, 1, training=False)) as env:
-            spec, may_go_on = env.spec, isinstance(env, GymnasiumVectorEnv) and not env.has_step_limit
+            spec, notices = env.spec, _notices(config, env)
             config.agent.validate_env(spec)
             check_signature(stored_columns(config.agent, spec))
             play_random_steps(env, config.env, config.run.seed)
@@ -108,11 +111,23 @@ def _try_here(folder: Path) -> int:
             from tidemill.rl.agents.build import build_agent  # torch takes seconds to import
 
             build_agent(config.agent, spec)
-        if may_go_on and not config.env.max_evaluation_steps:
-            (folder / _NOTICE).write_text(_ENDLESS.format(config.env.id), encoding="utf-8")
+        if notices:
+            (folder / _NOTICE).write_text("; ".join(notices), encoding="utf-8")
     except (ConfigError, InvalidArgument) as error:
         (folder / _REFUSAL).write_text(str(error), encoding="utf-8")
     return 0
+
+
+def _notices(config: RunConfig, env: VectorEnv) -> list[str]:
+    """Return what the user should know of an environment that can be trained on."""
+    from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
+
+    if not isinstance(env, GymnasiumVectorEnv):
+        return []
+    notices = [_TEXTS.format(config.env.id, ", ".join(env.texts))] if env.texts else []
+    if not env.has_step_limit and not config.env.max_evaluation_steps:
+        notices.append(_ENDLESS.format(config.env.id))
+    return notices
 
 
 def _check_callbacks(config: RunConfig) -> None:

@@ -97,3 +97,19 @@ def test_numbers_are_written_as_people_write_them(tmp_path: Path) -> None:
     config = _read("--config", str(tmp_path / "x.yaml"))
     agent: Any = config.agent
     assert (config.run.max_env_steps, config.run.max_wall_s, agent.learning_rate) == (100_000, 200.0, 3e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "r2d2"])
+def test_single_environment_explores_less_and_less(algorithm: str) -> None:
+    """The first epsilon of a ladder is 0.4, and would be for ever."""
+    alone: Any = _read("--agent.algorithm", algorithm, "--env.num-envs", "1").agent
+    assert alone.exploration == "schedule"
+    several: Any = _read("--agent.algorithm", algorithm, "--env.num-envs", "1", "--launcher.actors", "2").agent
+    assert several.exploration == "ladder"
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "pqn", "r2d2"])
+def test_refusal_of_lock_step_names_the_algorithms_that_can(algorithm: str) -> None:
+    """It is not found out by trying."""
+    with pytest.raises(ConfigError, match=r"allows those .*: d4pg, ddpg, dqn, sac, sac_discrete, td3"):
+        _read("--agent.algorithm", algorithm, "--run.deterministic", "--run.max-learner-steps", "9")

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.make import make_env, spec_of
-from tidemill.envs.observations import observation_format
+from tidemill.envs.observations import flattened, observation_format
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
 from tidemill.observation_parts import gather_observations, observation_columns, pack, packed, unpack
@@ -177,3 +177,40 @@ def test_stack_setting_is_for_others_than_our_games() -> None:
         EnvSettings("ALE/Pong", observation_stack=2)
     with pytest.raises(ConfigError, match="observation_stack is 17, allowed: 1 to 16"):
         EnvSettings(PARTS, observation_stack=17)
+
+
+class _Mission(spaces.Space[str]):
+    """A space of somebody's own, as that of minigrid's missions: it says nothing of its size."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)
+
+
+class _WithText(gymnasium.Env[Any, Any]):
+    """Observes a picture, a direction and, in words, what to do."""
+
+    observation_space = spaces.Dict(
+        {"image": spaces.Box(0, 255, (7, 7, 3), np.uint8), "direction": spaces.Discrete(4), "mission": _Mission()}
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start again."""
+        return {"image": np.ones((7, 7, 3), np.uint8), "direction": 2, "mission": "get to the green goal"}, {}
+
+
+def test_text_of_an_observation_is_left_out() -> None:
+    """Whatever its space is; what acts outside of a run may pass it all the same."""
+    env = GymnasiumVectorEnv(_WithText, 2)
+    assert env.texts == ("mission",)
+    assert [part.name for part in env.spec.observation_parts] == ["direction", "image"]
+    seen = env.reset(0)
+    nested, _ = _WithText().reset()
+    one_hot = {**nested, "direction": np.array([0, 0, 1, 0], np.float32)}
+    np.testing.assert_array_equal(packed(env.spec.observation_parts, one_hot), seen[0])
+
+
+def test_space_of_somebodys_own_is_refused_in_a_line() -> None:
+    """By the setting that would flatten it, too."""
+    with pytest.raises(ConfigError, match=r"observations of .* have no fixed size"):
+        flattened(_WithText())
