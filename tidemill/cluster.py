@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import FailedPrecondition, FatalError, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
+from tidemill.process import ENDS_WITH_INPUT
 
 _POLL_S = 0.2
 _LAST_LINES = 12
@@ -90,8 +92,16 @@ class Cluster:
         command = [sys.executable, "-P", "-m", "tidemill.services.launcher", "train", "--config"]
         command += [str(scratch / "config.yaml"), *(["--fresh"] if self._fresh else [])]
         with (scratch / "output.log").open("w") as output:
+            # A session of its own: a Ctrl-C on the terminal is this script's, and `close` passes it on, once. It ends
+            # in order when its standard input does, which this script holds open, however it comes to its end.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, text=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=os.environ | {ENDS_WITH_INPUT: "1"},
+                start_new_session=True,
             )
 
     @property
@@ -181,6 +191,8 @@ class Cluster:
         """Stop what is running and remove scratch files. May be called twice."""
         if self.is_running:
             self.stop()
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch = None

@@ -13,12 +13,16 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, cast
+from pathlib import Path
+from typing import Any, NoReturn, TextIO, cast
 
 from tidemill.errors import ConfigError, FatalError, TidemillError
 from tidemill.programs.child import PARENT_VARIABLE
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ENDS_WITH_INPUT = "TIDEMILL_ENDS_WITH_INPUT"
+"""Environment variable that tells a launcher to stop its run when its standard input ends."""
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # glibc refuses more
@@ -46,6 +50,46 @@ def run(service: str, main: Callable[[], int]) -> int:
         return 1
 
 
+def _open_standard_streams() -> None:
+    """Give a process that was started without standard streams, by `>&-` for one, those of nothing."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.fstat(number)
+                continue  # something else has its number by now
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - for as long as the process lives
+
+
+class _Lossy:
+    """A stream that loses what its file does not take."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or lose the text."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or leave it."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever else the stream has
+        """Return what the stream has."""
+        return getattr(self._stream, name)
+
+
+def survive_without_output() -> None:
+    """From now on lose what standard output and error do not take: a full disk, a terminal that is gone, `| head`.
+
+    For a process that only reports on the side what it is there for.
+    """
+    sys.stdout, sys.stderr = cast(TextIO, _Lossy(sys.stdout)), cast(TextIO, _Lossy(sys.stderr))
+
+
 def leave(code: int) -> NoReturn:
     """End the process with an exit code, but leave what it has imported to the system.
 
@@ -63,6 +107,7 @@ def leave(code: int) -> NoReturn:
 
 def end_with_reader(main: Callable[[], int]) -> int:
     """Call a main function; return its exit code, or 141 silently if the reader of its output left, as `head` does."""
+    _open_standard_streams()
     try:
         try:
             return main()
@@ -83,7 +128,7 @@ def _reader_left() -> bool:
 
 
 def stop_event() -> threading.Event:
-    """Return an event that SIGTERM or Ctrl-C sets; a second signal ends the process at once."""
+    """Return an event that SIGTERM, SIGHUP or Ctrl-C sets; a second signal ends the process at once."""
     event = threading.Event()
 
     def stop(signal_number: int) -> None:
@@ -91,9 +136,14 @@ def stop_event() -> threading.Event:
             os._exit(128 + signal_number)
         event.set()
 
-    for number in _STOP_SIGNALS:
+    for number in _heard_signals():
         _on_signal(number, stop)
     return event
+
+
+def _heard_signals() -> list[signal.Signals]:
+    """Return the signals that stop a process, without what its parent has it ignore, as nohup does SIGHUP."""
+    return [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def signal_event(signal_number: int) -> threading.Event:
@@ -134,7 +184,7 @@ def stop_requested() -> asyncio.Task[bool]:
     """
     requested = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in _STOP_SIGNALS:
+    for number in _heard_signals():
         loop.add_signal_handler(number, requested.set)
     return loop.create_task(requested.wait())
 

@@ -77,7 +77,7 @@ def test_wrong_settings_are_refused_before_anything_starts(stack: Stack) -> None
     for variable, value, words in (
         ("TIDEMILL_CONFIG", "configs/nope.yaml", "configs/nope.yaml"),
         ("TIDEMILL_LEARNER_ARGS", "--learner.publish-evry 5", "publish"),
-        ("TIDEMILL_RUN_ARGS", "--env.id MountainCarContinuous-v0", "choose another --run.name"),
+        ("TIDEMILL_RUN_ARGS", "--env.id MountainCarContinuous-v0", "under another --run.name"),
         ("TIDEMILL_REPLAY_SHARDS", "3", "cluster.replay lists 2"),
     ):
         before = stack.variables

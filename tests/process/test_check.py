@@ -52,16 +52,20 @@ def test_wrong_setting_is_refused_and_nothing_written(arguments: list[str], word
     assert not (tmp_path / "box").exists()
 
 
-def test_run_keeps_its_environment_and_algorithm(tmp_path: Path) -> None:
+def test_run_that_has_trained_keeps_its_environment_and_algorithm(tmp_path: Path) -> None:
     """A name that another task has is refused by both tasks' names, before the services would compare columns."""
     assert _checked(tmp_path)[0] == 0
+    assert _checked(tmp_path, "--agent.algorithm", "td3")[0] == 0, "nothing has been trained"
+    assert _checked(tmp_path)[0] == 0
+    (tmp_path / "box" / "scores.csv").write_text("header\nrow\n")
     before = (tmp_path / "box" / "config.yaml").read_bytes()
     for arguments, words in (
-        (["--env.id", "MountainCarContinuous-v0"], "trained on Pendulum-v1, not MountainCarContinuous-v0"),
-        (["--agent.algorithm", "td3"], "trained by sac, not td3"),
+        (["--env.id", "MountainCarContinuous-v0"], "env.id 'MountainCarContinuous-v0' (it was 'Pendulum-v1')"),
+        (["--agent.algorithm", "td3"], "agent.algorithm 'td3' (it was 'sac')"),
+        (["--agent.hidden-sizes", "32"], "agent.hidden_sizes [32] (it was [256, 256])"),
     ):
         code, output = _checked(tmp_path, *arguments)
-        assert code == 2
+        assert code == 2, output
         assert words in output
-        assert "--run.name" in output
+        assert "another --run.name" in output
     assert (tmp_path / "box" / "config.yaml").read_bytes() == before

@@ -80,6 +80,66 @@ def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path,
     assert "mean " in tidemill("evaluate", str(tmp_path / "policy"), "--episodes", "3")
 
 
+_TRAIN = (sys.executable, "-m", "tidemill.services.launcher", "train")
+
+
+def test_run_goes_to_its_end_when_nobody_can_be_told(config_file: Path, tmp_path: Path) -> None:
+    """Standard output is on a full disk and standard error is closed, when an actor dies and there is much to say."""
+    command = [*_TRAIN, "--config", str(config_file), "--run.max_learner_steps", "300"]
+    with Path("/dev/full").open("w") as full:
+        train = subprocess.Popen(
+            ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=full, cwd=ROOT, start_new_session=True
+        )
+        try:
+            folder = tmp_path / "runs" / "small"
+            wait_until(lambda: (folder / "scores.csv").exists() and "actor" in services_of(train.pid), "an actor")
+            os.kill(services_of(train.pid)["actor"], signal.SIGKILL)
+            assert train.wait(200) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(train.pid, signal.SIGKILL)
+    assert json.loads((folder / "result.json").read_text())["learner_steps"] == 300
+
+
+_SCRIPT = """
+import sys, tidemill
+with tidemill.Cluster(sys.argv[1]) as cluster:
+    cluster.status(timeout_s=100.0)
+    print("running", flush=True)
+    cluster.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+def test_script_that_ends_ends_its_cluster_in_order(config_file: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """A Ctrl-C, which the whole process group of the terminal gets, counts once; one that is killed leaves nothing."""
+    folder = tmp_path / "runs" / "small"
+    script = subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, str(config_file)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "running\n"
+        _takes_steps(folder, "of the script's cluster")
+        (launcher,) = Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
+        processes = list(services_of(int(launcher)).values())
+        os.killpg(script.pid, number)
+        script.communicate(timeout=100)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+    wait_until(lambda: not (folder / "cluster.yaml").exists(), "the launcher's end", 100)
+    assert len(processes) >= 5
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of every process", 30)
+    assert list((folder / "checkpoints").glob("checkpoint-*.safetensors"))
+    assert "stopped" in (folder / "logs" / "learner.log").read_text()
+
+
 def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_path: Path) -> None:
     """Newest parameters, best parameters and checkpoint are of the version that ended the run, not of where it got to.
 
@@ -97,6 +157,13 @@ def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_p
         assert found.blob == confirmed.blob, tag
         assert found.version.metadata.learner_steps == result["learner_steps"], tag
     assert read_params(folder / "params", "last_trained").version.metadata.learner_steps > result["learner_steps"]
+    settings = (folder / "config.yaml").read_bytes()
+    with launched("resume", str(folder), "--agent.hidden-sizes", "48") as refused:
+        assert refused.wait() == 2
+    assert re.search(
+        r"cannot continue with agent.hidden_sizes \[48\] .*: its checkpoint holds networks", refused.output
+    )
+    assert (folder / "config.yaml").read_bytes() == settings
     with launched("resume", str(folder)) as resumed:
         assert f" {result['learner_steps']:,} updates" in resumed.until("learner restored checkpoint")
         resumed.send(signal.SIGINT)

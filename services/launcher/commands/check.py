@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.services.launcher.commands.train import check_settings
-from tidemill.services.launcher.run.folder import write_config
+from tidemill.services.launcher.run.folder import has_trained, write_config
 
 _ABOUT = """Check the settings of a cluster that an engine starts service by service: give it those of all services.
 
@@ -23,9 +22,8 @@ def check(argv: Sequence[str]) -> int:
     config = load(RunConfig, list(argv), prog="tidemill check", description=_ABOUT)
     _check_addresses(config)
     file = config.run.folder / "config.yaml"
-    if file.exists():
-        _check_same_task(config, file)
-    check_settings(config, None)
+    before = from_document(RunConfig, read_document(file)) if file.exists() and has_trained(config.run.folder) else None
+    check_settings(config, None, before)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_config(config, file)
@@ -43,17 +41,3 @@ def _check_addresses(config: RunConfig) -> None:
             f"replay.shards is {started}, but cluster.replay lists {len(asked)}: {' '.join(asked)}; list every shard "
             "once (for docker-compose.yml: TIDEMILL_REPLAY_SHARDS counts the addresses in TIDEMILL_REPLAY)"
         )
-
-
-def _check_same_task(config: RunConfig, file: Path) -> None:
-    """Raise a `ConfigError` if the run of this name was trained on another environment or by another algorithm."""
-    earlier = from_document(RunConfig, read_document(file))
-    for what, then, now in (
-        ("on", earlier.env.id, config.env.id),
-        ("by", earlier.agent.algorithm, config.agent.algorithm),
-    ):
-        if then != now:
-            raise ConfigError(
-                f"the run {config.run.name!r} was trained {what} {then}, not {now}: choose another --run.name "
-                f"(for docker-compose.yml: TIDEMILL_RUN_ARGS), or remove {file.parent} to start from scratch"
-            )

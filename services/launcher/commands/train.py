@@ -16,6 +16,7 @@ from tidemill.errors import ConfigError
 from tidemill.learner.status import LearnerStatus
 from tidemill.loggers.interface import check_logger
 from tidemill.params.run_end import read_divergence
+from tidemill.process import survive_without_output
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.commands.summary import describe_restored, read_json, summarise
 from tidemill.services.launcher.page.run_document import with_status_page
@@ -77,9 +78,10 @@ def resume(argv: Sequence[str]) -> int:
     check_is_run(path)
     arguments = ["--config", str(path / "config.yaml"), *argv[1:]]
     config = with_run_paths(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
-    check_fixed(fixed_settings(from_document(RunConfig, read_document(path / "config.yaml"))), config)
+    before = from_document(RunConfig, read_document(path / "config.yaml"))
+    check_fixed(fixed_settings(before), config)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
-        check_settings(config, forks)
+        check_settings(config, forks, before)
         with RunFolder.open(path) as folder:
             _remove_leftover_sockets(folder)
             folder.write_config(config)
@@ -92,6 +94,7 @@ def resume(argv: Sequence[str]) -> int:
 
 def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses, forks: ForkClient | None = None) -> int:
     """Run the cluster of a locked folder until its end; return the exit code."""
+    survive_without_output()  # nothing that a person looks at may end the run
     sockets, view = make_socket_folder(), make_view(config)
     try:
         loggers.start(config.launcher.loggers, folder)
@@ -120,12 +123,18 @@ def _fork_client(config: RunConfig) -> AbstractContextManager[ForkClient | None]
     return closing(ForkClient(DEFAULTS | os.environ)) if config.launcher.fork_services else nullcontext()
 
 
-def check_settings(config: RunConfig, forks: ForkClient | None) -> None:
-    """Raise a `ConfigError` for what can be known to be wrong before anything is started or written."""
+def check_settings(config: RunConfig, forks: ForkClient | None, before: RunConfig | None = None) -> None:
+    """Raise a `ConfigError` for what can be known to be wrong before anything is started or written.
+
+    Args:
+        config: Of the run.
+        forks: What processes are forked from, if there is such a server.
+        before: What a run that has trained was started with.
+    """
     check_shards(config)
     for name in config.launcher.loggers:
         check_logger("launcher.loggers", name)
-    if notice := check_environment(config, forks):
+    if notice := check_environment(config, forks, before):
         print(f"note: {notice}", file=sys.stderr, flush=True)
 
 

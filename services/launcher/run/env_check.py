@@ -22,12 +22,13 @@ from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_client import ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
 from tidemill.rl.agents.registry import AgentConfig
+from tidemill.services.launcher.run.continuation import changed_settings
 
 if TYPE_CHECKING:
     from tidemill.envs.interface import VectorEnv
 
 _MODULE = "tidemill.services.launcher.run.env_check"
-_SETTINGS, _REFUSAL, _NOTICE, _OUTPUT = "settings.yaml", "refusal", "notice", "output"
+_SETTINGS, _BEFORE, _REFUSAL, _NOTICE, _OUTPUT = "settings.yaml", "before.yaml", "refusal", "notice", "output"
 _SHOWN_LINES = 8
 _TEXTS = "of the observations of {} the text is left out: {}"
 _ENDLESS = (
@@ -36,12 +37,13 @@ _ENDLESS = (
 )
 
 
-def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str:
+def check_environment(config: RunConfig, forks: ForkClient | None = None, before: RunConfig | None = None) -> str:
     """Make one environment of the run, play 32 random steps and close it again; takes about a second.
 
     Args:
         config: Of the run.
         forks: What the process is forked from; None for a program of its own.
+        before: What a run that has trained was started with, whose checkpoint and table must fit.
 
     Returns:
         What its user should know, on one line; empty if there is nothing.
@@ -54,6 +56,8 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None) -> str
     with tempfile.TemporaryDirectory(prefix="tidemill-env-check-") as name:
         folder = Path(name)
         write_document(config, folder / _SETTINGS)
+        if before is not None and changed_settings(before, config):
+            write_document(before, folder / _BEFORE)
         with (folder / _OUTPUT).open("wb") as output:
             process = _started(folder, output, forks)
         try:
@@ -92,9 +96,10 @@ def _started(folder: Path, output: IO[bytes], forks: ForkClient | None) -> subpr
 
 def _try_here(folder: Path) -> int:
     from tidemill.envs.goals import goal_rewards
-    from tidemill.envs.make import make_env
+    from tidemill.envs.make import make_env, spec_of
     from tidemill.replay.table_config import check_signature
     from tidemill.rl.agents.registry import stored_columns
+    from tidemill.services.launcher.run.continuation import check_continues
     from tidemill.services.launcher.run.random_play import play_random_steps
 
     config = from_document(RunConfig, read_document(folder / _SETTINGS))
@@ -105,6 +110,9 @@ def _try_here(folder: Path) -> int:
             config.agent.validate_env(spec)
             check_signature(stored_columns(config.agent, spec))
             play_random_steps(env, config.env, config.run.seed)
+        if (folder / _BEFORE).exists():
+            before = from_document(RunConfig, read_document(folder / _BEFORE))
+            check_continues(before, config, spec_of)
         if config.table.hindsight:
             goal_rewards(config.env)
         if _names_own_code(config.agent):

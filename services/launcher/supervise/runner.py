@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidemill.errors import TidemillError
+from tidemill.process import ENDS_WITH_INPUT
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 from tidemill.services.launcher.supervise.child import DEFAULTS, Child
@@ -27,7 +28,8 @@ Training time counts from then, over every restart of the process that counts it
 """
 
 _LOG_LINES = 8
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_INPUT = 0  # standard input
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Reporter(Protocol):
@@ -96,8 +98,11 @@ class ClusterRunner:
     async def run(self, clock: Callable[[], float] = time.monotonic) -> Outcome:
         """Start the processes, keep them running, and return when the last one has ended."""
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has it
+        for number in heard:
             loop.add_signal_handler(number, self._on_stop_signal)
+        if ENDS_WITH_INPUT in os.environ:
+            loop.add_reader(_INPUT, self._on_input)
         try:
             if self._forks is not None:
                 await self._forks.start()
@@ -107,7 +112,8 @@ class ClusterRunner:
                 await self._perform(self._decide(event, clock()))
         finally:
             await self._abandon()
-            for number in _SIGNALS:
+            loop.remove_reader(_INPUT)
+            for number in heard:
                 loop.remove_signal_handler(number)
         assert self._supervisor.outcome is not None  # is_over says so
         return self._supervisor.outcome
@@ -116,6 +122,13 @@ class ClusterRunner:
         self._events.put_nowait(_StopRequested())
         if self._forks is not None:
             self._forks.give_up()
+
+    def _on_input(self) -> None:
+        """Stop the run if the program that holds the other end has ended; that is no second request."""
+        if not os.read(_INPUT, 1024):
+            asyncio.get_running_loop().remove_reader(_INPUT)
+            if self._supervisor.outcome is None:
+                self._on_stop_signal()
 
     async def _next_event(self, clock: Callable[[], float]) -> _Event | None:
         due_s = self._supervisor.next_timer_s()

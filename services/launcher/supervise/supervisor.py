@@ -251,7 +251,8 @@ class Supervisor:
     def _end(self, outcome: Outcome, now_s: float) -> list[Action]:
         self._outcome = outcome
         for process in self._processes.values():
-            process.deadline_s = None
+            if process.phase is not Phase.STOPPING:  # what was asked to end and does not is killed in time
+                process.deadline_s = None
             if process.phase in (Phase.PENDING, Phase.BACKOFF):
                 process.phase = Phase.ENDED
         return self._stop_next(now_s)

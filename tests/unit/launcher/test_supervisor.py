@@ -175,6 +175,19 @@ def test_stop_kills_what_does_not_end_in_time() -> None:
     assert supervisor.on_exit("learner", -9, 30.1) == [Action(Verb.TERMINATE, "replay")]
 
 
+def test_actor_that_outlives_the_run_it_acted_for_is_killed_in_time() -> None:
+    """Asked to end when the learner had finished, and still there when the evaluator has: the run ends nevertheless."""
+    supervisor = _running()
+    assert "actor-0" in _names(
+        [action for action in supervisor.on_exit("learner", 0, 100.0) if action.verb is Verb.TERMINATE], Verb.TERMINATE
+    )
+    supervisor.on_exit("actor-1", 0, 101.0)
+    supervisor.on_exit("evaluator", 0, 110.0, has_result=True)
+    assert supervisor.next_timer_s() == 120.0
+    assert supervisor.on_timer(120.0) == [Action(Verb.KILL, "actor-0")]
+    assert _names(supervisor.on_exit("actor-0", -9, 120.1), Verb.TERMINATE) == ["replay", "paramserver"]
+
+
 def test_stop_asked_twice_kills_everything() -> None:
     """The second Ctrl-C does not wait for an order."""
     supervisor = _running()

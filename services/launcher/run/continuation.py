@@ -1,0 +1,77 @@
+"""What a run that has trained keeps: the shapes of its networks and the meaning of what its table holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tidemill.config.overlay import to_document
+from tidemill.config.sections import RunConfig
+from tidemill.envs.settings import EnvSettings
+from tidemill.errors import ConfigError
+from tidemill.rl.agents.registry import stored_columns
+from tidemill.types import EnvSpec
+
+_SECTIONS = ("env", "agent", "table")
+_OF_ITEMS = ("sampler", "chunk_length", "hindsight", "hindsight_steps")
+"""Settings of the table that decide what an item is."""
+_NAMED = 3
+
+
+def changed_settings(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return what differs in the sections that shapes depend on: dotted name to the values before and now."""
+    then, new = to_document(before), to_document(now)
+    changes: dict[str, tuple[Any, Any]] = {}
+    for section in _SECTIONS:
+        names = dict.fromkeys([*then.get(section, {}), *new.get(section, {})])
+        values = {name: (then.get(section, {}).get(name), new.get(section, {}).get(name)) for name in names}
+        changes |= {f"{section}.{name}": pair for name, pair in values.items() if pair[0] != pair[1]}
+    return changes
+
+
+def check_continues(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings], EnvSpec]) -> None:
+    """Check that checkpoint and table of a run fit its new settings; makes both environments and agents.
+
+    Raises:
+        ConfigError: They do not; the message names the settings that changed, what does not fit, and what to do.
+    """
+    reason = next(_reasons(before, now, spec_of), "")
+    if not reason:
+        return
+    changes = changed_settings(before, now)
+    texts = [f"{name} {new!r} (it was {then!r})" for name, (then, new) in list(changes.items())[:_NAMED]]
+    more = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
+    raise ConfigError(
+        f"run {now.run.name!r} cannot continue with {', '.join(texts)}{more}: {reason}. Leave it as it was, or "
+        "train under another --run.name"
+    )
+
+
+def _reasons(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings], EnvSpec]) -> Iterator[str]:
+    from tidemill.rl.agents.build import build_agent
+
+    if before.env.id != now.env.id:
+        yield "what it has learned and stored is of another environment"
+    if before.agent.algorithm != now.agent.algorithm:
+        yield "its checkpoint is of another algorithm"
+    before_spec, now_spec = spec_of(before.env), spec_of(now.env)
+    if stored_columns(before.agent, before_spec) != stored_columns(now.agent, now_spec):
+        yield "its table holds steps of another form"
+    old, new = build_agent(before.agent, before_spec), build_agent(now.agent, now_spec)
+    if _shapes(old.state_dict()) != _shapes(new.state_dict()):
+        yield "its checkpoint holds networks of another form"
+    items = [getattr(before.table, name) == getattr(now.table, name) for name in _OF_ITEMS]
+    if before.table.name == now.table.name and not (
+        old.window == new.window and old.recurrent_state_size == new.recurrent_state_size and all(items)
+    ):
+        yield "its table holds items of another form"
+
+
+def _shapes(state: Any, name: str = "") -> dict[str, tuple[int, ...]]:  # noqa: ANN401 - nested dicts of tensors
+    """Return the shape of each tensor of a state by its path."""
+    if isinstance(state, Mapping):
+        found: dict[str, tuple[int, ...]] = {}
+        for key, value in state.items():
+            found |= _shapes(value, f"{name}/{key}")
+        return found
+    return {name: tuple(state.shape)} if hasattr(state, "shape") else {}
