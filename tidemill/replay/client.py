@@ -7,6 +7,7 @@ from typing import Self
 
 import grpc
 import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -18,6 +19,8 @@ from tidemill.replay.wire import pack_config, pack_update, unpack_description
 from tidemill.rpc.channel import DEADLINE_S, open_channel
 from tidemill.rpc.reopened import Reopened
 from tidemill.rpc.status import translated
+
+_EXPLAIN_S = 1.0
 
 
 class ReplayClient(Reopened):
@@ -186,11 +189,18 @@ class ReplayClient(Reopened):
             return self._stub.Checkpoint(pb.CheckpointRequest(), timeout=self._deadline_s).snapshot
 
     def wait_for_ready(self, timeout_s: float) -> None:
-        """Wait until the service accepts connections. Unavailable: it did not within `timeout_s` seconds."""
+        """Wait until the service answers. Unavailable: it did not within `timeout_s` seconds; the message says why."""
+        check = health_pb2_grpc.HealthStub(self._channel).Check  # needs no token
         try:
-            grpc.channel_ready_future(self._channel).result(timeout_s)
-        except grpc.FutureTimeoutError:
-            raise Unavailable(f"no replay service at {self._address} within {timeout_s} s") from None
+            with translated():
+                check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
+        except Unavailable:
+            try:
+                with translated():
+                    check(health_pb2.HealthCheckRequest(), timeout=_EXPLAIN_S)  # does not wait, but fails with a reason
+            except Unavailable as why:
+                message = f"no replay service at {self._address} within {timeout_s:g} s: {why}"
+                raise Unavailable(message) from None
 
     def close(self) -> None:
         """Close the channel. May be called twice."""

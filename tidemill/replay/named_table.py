@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from tidemill.errors import NotFound, Unavailable
@@ -34,17 +33,22 @@ def stored_table(addresses: Sequence[str], table: TableConfig | str, timeout_s: 
     check_type("table", table, (TableConfig, str), "a TableConfig, or the name of a table that the server has")
     if isinstance(table, TableConfig):
         return table
+    reasons: list[str] = []
     for address in addresses:
-        with suppress(Unavailable), ReplayClient(address) as client:
-            client.wait_for_ready(timeout_s / len(addresses))
-            found = {each.config.name: each.config for each in client.list_tables()}
+        with ReplayClient(address) as client:
+            try:
+                client.wait_for_ready(timeout_s / len(addresses))
+                found = {each.config.name: each.config for each in client.list_tables()}
+            except Unavailable as why:
+                reasons.append(str(why))
+                continue
             if table in found:
                 return found[table]
             raise NotFound(
                 f"the replay server at {address} has no table {table!r}, it has {sorted(found) or 'none'}: "
                 "start what creates the table first, or give a TableConfig"
             )
-    raise Unavailable(f"no replay server at {', '.join(addresses)} answered within {timeout_s:g} s")
+    raise Unavailable("; ".join(reasons))
 
 
 def whole_table(addresses: Sequence[str], table: TableConfig | str) -> TableConfig:

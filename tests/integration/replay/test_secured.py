@@ -37,5 +37,6 @@ def test_each_brings_the_token_of_its_role(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(Unauthenticated):
             ReplayDataset(server.address, "t", 1)
         become(monkeypatch)
-        with pytest.raises(Unavailable):
-            ReplayWriter(server.address, "t", timeout_s=0.5)
+        for tables in (table, "t"):
+            with pytest.raises(Unavailable, match="if it speaks TLS, set TIDEMILL_TLS_CA"):
+                ReplayWriter(server.address, tables, timeout_s=0.5)
