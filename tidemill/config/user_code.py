@@ -28,13 +28,22 @@ def import_user_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def user_module_exists(name: str) -> bool:
-    """Return whether a module of this dotted path can be found; its parent packages are imported."""
+def check_user_module(setting: str, path: str) -> None:
+    """Raise ConfigError unless the module that a setting names can be found; its parent packages are imported.
+
+    Args:
+        setting: Its name, e.g. `agent.loss`.
+        path: Its value, `module` or `module:name`.
+    """
+    module = path.partition(":")[0]
     _search_working_directory()
     try:
-        return importlib.util.find_spec(name) is not None
-    except ImportError:
-        return False
+        exists = importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        exists = False
+    if not exists:
+        where = f"it must be installed, or lie in {os.getcwd()}"
+        raise ConfigError(f"{setting} is {path!r}, but there is no module {module!r}: {where}")
 
 
 def user_object(setting: str, path: str) -> Any:  # noqa: ANN401 - whatever the name stands for

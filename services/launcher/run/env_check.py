@@ -94,7 +94,8 @@ def _started(folder: Path, output: IO[bytes], forks: ForkClient | None) -> subpr
     )
 
 
-def _try_here(folder: Path) -> int:
+def try_here(folder: Path) -> int:
+    """Try the environment of the settings in a folder; write there what is refused, and what is to be noted."""
     from tidemill.envs.goals import goal_rewards
     from tidemill.envs.make import make_env, spec_of
     from tidemill.replay.table_config import check_signature
@@ -151,4 +152,4 @@ def _names_own_code(agent: AgentConfig) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(run("env_check", lambda: _try_here(Path(sys.argv[1]))))
+    sys.exit(run("env_check", lambda: try_here(Path(sys.argv[1]))))

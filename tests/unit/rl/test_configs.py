@@ -74,7 +74,7 @@ def test_setting_out_of_range_is_refused_by_name_and_value(config: type[Any], fi
     """The message says which field, which value and what it must be."""
     with pytest.raises(ConfigError) as refused:
         config(**{field: value})
-    assert str(refused.value).startswith(f"agent.{field} is {value!r}, but must be ")
+    assert str(refused.value).startswith(f"agent.{field} is {value!r}, but ")
 
 
 def test_published_presets_can_be_expressed() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tidemill.config.user_code import user_module_exists
+from tidemill.config.user_code import check_user_module
 from tidemill.rl.checks import require, require_actions
 from tidemill.rl.exploration import check_epsilons
 from tidemill.rl.networks.torsos import NetworkSetting, check_observations, check_torso
@@ -157,7 +157,9 @@ class DQNConfig:
         require(self.compile in allowed, "compile", self.compile, f"one of {', '.join(allowed)}{reason}")
 
     def _check_optimizer(self) -> None:
-        own = ":" in self.loss and user_module_exists(self.loss.partition(":")[0])
+        own = ":" in self.loss
+        if own:
+            check_user_module("agent.loss", self.loss)
         require(self.loss in ("huber", "mse") or own, "loss", self.loss, "'huber', 'mse' or module:name")
         fits = not (own and self.distribution == "iqn")
         require(fits, "loss", self.loss, "'huber' or 'mse' with iqn, whose loss needs the levels that were drawn")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 
 from tidemill.config.check import nearest
-from tidemill.config.user_code import user_module_exists
+from tidemill.config.user_code import check_user_module
 from tidemill.errors import ConfigError
 from tidemill.types import EnvSpec
 
@@ -30,8 +30,7 @@ def check_torso(name: str) -> None:
             allowed = f"auto, one of {', '.join(torso_names())}, or module:name"
             raise ConfigError(f"agent.network is {name!r}, but must be {allowed}{nearest(name, torso_names())}")
         return
-    if not user_module_exists(name.partition(":")[0]):
-        raise ConfigError(f"agent.network is {name!r}, but must be a module that can be imported")
+    check_user_module("agent.network", name)
 
 
 def chosen_torso(name: str, env_spec: EnvSpec) -> str:
