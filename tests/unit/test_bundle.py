@@ -293,7 +293,7 @@ def test_card_names_what_was_measured(tmp_path: Path) -> None:
     assert "- torch 2" in card
     ppo = tidemill.load_config({"agent": {"algorithm": "ppo", "epochs": 10, "minibatches": 32}})
     counted = model_card(made, ppo, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
-    assert "and 10 updates, each of 320 gradient steps (seed 3)" in counted
+    assert "and 10 updates, each of 320 gradient steps (seed 1)" in counted
     assert "has not been evaluated" in model_card(made, config, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
 
 

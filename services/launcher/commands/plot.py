@@ -29,7 +29,10 @@ def plot(argv: Sequence[str]) -> int:
         prog="tidemill plot", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="folder of a run or of several, such as runs/pong, or LABEL=FOLDER"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folder of a run, of several or of a sweep, such as runs/pong, or LABEL=FOLDER",
     )
     parser.add_argument("--out", type=Path, default=Path("plot.png"), metavar="FILE", help=".png, .pdf or .svg")
     parser.add_argument("--x", choices=_AXES, default="env_steps", help="horizontal axis (default: %(default)s)")

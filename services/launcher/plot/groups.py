@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tidemill.bundle.files import CONFIG, portable_settings
 from tidemill.errors import ConfigError
@@ -15,6 +17,7 @@ from tidemill.scores import Score, read_scores
 SCORES = "scores.csv"
 _NOTHING = ("", "seed")  # what a number stands behind, and says nothing of the run
 _LONGEST_LABEL = 40
+_TRIAL = re.compile(r"trial-\d+")
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,39 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
         curves = tuple(Curve(folder, tuple(read_scores(folder / SCORES))) for folder in dict.fromkeys(members))
         env_id = str(portable_settings(members[0] / CONFIG).get("env", {}).get("id", ""))
         groups.append(Group(labels.get(key) or _label(members), env_id, curves))
-    return groups
+    return _named_by_settings(groups)
+
+
+def _named_by_settings(groups: Sequence[Group]) -> list[Group]:
+    """Return groups in which a sweep's trials are named by what they differ in: `learning_rate 0.001, gamma 0.9`."""
+    trials = {
+        group.label: _flat(portable_settings(group.curves[0].folder / CONFIG))
+        for group in groups
+        if _TRIAL.fullmatch(group.label)
+    }
+    names = sorted({name for settings in trials.values() for name in settings})
+    differ = [name for name in names if len({str(settings.get(name)) for settings in trials.values()}) > 1]
+    differ = [name for name in differ if name not in ("run.name", "run.seed")]
+
+    def label(of: str) -> str:
+        values = (f"{name.rpartition('.')[2]} {trials[of].get(name)}" for name in differ)
+        return ", ".join(values) if of in trials and differ else of
+
+    return [replace(group, label=label(group.label)) for group in groups]
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the settings of a document by dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def _runs(folder: Path) -> list[Path]:
-    """Return the runs of a folder: itself, or those directly below it."""
-    candidates = [folder] if (folder / CONFIG).is_file() and (folder / SCORES).is_file() else sorted(folder.glob("*/"))
+    """Return the runs of a folder: itself, those directly below it, or of a sweep those of its trials."""
+    is_run = (folder / CONFIG).is_file() and (folder / SCORES).is_file()
+    candidates = [folder] if is_run else [*sorted(folder.glob("*/")), *sorted(folder.glob("trial-*/*/"))]
     runs = [path for path in candidates if (path / CONFIG).is_file() and read_scores(path / SCORES)]
     if not runs:
         raise ConfigError(

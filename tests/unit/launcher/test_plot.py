@@ -80,6 +80,18 @@ def test_label_of_a_curve_says_which_runs_it_is_of(tmp_path: Path, names: list[s
     assert group.label == label
 
 
+def test_trials_of_a_sweep_are_named_by_what_they_differ_in(tmp_path: Path) -> None:
+    """Its folder is enough; a trial's seeds make one curve."""
+    for number, rate in enumerate((0.001, 0.01)):
+        for seed in (1, 2):
+            _run(tmp_path / f"trial-{number:04d}" / f"seed-{seed}", seed, [1.0], learning_rate=rate, gamma=0.9)
+    groups = find_groups([str(tmp_path)])
+    assert [group.label for group in groups] == ["learning_rate 0.001", "learning_rate 0.01"]
+    assert [len(group.curves) for group in groups] == [2, 2]
+    (alone,) = find_groups([str(tmp_path / "trial-0001")])
+    assert alone.label == "trial-0001"
+
+
 def test_folder_without_runs_is_explained(tmp_path: Path) -> None:
     """What has no evaluation yet cannot be drawn."""
     _run(tmp_path / "young", 1, [])
