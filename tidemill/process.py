@@ -128,11 +128,14 @@ def _reader_left() -> bool:
 
 
 def stop_event() -> threading.Event:
-    """Return an event that SIGTERM, SIGHUP or Ctrl-C sets; a second signal ends the process at once."""
+    """Return an event that SIGTERM, SIGHUP or Ctrl-C sets; a second one ends the process at once, unless a hang-up.
+
+    A closing terminal sends SIGHUP to the whole group and its shell sends it again; systemd sends it after SIGTERM.
+    """
     event = threading.Event()
 
     def stop(signal_number: int) -> None:
-        if event.is_set():
+        if event.is_set() and signal_number != signal.SIGHUP:
             os._exit(128 + signal_number)
         event.set()
 

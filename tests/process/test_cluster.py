@@ -272,3 +272,14 @@ async def test_cluster_kills_what_ignores_sigterm_when_asked_twice(scene: Scene)
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.wait_for(running, _BOUND_S)
     assert cluster.pid_of("replay") is None
+
+
+async def test_cluster_stops_in_order_however_often_its_terminal_hangs_up(scene: Scene) -> None:
+    """A closing terminal sends SIGHUP to the group and its shell once more: that is one request to stop."""
+    cluster, recorder = scene.cluster_of(scene.spec("replay"), scene.spec("actor-0", kind="actor"))
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "replay", "actor-0")
+    os.kill(os.getpid(), signal.SIGHUP)
+    await recorder.until(lambda messages: any(message.startswith("stopping") for message in messages))
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "stopped as asked")

@@ -108,3 +108,50 @@ leave(3)
     folder, *rest = done.stdout.splitlines()
     assert (done.returncode, rest) == (3, ["thread", "exit handler"]), done.stderr
     assert not Path(folder).exists()
+
+
+def test_hang_up_asks_once_however_often_it_arrives() -> None:
+    """A closing terminal and its shell both send it; under nohup it is not heard."""
+    script = """
+import os, signal, time
+from tidemill.process import stop_event
+event = stop_event()
+for _ in range(3):
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert event.wait(60)
+print("stopped", flush=True)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_BOUND_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+    ignored = script.replace(
+        "event = stop_event()", "signal.signal(signal.SIGHUP, signal.SIG_IGN); event = stop_event()"
+    )
+    ignored = ignored.replace("assert event.wait(60)", "assert not event.is_set()")
+    done = subprocess.run(
+        [sys.executable, "-c", ignored], capture_output=True, text=True, timeout=_BOUND_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_command_with_closed_streams_runs(closed: str, tmp_path: Path) -> None:
+    """What is closed is nothing to write to; no file that is opened later takes its place."""
+    script = f"""
+import os
+from tidemill.process import end_with_reader
+
+def main():
+    with open({str(tmp_path / "file")!r}, "w") as file:
+        assert file.fileno() > 2
+        print("not in the file")
+        os.write(1, b"nor this")
+        file.write("kept")
+    return 3
+
+raise SystemExit(end_with_reader(main))
+"""
+    command = f"exec {sys.executable} -c '{script.replace(chr(39), chr(34))}' {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=_BOUND_S, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert (tmp_path / "file").read_text() == "kept"

@@ -162,7 +162,18 @@ async def run_with_view(
     """Run the cluster to its end with the view updated every `every_s` seconds; return how it ended."""
     has_told = False
 
+    has_failed = False
+
     async def show() -> None:
+        nonlocal has_failed
+        try:
+            await look()
+        except Exception as error:  # a run does not depend on being watched
+            if not has_failed:
+                has_failed = True
+                view.event(f"the run cannot be shown: {type(error).__name__}: {error}")
+
+    async def look() -> None:
         nonlocal has_told
         view.show(status := await asyncio.to_thread(poller.poll))
         await asyncio.to_thread(curves.add, status)

@@ -84,6 +84,8 @@ class ClusterRunner:
         self._health_tasks: dict[str, asyncio.Task[None]] = {}
         self._exit_tasks: set[asyncio.Task[None]] = set()
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._is_asked = False
+        """Whether a signal has asked it to stop."""
         self._started_s = time.monotonic()
         self.check_s = min(supervisor.settings.frozen_timeout_s / 2, CHECK_EVERY_S)
         specs = (process.spec for process in supervisor.processes.values())
@@ -100,7 +102,7 @@ class ClusterRunner:
         loop = asyncio.get_running_loop()
         heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has it
         for number in heard:
-            loop.add_signal_handler(number, self._on_stop_signal)
+            loop.add_signal_handler(number, self._on_stop_signal, number)
         if ENDS_WITH_INPUT in os.environ:
             loop.add_reader(_INPUT, self._on_input)
         try:
@@ -118,7 +120,10 @@ class ClusterRunner:
         assert self._supervisor.outcome is not None  # is_over says so
         return self._supervisor.outcome
 
-    def _on_stop_signal(self) -> None:
+    def _on_stop_signal(self, number: int) -> None:
+        if number == signal.SIGHUP and self._is_asked:
+            return  # comes twice when a terminal closes, and after SIGTERM from systemd
+        self._is_asked = True
         self._events.put_nowait(_StopRequested())
         if self._forks is not None:
             self._forks.give_up()
@@ -127,8 +132,7 @@ class ClusterRunner:
         """Stop the run if the program that holds the other end has ended; that is no second request."""
         if not os.read(_INPUT, 1024):
             asyncio.get_running_loop().remove_reader(_INPUT)
-            if self._supervisor.outcome is None:
-                self._on_stop_signal()
+            self._on_stop_signal(signal.SIGHUP)
 
     async def _next_event(self, clock: Callable[[], float]) -> _Event | None:
         due_s = self._supervisor.next_timer_s()
