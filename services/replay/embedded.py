@@ -11,12 +11,15 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast, get_args
 
 from tidemill.config.services import ReplaySettings, StorageSettings
-from tidemill.errors import Unavailable
+from tidemill.errors import InvalidArgument, Unavailable
+from tidemill.replay.argument_types import check_integer, check_type
 from tidemill.rpc.fork import OwnerProcess
 from tidemill.services.replay.server import ReplayServer
+
+Ack = Literal["write", "fsync"]
 
 _GRACE_S = 0.5
 _CLOSE_S = 60.0
@@ -48,7 +51,7 @@ class Server:
         folder: str | os.PathLike[str] | None = None,
         port: int = 0,
         *,
-        ack: Literal["write", "fsync"] = "write",
+        ack: Ack = "write",
     ) -> None:
         """Restore the tables of the folder and serve.
 
@@ -60,8 +63,14 @@ class Server:
 
         Raises:
             FatalError: The port is taken, or the folder cannot be used; the message says why.
+            InvalidArgument: `ack` is something else.
+            TypeError: An argument is of another type.
         """
         self._owner = OwnerProcess("Server")
+        check_type("folder", folder, (str, os.PathLike, type(None)), "a path or None")
+        check_integer("port", port)
+        if ack not in get_args(Ack):
+            raise InvalidArgument(f"ack is {ack!r}, must be 'write' or 'fsync'")
         settings = ReplaySettings(
             server=replace(ReplaySettings().server, address=f"127.0.0.1:{port}", metrics_address="", grace_s=_GRACE_S),
             storage=StorageSettings(folder=str(Path(folder).absolute()) if folder is not None else "", ack=ack),

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
+
+import numpy as np
+
+from tidemill.errors import InvalidArgument
+
+_ADDRESS = re.compile(r"(unix|dns):.+|[^/]+:\d+")
 
 
 def check_type(name: str, value: object, kinds: type | tuple[type, ...], instead: str) -> None:
@@ -25,6 +32,19 @@ def check_integer(name: str, value: Any) -> None:  # noqa: ANN401 - what is chec
         operator.index(value)
     except TypeError:
         raise TypeError(f"{name} is {_shown(value)}, must be an integer") from None
+
+
+def check_number(name: str, value: object, *, or_none: bool = False) -> None:
+    """Raise TypeError unless a value is a number, of Python or NumPy, or None where that is allowed."""
+    if not (or_none and value is None):
+        check_type(name, value, (int, float, np.number), "a number or None" if or_none else "a number")
+
+
+def check_address(address: str) -> None:
+    """Raise TypeError unless an address is a string, InvalidArgument unless it is one of a server."""
+    check_type("address", address, str, "'HOST:PORT' or 'unix:///path', as Server.address")
+    if not _ADDRESS.fullmatch(address):
+        raise InvalidArgument(f"address is {address!r}, must be 'HOST:PORT' or 'unix:///path'")
 
 
 def _shown(value: object) -> str:

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
-from tidemill.replay.argument_types import check_type
+from tidemill.replay.argument_types import check_address, check_number, check_type
 from tidemill.replay.table_config import TableConfig, TableDescription, TableUpdate
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -48,7 +48,8 @@ class ReplayClient(Reopened):
 
     def __init__(self, address: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Open a channel; it connects on first use."""
-        check_type("address", address, str, "'HOST:PORT' or 'unix:///path', as Server.address")
+        check_address(address)
+        check_number("deadline_s", deadline_s)
         self._address = address
         self._deadline_s = deadline_s
         self._channel = open_channel(address)

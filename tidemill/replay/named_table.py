@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tidemill.errors import NotFound, Unavailable
-from tidemill.replay.argument_types import check_type
+from tidemill.replay.argument_types import check_address, check_type
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.shards.directory import check_addresses
 from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import DEADLINE_S
 
 
 def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one address or several as a tuple. TypeError: they are something else."""
-    instead = "'HOST:PORT' or a list of such addresses, as Server.address"
-    check_type("address", addresses, (str, list, tuple), instead)
+    """Return one address or several as a tuple. TypeError, InvalidArgument: they are something else."""
+    check_type("address", addresses, (str, list, tuple), "'HOST:PORT' or a list of such addresses, as Server.address")
     several = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+    check_addresses(several)
     for address in several:
-        check_type("address", address, str, instead)
+        check_address(address)
     return several
 
 

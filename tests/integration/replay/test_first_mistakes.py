@@ -11,7 +11,7 @@ import pytest
 from tests.support.numbered_steps import SIGNATURE, STEP, numbered_step, steps_table
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S
-from tidemill.errors import InvalidArgument, NotFound, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tidemill.replay import (
     ItemWindow,
     RateLimiterConfig,
@@ -114,6 +114,7 @@ def test_mistake_of_a_client_is_a_type_error(server: LocalServer) -> None:
         any_server: Any = embedded
         makes_writer: Any = ReplayWriter
         makes_dataset: Any = ReplayDataset
+        makes_server: Any = Server
         writer.append(STEP)
         calls: tuple[tuple[Callable[[], object], str], ...] = (
             (lambda: makes_writer(any_server, table), "address is a Server, must be 'HOST:PORT'"),
@@ -139,6 +140,14 @@ def test_mistake_of_a_client_is_a_type_error(server: LocalServer) -> None:
             (lambda: any_writer.create_item("t", last=1.0), r"last is 1\.0, must be an integer"),
             (lambda: any_writer.create_item("t", last=1, payload="x"), "payload is 'x', must be bytes"),
             (lambda: any_dataset.update_priorities(np.zeros(1), [1.0]), "batch is a ndarray, must be a ReplayBatch"),
+            (lambda: makes_writer(address, table, timeout_s="5"), "timeout_s is '5', must be a number"),
+            (lambda: makes_dataset(address, table, 1, timeout_s="5"), "timeout_s is '5', must be a number or None"),
+            (lambda: makes_dataset(address, table, 1, beta="1"), "beta is '1', must be a number"),
+            (lambda: makes_dataset(address, table, 1, prefetch=1.5), r"prefetch is 1\.5, must be an integer"),
+            (lambda: any_writer.create_item("t", last=1, priority="high"), "priority is 'high', must be a number"),
+            (lambda: any_writer.append(STEP, env="0"), "env is '0', must be an integer"),
+            (lambda: makes_server(5), "folder is 5, must be a path or None"),
+            (lambda: makes_server(port="7401"), "port is '7401', must be an integer"),
             (lambda: torch_dataset(any_dataset), "open_dataset is a ReplayDataset, must be a function"),
         )
         for call, says in calls:
@@ -146,3 +155,34 @@ def test_mistake_of_a_client_is_a_type_error(server: LocalServer) -> None:
                 call()
         with pytest.raises(InvalidArgument, match="a step is a list, must be a dict or tuple"):
             any_writer.append([0, 1])
+        with pytest.raises(InvalidArgument, match="ack is 'disk', must be 'write' or 'fsync'"):
+            makes_server(ack="disk")
+        for wrong in ("localhost", "http://localhost:7401", ""):
+            for makes in (makes_writer, makes_dataset):
+                with pytest.raises(InvalidArgument, match="address"):
+                    makes(wrong, table, **({"batch_size": 1} if makes is makes_dataset else {}))
+
+
+def test_use_after_close_is_an_error(server: LocalServer) -> None:
+    """A closed writer took steps that went nowhere; a block whose writer was closed in it ends as it should."""
+    table = steps_table(max_times_sampled=0)
+    with ReplayWriter(server.address, table, windows=ItemWindow(1)) as writer:
+        writer.append(numbered_step(1))
+        writer.flush()
+        writer.close()
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: writer.append(STEP),
+        lambda: writer.create_item("t", last=1),
+        writer.end_episode,
+        writer.flush,
+    )
+    for call in calls:
+        with pytest.raises(FailedPrecondition, match="the writer is closed"):
+            call()
+    with ReplayDataset(server.address, table, 1, timeout_s=WAIT_S) as dataset:
+        batch = next(dataset)
+        with pytest.raises(KeyError, match=r"'numbers' is none of the columns .*'number'"):
+            batch["numbers"]
+    with pytest.raises(FailedPrecondition, match="the dataset is closed"):
+        dataset.update_priorities(batch, [1.0])
+    assert next(dataset, None) is None

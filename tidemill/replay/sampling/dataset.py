@@ -17,15 +17,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.codec import CorruptBlocks, decode
-from tidemill.errors import InvalidArgument, TidemillError, Unavailable
-from tidemill.replay.argument_types import check_integer, check_type
+from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
+from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
 from tidemill.replay.named_table import addresses_of, whole_table
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler
-from tidemill.replay.shards.directory import check_addresses
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.steps import LENGTH, SEPARATOR, nest, ragged_columns
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
@@ -72,7 +71,9 @@ class ReplayBatch:
     times_sampled: NDArray[np.int64] | None = None
 
     def __getitem__(self, column: str) -> Array:
-        """Return a column, [B, L, ...]."""
+        """Return a column, [B, L, ...]. KeyError: there is none of this name; the message has those that there are."""
+        if column not in self.columns:
+            raise KeyError(f"{column!r} is none of the columns {sorted(self.columns)}")
         return self.columns[column]
 
     def __len__(self) -> int:
@@ -162,10 +163,10 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             NotFound: The server has no table of the name.
             Unavailable: A table was named, and the server cannot be reached.
         """
+        check_number("timeout_s", timeout_s, or_none=True)
         _check(prefetch, batches_per_sample, beta)
         self._owner = OwnerProcess("ReplayDataset")
         self._addresses = addresses_of(addresses)
-        check_addresses(self._addresses)
         check_integer("batch_size", batch_size)
         instead = "a TableConfig, the name of a table, or a dict with several and their fractions"
         check_type("tables", tables, (TableConfig, str, Mapping), instead)
@@ -236,8 +237,11 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         Raises:
             InvalidArgument: There are not B priorities, or one is out of range; none of its table was set.
             Unavailable: The server cannot be reached.
+            FailedPrecondition: The dataset is closed.
         """
         self._owner.check()
+        if self._closed.is_set():
+            raise FailedPrecondition("the dataset is closed: set priorities before")
         check_type("batch", batch, ReplayBatch, "a ReplayBatch, as `next` returned it")
         values = np.asarray(priorities, np.float64).reshape(-1)
         if len(values) != len(batch):
@@ -348,8 +352,10 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
 
 def _check(prefetch: int, batches_per_sample: int, beta: float) -> None:
     for name, value in (("prefetch", prefetch), ("batches_per_sample", batches_per_sample)):
+        check_integer(name, value)
         if value < 1:
             raise InvalidArgument(f"{name} is {value}, must be at least 1")
+    check_number("beta", beta)
     if not beta >= 0:
         raise InvalidArgument(f"beta is {beta}, must be at least 0")
 

@@ -18,7 +18,7 @@ from tidemill.replay.named_table import addresses_of, whole_table
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_stream import SampleStream
-from tidemill.replay.shards.directory import ShardDirectory, check_addresses, is_sharded
+from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.shards.sampler import ShardedSampleStream
 from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
@@ -113,7 +113,6 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
             raise InvalidArgument(f"max_message_bytes is {max_message_bytes}, must be at least {LEAST_MESSAGE_BYTES}")
         self._owner = OwnerProcess("ReplaySampler")
         addresses = addresses_of(addresses)
-        check_addresses(addresses)
         check_integer("batch_size", batch_size)
         table = whole_table(addresses, table)
         self._stop, self._closed = stop or threading.Event(), threading.Event()

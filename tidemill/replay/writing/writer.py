@@ -18,7 +18,7 @@ from tidemill.codec import encode
 from tidemill.config.check import is_safe_name
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.logger import LateLogger
-from tidemill.replay.argument_types import check_integer, check_type
+from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import (
     LEAST_MESSAGE_BYTES,
@@ -30,7 +30,7 @@ from tidemill.replay.limits import (
 )
 from tidemill.replay.named_table import addresses_of, stored_table
 from tidemill.replay.shards.appender import ShardedAppender
-from tidemill.replay.shards.directory import check_addresses, is_sharded
+from tidemill.replay.shards.directory import is_sharded
 from tidemill.replay.shards.table import shard_config
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.appender import AppenderState, StreamAppender, StreamRestarted
@@ -45,7 +45,8 @@ from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.reopened import Reopened
 
 _STEER_S = 0.5  # how soon another of several servers is tried while none has answered
-_EXIT_FLUSH_S = 30.0
+FLUSH_S = 30.0
+"""How long `flush` waits unless the caller says otherwise, in seconds."""
 _FAILED_FLUSH_S = 2.0
 """Longest flush of a block that an error ends: its user waits for the message."""
 
@@ -62,8 +63,9 @@ class ReplayWriter(Reopened):
 
     Every method raises `InvalidArgument` for a value that does not fit, naming it, and changes nothing then; the
     `TidemillError` of a server that refused for good, such as one that has another table of that name; and
-    `FailedPrecondition` in a process forked from the one that made the writer. Pickled, it is another writer with the
-    same arguments where it arrives: it has streams of its own, and none of the steps that this one has not sent.
+    `FailedPrecondition` once it is closed, and in a process forked from the one that made the writer. Pickled, it is
+    another writer with the same arguments where it arrives: it has streams of its own, and none of the steps that this
+    one has not sent.
 
     Example:
         >>> import tidemill
@@ -129,7 +131,7 @@ class ReplayWriter(Reopened):
         """
         self._owner = OwnerProcess("ReplayWriter")
         self._addresses = addresses_of(addresses)
-        check_addresses(self._addresses)
+        check_number("timeout_s", timeout_s)
         check_type("tables", tables, (TableConfig, str, list, tuple), "a TableConfig, the name of a table, or a list")
         given = (tables,) if isinstance(tables, TableConfig | str) else tuple(tables)
         self._tables = tuple(stored_table(self._addresses, table, timeout_s) for table in given)
@@ -156,7 +158,7 @@ class ReplayWriter(Reopened):
         self._rows = StreamRows(signature, envs, chunk_length, history)
         self._items = StreamItems(self._tables, self._rows, windows, max_message_bytes)
         self._interrupted = np.zeros(envs, np.bool_)
-        self._awaited_s = 0.0
+        self._awaited_s, self._is_closed = 0.0, False
         self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
         before = WriterProgress(name or new_name())
         if state is not None:
@@ -192,7 +194,7 @@ class ReplayWriter(Reopened):
             InvalidArgument: A column is missing, unknown, or has another shape or dtype, or the step is too large for a
                 message; the step was not taken.
         """
-        self._owner.check()
+        self._check_open()
         envs = self._envs_of(env)
         columns = self._reader.read(step, self._batch if env is None else ())
         if self._is_step_checked:
@@ -213,7 +215,7 @@ class ReplayWriter(Reopened):
         timeout_s: float | None = None,
     ) -> None:
         """Take a step as `append` does, with its arguments and errors. A call that is cancelled has taken none."""
-        self._owner.check()
+        self._check_open()
         full = int((self._rows.filled[self._envs_of(env)] == self._rows.chunk_length).sum())
         began_s = time.monotonic()
         try:
@@ -240,7 +242,7 @@ class ReplayWriter(Reopened):
             payload: Opaque bytes that come back with it, as many as the table says.
             env: Whose steps they are; None makes an item of every environment's.
         """
-        self._owner.check()
+        self._check_open()
         index, config = self._table(table), self._tables[self._table(table)]
         envs = self._envs_of(env)
         steps = self._rows.available(envs)
@@ -254,6 +256,7 @@ class ReplayWriter(Reopened):
                 f"at most max_item_steps ({config.max_item_steps}) of table {table!r}"
             )
         check_type("payload", payload, bytes, "bytes")
+        check_number("priority", priority)
         check_priorities(np.array([priority], np.float64))
         if len(payload) != config.payload_bytes:
             raise InvalidArgument(
@@ -267,12 +270,12 @@ class ReplayWriter(Reopened):
         Args:
             envs: Their indices, or a mask [N] as environments return it; None is all.
         """
-        self._owner.check()
+        self._check_open()
         ended = self._envs_of(envs) if envs is None or isinstance(envs, int) else self._rows.chosen(envs)
         self._items.end_episode(ended)
         self._rows.episode_steps[ended] = 0
 
-    def flush(self, timeout_s: float) -> None:
+    def flush(self, timeout_s: float = FLUSH_S) -> None:
         """Send everything, and wait until the server has acknowledged it.
 
         A chunk that is not full is padded, and begins again with the steps that later items may need, so call it where
@@ -281,16 +284,16 @@ class ReplayWriter(Reopened):
         Raises:
             Unavailable: The server has not acknowledged everything within `timeout_s` seconds; nothing is lost by that.
         """
-        self._owner.check()
+        self._check_open()
         began_s = time.monotonic()
         for envs, continues in self._flushed_parts():
             self._send(envs, timeout_s, continues=continues)
         if not self._appender.flush(max(0.0, began_s + timeout_s - time.monotonic())):
             raise self._overdue(timeout_s)
 
-    async def flush_async(self, timeout_s: float) -> None:
+    async def flush_async(self, timeout_s: float = FLUSH_S) -> None:
         """Do as `flush` does, with its errors; what a call that is cancelled has sent stays sent."""
-        self._owner.check()
+        self._check_open()
         began_s = time.monotonic()
         for envs, continues in self._flushed_parts():
             await self._until(lambda: self._appender.has_room(len(envs)), timeout_s, began_s)  # noqa: B023 - called here
@@ -354,10 +357,16 @@ class ReplayWriter(Reopened):
 
     def close(self) -> None:
         """End the call and its thread within 2 s; what was not flushed is dropped. May be called twice."""
+        self._is_closed = True
         if self._owner.is_here:
             self._appender.stop()
             self._close_clients()  # ends the call that the appender's thread may be waiting for
             self._appender.close()
+
+    def _check_open(self) -> None:
+        self._owner.check()
+        if self._is_closed:
+            raise FailedPrecondition("the writer is closed: nothing more can be written with it")
 
     def _close_clients(self) -> None:
         for client in list(self._clients.values()):
@@ -475,6 +484,7 @@ class ReplayWriter(Reopened):
     def _envs_of(self, env: int | None) -> NDArray[np.int64]:
         if env is None:
             return self._rows.all
+        check_integer("env", env)
         if not 0 <= env < self._num_envs:
             raise InvalidArgument(f"env is {env}, must be 0 .. {self._num_envs - 1}")
         return np.array([env])
@@ -547,8 +557,8 @@ class ReplayWriter(Reopened):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Flush and close; where an error ended the block, that one is raised and a failure to flush is logged."""
         try:
-            if self._owner.is_here:
-                self.flush(_EXIT_FLUSH_S if kind is None else _FAILED_FLUSH_S)
+            if self._owner.is_here and not self._is_closed:
+                self.flush(FLUSH_S if kind is None else _FAILED_FLUSH_S)
         except TidemillError as failure:
             if kind is None:
                 raise
