@@ -36,11 +36,11 @@ def _numbers(address: str, table: TableConfig, count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("flushed_after", [(), (0,), (2, 3), range(9)], ids=str)
 @pytest.mark.parametrize("chunk_length", [1, 2, 5, 16])
-@pytest.mark.parametrize("longest, flushed_first", [(4, False), (4, True), (1, True)])
+@pytest.mark.parametrize("longest, flushed_first", [(4, False), (1, True)])
 def test_items_hold_the_newest_steps_whatever_is_flushed(
     server: LocalServer, chunk_length: int, flushed_after: range, longest: int, flushed_first: bool
 ) -> None:
-    """A flush neither breaks an item of earlier or later steps nor repeats one, before the item or behind it."""
+    """A flush neither breaks an item of later steps nor repeats one; an item of one step may also be made behind it."""
     table = steps_table(max_item_steps=longest)
     with ReplayWriter(server.address, table, chunk_length=chunk_length) as writer:
         for number in range(9):

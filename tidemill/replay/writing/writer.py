@@ -154,7 +154,7 @@ class ReplayWriter(Reopened):
         chunk_length = fitting_chunk_length(signature, chunk_length, self._chunk_room)
         self._is_step_checked = most_chunk_bytes(signature, chunk_length) > self._chunk_room
         self._reader = StepReader(signature)
-        history = max(table.max_item_steps for table in self._tables)  # so that an item can be made after `flush`, too
+        history = max(max(table.max_item_steps for table in self._tables) - 1, 1)  # 1: for an item made after `flush`
         self._rows = StreamRows(signature, envs, chunk_length, history)
         self._items = StreamItems(self._tables, self._rows, windows, max_message_bytes)
         self._interrupted = np.zeros(envs, np.bool_)
@@ -237,7 +237,8 @@ class ReplayWriter(Reopened):
 
         Args:
             table: Name of its table.
-            last: How many steps, at most those of the episode and `max_item_steps` of the table.
+            last: How many steps, at most those of the episode and `max_item_steps` of the table; right after `flush`
+                one less, if that is more than 1.
             priority: Its first priority, 0 to 1e39; 0 is never sampled by a prioritized selector.
             payload: Opaque bytes that come back with it, as many as the table says.
             env: Whose steps they are; None makes an item of every environment's.
