@@ -18,7 +18,8 @@ _UNKNOWN = StoredSteps(-1, 0)
 class Counters:
     """Updates, agent decisions and the published version.
 
-    `env_steps` is written by the thread that receives samples, the rest by the training thread; all may read.
+    `env_steps` is written by the thread that receives samples and by the one that asks the table while none come, the
+    rest by the training thread; all may read.
     """
 
     learner_steps: int = 0
@@ -29,11 +30,14 @@ class Counters:
     """Fencing token of this learner as a publisher; 0 means none yet."""
     _base_env_steps: int = 0
     _stored: dict[str, StoredSteps] = field(default_factory=dict)
+    _waiting: dict[str, int] = field(default_factory=dict)  # what a table said since its last batch
 
     @property
     def env_steps(self) -> int:
         """Agent decisions, including those before restarts of the replay service; never falls."""
-        return self._base_env_steps + sum(stored.env_steps for stored in self._stored.values())
+        stored, waiting = dict(self._stored), dict(self._waiting)  # other threads write them
+        steps = (max(stored.get(shard, _UNKNOWN).env_steps, waiting.get(shard, 0)) for shard in {**stored, **waiting})
+        return self._base_env_steps + sum(steps)
 
     def observe(self, stored: StoredSteps, shard: str = "") -> None:
         """Take the count of a replay server, which starts at 0 again when the server starts empty.
@@ -48,6 +52,11 @@ class Counters:
         elif stored.env_steps < before.env_steps:
             self._base_env_steps += before.env_steps - stored.env_steps
         self._stored[shard] = stored
+        self._waiting.pop(shard, None)
+
+    def observe_waiting(self, env_steps: int, shard: str = "") -> None:
+        """Take the count of a replay server that no batch has come from, which is no part of a checkpoint."""
+        self._waiting[shard] = max(env_steps, self._waiting.get(shard, 0))
 
     def state(self) -> dict[str, int]:
         """Return what a checkpoint keeps; a new fencing_token is acquired at each start."""

@@ -19,6 +19,7 @@ from tidemill.config.hindsight import item_window
 from tidemill.config.sections import LearnerConfig
 from tidemill.envs.goals import goal_rewards
 from tidemill.envs.make import spec_of
+from tidemill.learner.status import LearnerState
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd, clear_divergence, note_divergence
@@ -39,6 +40,7 @@ from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.curves import learner_callbacks
 from tidemill.services.learner.data.device import resolve_device
 from tidemill.services.learner.data.table import create_tables
+from tidemill.services.learner.data.table_watch import TableWatch
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
 from tidemill.services.learner.divergence import Diverged
 from tidemill.services.learner.fence import Fence
@@ -179,6 +181,8 @@ class Learner:
             self._progress,
             self._limits(),
         )
+        if self._rank.is_first and not self._config.run.deterministic:  # lock-step counts by its schedule
+            stack.enter_context(closing(self._table_watch(directory, learning.table.name)))
         self._progress.restart()
         set_serving(True)
         try:
@@ -194,6 +198,20 @@ class Learner:
             self._end_as_diverged(error)
         if publisher is not None and publisher.version != self._counters.version:
             callbacks.on_publish(publisher.version)
+
+    def _table_watch(self, directory: ShardDirectory | None, table: str) -> TableWatch:
+        progress = self._progress
+
+        def found(items: int) -> None:
+            progress.table_items = items
+
+        return TableWatch(
+            (lambda: {"": self._config.cluster.replay[0]}) if directory is None else (lambda: directory.current),
+            table,
+            self._counters,
+            lambda: progress.state in (LearnerState.STARTING, LearnerState.WAITING),
+            found,
+        )
 
     def _start_outputs(
         self, learning: Learning, group: LearnerGroup, directory: ShardDirectory | None, stack: ExitStack

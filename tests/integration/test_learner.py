@@ -273,3 +273,13 @@ def test_health_follows_the_learner(cluster: LearnerCluster) -> None:
     with pytest.raises(FailedPrecondition, match="stopping: over"):
         client.pause()
     assert learner.wait() is None
+
+
+def test_limit_of_decisions_holds_before_the_first_batch(cluster: LearnerCluster) -> None:
+    """A table that is too small to be sampled is asked what it holds: status, rates and limits count from the start."""
+    learner = cluster.start_learner_process("--table.min-size", "5000", "--run.max-env-steps", "200")
+    cluster.wait_for_status(lambda s: s.state is LearnerState.WAITING, "the learner waits for data")
+    cluster.feed()
+    assert learner.wait(60) == 0, learner.text()
+    assert "run.max_env_steps (200) reached" in learner.text()
+    assert cluster.replay_client().describe_table(TABLE).samples == 0

@@ -94,3 +94,17 @@ def test_env_steps_never_fall_and_count_everything_played(events: list[tuple[boo
         counters.observe(StoredSteps(history, stored))
         assert before <= counters.env_steps
         assert played - lost <= counters.env_steps <= played
+
+
+def test_table_that_gives_no_batch_yet_counts() -> None:
+    """What it says of itself counts until a batch says it, never twice, and is no part of a checkpoint."""
+    counters = Counters()
+    counters.observe_waiting(30)
+    counters.observe_waiting(20)  # an answer that was overtaken
+    assert counters.env_steps == 30
+    assert "server_env_steps" not in counters.state()
+    counters.observe(StoredSteps(1, 40))
+    assert counters.env_steps == 40
+    counters.observe_waiting(50)
+    counters.observe_waiting(7, "1")
+    assert counters.env_steps == 57

@@ -1,0 +1,67 @@
+"""Asks the replay servers what they hold while no batch comes, which would have said it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from tidemill.errors import TidemillError
+from tidemill.replay.client import ReplayClient
+from tidemill.services.learner.counters import Counters
+
+_EVERY_S = 1.0
+_DEADLINE_S = 2.0
+_JOIN_S = 5.0
+
+
+class TableWatch:
+    """A thread that counts the steps and items of a table for as long as training waits for its first batches.
+
+    A table may not be sampled before it holds `table.min_size` items; decisions count from the first one.
+    """
+
+    def __init__(
+        self,
+        addresses: Callable[[], Mapping[str, str]],
+        table: str,
+        counters: Counters,
+        is_waiting: Callable[[], bool],
+        found_items: Callable[[int], None],
+    ) -> None:
+        """Start to watch.
+
+        Args:
+            addresses: Of the servers, by the name of the shard.
+            table: Name of the table.
+            counters: Learn how many steps are stored.
+            is_waiting: Whether training waits for a batch; nobody is asked otherwise.
+            found_items: Called with the items of all servers that answer.
+        """
+        self._addresses, self._table, self._counters = addresses, table, counters
+        self._is_waiting, self._found_items = is_waiting, found_items
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="table-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed.set()
+        self._thread.join(_JOIN_S)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_EVERY_S):
+            if self._is_waiting():
+                self._ask()
+
+    def _ask(self) -> None:
+        items, answers = 0, 0
+        for shard, address in self._addresses().items():
+            try:
+                with ReplayClient(address, deadline_s=_DEADLINE_S) as client:
+                    table = client.describe_table(self._table)
+            except TidemillError:
+                continue
+            self._counters.observe_waiting(table.env_steps, shard)
+            items, answers = items + table.items, answers + 1
+        if answers and self._is_waiting():  # a batch that has come since knows better
+            self._found_items(items)
