@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 from unittest import mock
 
 from tidemill.rehearsal import library
@@ -21,6 +22,7 @@ warnings.simplefilter("ignore")  # torch warns of a CPU build that is asked abou
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 
 from tests.support.batches import CASES  # noqa: E402
 from tidemill.config.load import from_document  # noqa: E402
@@ -32,6 +34,7 @@ from tidemill.rehearsal.pretended_cuda import PretendedCuda  # noqa: E402
 from tidemill.rehearsal.sizes import launches, sizes  # noqa: E402
 from tidemill.rehearsal.updates import can_record, lines, recorded, rehearse_updates  # noqa: E402
 from tidemill.rl import optimizers  # noqa: E402
+from tidemill.rl.agents.build import build_agent  # noqa: E402
 from tidemill.rl.agents.dqn import agent as dqn  # noqa: E402
 from tidemill.rl.agents.dqn.loss import gather_action  # noqa: E402
 from tidemill.rl.agents.sac import agent as sac  # noqa: E402
@@ -103,6 +106,28 @@ def _inference(device: str) -> str:
     return str(found)
 
 
+def resumes() -> Iterator[Case]:
+    """Yield the errors of agents that load a state of another device."""
+    for name, (config, env_spec) in CASES.items():
+        for source, target in (("cpu", "cuda:7"), ("cuda:0", "cpu"), ("cuda:0", "cuda:7")):
+            with CUDA.rehearsing():
+                state = build_agent(config, env_spec, source, 1).state_dict()
+            stored = _stored(state)
+            try:
+                with CUDA.rehearsing():
+                    build_agent(config, env_spec, target, 1).load_state_dict(stored)
+            except RuntimeError as error:
+                yield f"{name}, {source} to {target}", str(error)
+    yield "all", ""
+
+
+def _stored(state: Any) -> Any:  # noqa: ANN401 - a nest of tensors and numbers
+    """Return a state as a checkpoint holds it: 0 where there are no numbers, so everywhere but in generators."""
+    if isinstance(state, dict):
+        return {name: _stored(part) for name, part in state.items()}
+    return torch.zeros(state.shape, dtype=state.dtype) if isinstance(state, FakeTensor) else state
+
+
 def regressions() -> Iterator[Case]:
     """Yield what is said of updates with a fault that was put in."""
     clip, step = optimizers.clip_, optimizers.Adam.step
@@ -148,6 +173,7 @@ PARTS: dict[str, Callable[[], Iterator[Case]]] = {
     "budget": budget,
     "starts": starts,
     "regressions": regressions,
+    "resumes": resumes,
 }
 
 

@@ -18,7 +18,7 @@ from tidemill.rehearsal.library import compiler
 
 ROOT = Path(__file__).parents[2]
 BUDGET = ROOT / "benchmarks" / "results" / "gpu_rehearsal.json"
-PARTS = ("starts", "regressions", "budget", "updates")
+PARTS = ("starts", "resumes", "regressions", "budget", "updates")
 _CASE_S = 55.0
 
 Seen = dict[str, dict[str, Any]]
@@ -100,6 +100,11 @@ def test_learners_and_inference_take_the_gpu_that_is_theirs(seen: Seen) -> None:
         else:
             device = wanted if ":" in wanted else f"cuda:{own}"
             assert found in (device, f"{device}, opened [{device[-1]}]"), name
+
+
+def test_run_goes_on_on_another_kind_of_device(seen: Seen) -> None:
+    """Every algorithm's state loads on a CPU or any GPU, wherever it was taken."""
+    assert seen["resumes"] == {"all": ""}
 
 
 def test_faults_that_are_put_in_are_noticed(seen: Seen) -> None:

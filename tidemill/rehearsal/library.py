@@ -38,7 +38,22 @@ def load() -> None:
     torch = Path(found.submodule_search_locations[0])
     with tempfile.TemporaryDirectory(prefix="tidemill-rehearsal-") as folder:
         library = Path(folder) / "pretended_cuda.so"
-        options = ["-std=c++20", "-O0", "-fPIC", "-shared", f"-I{torch / 'include'}", str(_SOURCE), "-o", str(library)]
+        hidden = [
+            "-fvisibility=hidden",
+            "-fvisibility-inlines-hidden",
+        ]  # or torch would use its inline functions for its own
+        options = [
+            "-std=c++20",
+            "-O0",
+            "-DNDEBUG",
+            "-fPIC",
+            "-shared",
+            *hidden,
+            f"-I{torch / 'include'}",
+            str(_SOURCE),
+            "-o",
+            str(library),
+        ]
         options += [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
         built = subprocess.run([compile_, *options], capture_output=True, text=True, timeout=_BUILD_S, check=False)
         if built.returncode:

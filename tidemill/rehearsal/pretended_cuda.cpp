@@ -1,10 +1,14 @@
 // Makes a CPU build of torch accept fake CUDA tensors, backward passes and generators included. Nothing computes.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/Generator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/FakeGuardImpl.h>
+
+#include <cstring>
 
 namespace {
 using c10::DeviceIndex;
@@ -12,10 +16,26 @@ using c10::DeviceIndex;
 c10::impl::FakeGuardImpl<c10::DeviceType::CUDA> guard;
 c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, &guard);
 
+constexpr int64_t kStateBytes = 16;  // seed and offset, as a GPU's generator has
+
 struct CudaGenerator : at::CPUGeneratorImpl {  // draws on the CPU, says that it is a GPU's
   explicit CudaGenerator(DeviceIndex index) : at::CPUGeneratorImpl() {
     device_ = c10::Device(c10::DeviceType::CUDA, index < 0 ? 0 : index);
   }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    at::Tensor state = at::detail::empty_cpu({kStateBytes}, at::kByte, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+    uint64_t words[2] = {current_seed_, 0};
+    std::memcpy(state.mutable_data_ptr(), words, kStateBytes);
+    return state.getIntrusivePtr();
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    TORCH_CHECK(state.numel() == kStateBytes, "RNG state is wrong size");
+    std::memcpy(&current_seed_, state.data(), sizeof(current_seed_));
+  }
+  void set_current_seed(uint64_t seed) override { current_seed_ = seed; }
+  uint64_t current_seed() const override { return current_seed_; }
+
+  uint64_t current_seed_ = c10::default_rng_seed_val;
 };
 
 struct Hooks : at::CUDAHooksInterface {

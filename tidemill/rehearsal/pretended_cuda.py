@@ -73,8 +73,7 @@ class PretendedCuda:
     def rehearsing(self) -> Iterator[Watch]:
         """Have no operation of this thread compute anything within the context; yield what sees all of them.
 
-        Contexts within the outermost one, of any thread, may use each other's tensors; others may not: torch 2.13
-        frees memory twice where one mode sees many networks come and go.
+        Contexts within the outermost one, of any thread, may use each other's tensors; others may not.
         """
         fake = self._fakes[-1] if self._fakes else _FakeMode(allow_non_fake_inputs=True)
         self._fakes.append(fake)
@@ -236,6 +235,10 @@ class _FakeMode(FakeTensorMode):
 
     avoid_device_init = True  # nothing is copied to a device that is not there
 
+    def __deepcopy__(self, memo: object) -> _FakeMode:
+        """Return itself: a tensor that is copied stays in its mode, whose copy would free memory twice."""
+        return self
+
 
 def _rng_state() -> Tensor:
     return torch.zeros(_RNG_STATE_BYTES, dtype=torch.uint8)
@@ -247,7 +250,7 @@ def _apply(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: boo
         child._apply(function)
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            module._parameters[name] = nn.Parameter(function(parameter.data), parameter.requires_grad)
+            module._parameters[name] = nn.Parameter(function(parameter.detach()), parameter.requires_grad)
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = function(buffer)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -49,14 +50,25 @@ class TrainState:
         return state if self.noise is None else state | {"noise": self.noise.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was called."""
+        """Continue exactly where `state_dict` was called.
+
+        If that was on another kind of device, where a generator has no such state, the seed and the count of updates
+        decide what is drawn from here on.
+        """
         for name, network in self.networks.items():
             network.load_state_dict(state[name])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
-        if self.noise is not None:
-            self.noise.set_state(state["noise"].cpu())
         self.updates = int(state["updates"])
+        if self.noise is not None:
+            self._load_noise(self.noise, state["noise"].cpu())
+
+    def _load_noise(self, noise: torch.Generator, stored: Tensor) -> None:
+        if noise.get_state().numel() == stored.numel():
+            noise.set_state(stored)
+            return
+        words = np.random.SeedSequence([noise.initial_seed(), self.updates]).generate_state(1, np.uint64)
+        noise.manual_seed(int(words[0] >> 1))
 
     def copy_of(self, *names: str) -> dict[str, Tensor]:
         """Return copies of some networks' parameters, as NAME.PARAMETER: what actors are sent."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import structlog
 import torch
+from torch import Tensor
 
 from tidemill.config.overlay import to_document
 from tidemill.config.sections import LearnerConfig
@@ -112,6 +113,7 @@ class ResumableState:
         self._algorithm, self._config_digest = algorithm, config_digest
         self._written_by = written_by or {}
         self._priorities = priorities
+        self._draws_anew = False  # since the newest state that was loaded
 
     def capture(self) -> Checkpoint:
         """Return a copy of everything needed to resume exactly; training may continue meanwhile."""
@@ -172,6 +174,8 @@ class ResumableState:
         counters = self._counters
         where = f"{path.stem}: {counters.learner_steps:,} updates, {counters.env_steps:,} agent decisions"
         lost = ["batches that were ready and not trained on"]
+        if self._draws_anew:
+            lost.append("the generator of the agent's noise, which was on another kind of device and begins anew")
         if not fits_devices(checkpoint.rng):
             lost.append("random generators of the GPUs, whose number is another")
         before, now = checkpoint.written_by, self._written_by
@@ -182,6 +186,9 @@ class ResumableState:
         return f"{where}; {_RESTORED}{with_what}; not restored: {', '.join(lost)}"
 
     def _load(self, path: Path, checkpoint: Checkpoint) -> None:
+        stored, own = (state.get("noise") for state in (checkpoint.agent, self._agent.state_dict()))
+        if isinstance(stored, Tensor) and isinstance(own, Tensor):
+            self._draws_anew = stored.numel() != own.numel()
         try:
             self._agent.load_state_dict(checkpoint.agent)
         except (InvalidArgument, KeyError, RuntimeError, ValueError) as error:

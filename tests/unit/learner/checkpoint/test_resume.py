@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -156,6 +157,30 @@ def test_random_numbers_go_on_after_a_resume(tmp_path: Path) -> None:
     seed_rng(2)
     _resumable(agent, Counters()).restore(CheckpointStore(tmp_path, keep=1))
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("config, spec", _CASES)
+def test_run_of_another_kind_of_device_goes_on(config: AgentConfig, spec: EnvSpec, tmp_path: Path) -> None:
+    """A GPU's generator has a state of 16 bytes; the seed and the updates decide what is drawn instead, and it is said.
+
+    Twice the same, and other numbers after other updates.
+    """
+    first = build_agent(config, spec, seed=1)
+    drawn = list[Tensor]()
+    for updates in (3, 3, 4):
+        state = first.state_dict() | {"noise": torch.zeros(16, dtype=torch.uint8), "updates": updates}
+        checkpoint = dataclasses.replace(_resumable(first, Counters(learner_steps=updates)).capture(), agent=state)
+        store = CheckpointStore(tmp_path / str(len(drawn)), keep=1)
+        store.write(checkpoint)
+        agent = build_agent(config, spec, seed=1)
+        restored = _resumable(agent, Counters()).restore(store)
+        assert (
+            "not restored: batches that were ready and not trained on, the generator of the agent's noise" in restored
+        )
+        assert agent.state_dict()["updates"] == updates
+        drawn.append(agent.state_dict()["noise"])
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
 
 
 def test_other_network_is_refused_and_the_agent_untouched(tmp_path: Path) -> None:
