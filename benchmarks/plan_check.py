@@ -31,7 +31,9 @@ def main() -> None:
     rows = []
     for path, case, batch_size in _PLANS:
         config = from_document(RunConfig, read_document(Path(path)))
-        options = PlanOptions(os.cpu_count() or 2, config.env.id, batch_size=batch_size, case=case)
+        options = PlanOptions(
+            os.cpu_count() or 2, config.env.id, batch_size=batch_size, updates_per_env_step=0.25, case=case
+        )
         plan = make_plan(options, measured_rates(options))
         found = [_env_steps_per_s(path, options, plan, arguments.seconds) for _ in range(arguments.rounds)]
         name = f"env steps/s, {path}, {options.cores} cores, against the plan, in which {plan.limit} holds it back"

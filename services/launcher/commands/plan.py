@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +13,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 
 from tidemill.config.check import check
+from tidemill.config.load import load
+from tidemill.config.sections import RunConfig
 from tidemill.errors import FatalError
+from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.agents.registry import AgentConfig, LearnsOnPolicy
+from tidemill.rl.agents.sac.config import SACConfig
 
 RATES_FILE = Path(__file__).with_name("measured_rates.json")
 """Rates measured by the benchmarks of the repository; written by scripts/plan_rates.py from benchmarks/results."""
 
 _ABOUT = """Print how many actors, learners, decoder threads and replay shards fill a machine, and the rates to expect.
 
+`--config FILE` or `--config PRESET` takes the environment, batch, network and ratio of a run; options override it.
 The estimate rests on rates that were measured on one core of an AMD EPYC (benchmarks/results of the repository); a
 faster core does more. Pass what was not measured: for GPUs that is --updates-per-s."""
 
@@ -34,11 +43,13 @@ class PlanOptions:
     env: str
     """Environment, e.g. `ALE/Pong-v5`."""
     gpus: int = 0
-    """GPUs; each gets one learner."""
+    """GPUs of the machine."""
+    learners: int = 1
+    """Learners that train together, at most one per GPU. Each takes an equal share of every batch."""
     batch_size: int = 256
     """Items per update, summed over all learners."""
-    updates_per_env_step: float = 0.25
-    """Updates per agent decision, as `learner.updates_per_env_step`."""
+    updates_per_env_step: float = 0.0
+    """Updates per agent decision, as `learner.updates_per_env_step`. 0: both as fast as they can."""
     case: str = ""
     """Network, by its name in the learner's benchmark; empty: `nature_dueling_dqn` for Atari, else `sac_256_256`."""
     updates_per_s: float = 0.0
@@ -51,10 +62,13 @@ class PlanOptions:
     def __post_init__(self) -> None:
         check(self.cores >= 2, "cores", self.cores, "at least 2")
         check(self.gpus >= 0, "gpus", self.gpus, "0 or more")
+        most = max(self.gpus, 1)
+        check(1 <= self.learners <= most, "learners", self.learners, f"1 to {most}, one per GPU")
+        check(
+            self.learners < self.cores, "learners", self.learners, f"fewer than the {self.cores} cores: each needs one"
+        )
         check(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        check(self.updates_per_env_step > 0, "updates_per_env_step", self.updates_per_env_step, "more than 0")
-        needs = self.gpus == 0 or self.updates_per_s > 0
-        check(needs, "updates_per_s", self.updates_per_s, "given for GPUs, which were not measured")
+        check(self.updates_per_env_step >= 0, "updates_per_env_step", self.updates_per_env_step, "0 or more")
 
 
 @dataclass(frozen=True)
@@ -84,46 +98,90 @@ class Plan:
     decode_threads: int
     """Per learner."""
     shards: int
+    updates_per_env_step: float
     env_steps_per_s: float
     updates_per_s: float
+    samples_per_step: float
+    """How often each transition is sampled."""
     limit: str
     """The part that bounds the rates."""
+    idle_cores: int
+    """Cores for which this ratio has no work."""
 
     def lines(self) -> list[str]:
         """Return the plan as lines of text, each with its setting."""
+        ratio = f"{self.updates_per_env_step:g}"
         return [
             f"actors                       {self.actors:4}  --launcher.actors {self.actors}",
             f"learners                     {self.learners:4}  --launcher.learners {self.learners}",
             f"decoder threads per learner  {self.decode_threads:4}  --learner.decode-threads {self.decode_threads}",
             f"replay shards                {self.shards:4}  --replay.shards {self.shards}",
+            f"updates per env step         {ratio:>4}  --learner.updates-per-env-step {ratio}",
             f"about {self.env_steps_per_s:,.0f} env steps/s and {self.updates_per_s:,.0f} updates/s, "
-            f"limited by {self.limit}",
+            f"limited by {self.limit}; each transition is sampled about {self.samples_per_step:.3g} times",
         ]
 
 
 def make_plan(options: PlanOptions, rates_: Rates) -> Plan:
-    """Return the plan that keeps every core busy.
+    """Return the plan that keeps every core busy, as far as the ratio of updates to env steps allows.
 
     Every learner has a core for its training thread, which on a CPU decodes and updates, and on a GPU only launches. Of
-    the others each env step takes a part for the actor, for the insert and the samples of the replay shards, and for a
-    learner on a GPU a part for each transition that is decoded for it.
+    the others each env step takes a part for the actor and the insert, and each sampled transition a part for the
+    replay shards and, for a learner on a GPU, for decoding. Several learners make each update together: they divide its
+    batch and do not multiply the updates.
     """
-    learners = max(options.gpus, 1)
-    sampled = options.updates_per_env_step * options.batch_size  # transitions for each env step
-    decode = sampled / rates_.decode if options.gpus else 0.0
-    shard = 1 / rates_.shard_inserts + sampled / rates_.shard_samples
-    by_cores = (options.cores - learners) / (1 / rates_.actor + shard + decode)
-    by_learner = learners * rates_.update / options.updates_per_env_step
-    env_steps = min(by_cores, by_learner)
+    spare = options.cores - options.learners
+    per_step = 1 / rates_.actor + 1 / rates_.shard_inserts
+    decode = 1 / rates_.decode if options.gpus else 0.0
+    per_update = options.batch_size * (1 / rates_.shard_samples + decode)
+    ratio = options.updates_per_env_step
+    if ratio == 0:  # both run free: the learner takes what it can, but leaves actors a half of the cores
+        for_updates = min(rates_.update * per_update, spare / 2)
+        updates = min(rates_.update, for_updates / per_update) if per_update else rates_.update
+        env_steps = (spare - for_updates) / per_step
+        is_slowest = False
+    else:
+        by_cores = spare / (per_step + ratio * per_update)
+        is_slowest = rates_.update / ratio < by_cores
+        env_steps = min(by_cores, rates_.update / ratio)
+        updates = env_steps * ratio
+    shard = env_steps / rates_.shard_inserts + updates * options.batch_size / rates_.shard_samples
     return Plan(
         actors=max(math.ceil(env_steps / rates_.actor), 1),
-        learners=learners,
-        decode_threads=_threads(env_steps * decode / learners, rates_.two_threads),
-        shards=math.ceil(env_steps * shard),
+        learners=options.learners,
+        decode_threads=_threads(updates * options.batch_size * decode / options.learners, rates_.two_threads),
+        shards=max(math.ceil(shard), 1),
+        updates_per_env_step=ratio,
         env_steps_per_s=env_steps,
-        updates_per_s=env_steps * options.updates_per_env_step,
-        limit="the learner" if by_learner < by_cores else "the number of cores",
+        updates_per_s=updates,
+        samples_per_step=updates * options.batch_size / env_steps,
+        limit="the learner" if is_slowest else "the number of cores",
+        idle_cores=int(spare - env_steps * per_step - updates * per_update) if is_slowest else 0,
     )
+
+
+def advice(options: PlanOptions, rates_: Rates, found: Plan) -> list[str]:
+    """Return what else the machine is good for: cores that this ratio leaves idle, and GPUs beyond the first."""
+    lines = []
+    if found.idle_cores > 0:
+        free = make_plan(dataclasses.replace(options, updates_per_env_step=0.0), rates_)
+        lines += [
+            f"{found.idle_cores} cores are idle: the learner can use no more steps at this ratio. They are good for",
+            f"  --launcher.actors {free.actors} --learner.updates-per-env-step 0: "
+            f"{free.env_steps_per_s:,.0f} env steps/s, each sampled {free.samples_per_step:.2g} times",
+            "  more runs at the same time, such as other seeds (`tidemill sweep`)",
+        ]
+        if not options.gpus:
+            lines.append("  --learner.threads: updates on several cores, whose rate was not measured")
+    if options.gpus > 1:
+        n, share = options.gpus, options.batch_size // options.learners
+        lines += [
+            f"{n} GPUs do not make more updates/s than one: all learners take part in each update. They are good for",
+            f"  larger batches: plan again with --learners {n} --batch-size {share * n}, {share} items on each GPU",
+            f"  {n} runs at the same time: `tidemill sweep` gives each a GPU",
+            f"  inference for the actors: --launcher.inference {n} starts a service on each GPU",
+        ]
+    return lines
 
 
 def _threads(work: float, two_threads: float) -> int:
@@ -141,6 +199,8 @@ def measured_rates(options: PlanOptions) -> Rates:
     Raises:
         FatalError: A rate that is needed was not measured.
     """
+    if options.gpus and not options.updates_per_s:
+        raise FatalError("updates/s on a GPU were not measured; pass --updates-per-s of one learner")
     is_atari = options.env.startswith("ALE/")
     replay = _measured()["replay_transitions_per_s"]
     kind = "mirrored" if options.mirror else "whole"
@@ -172,19 +232,56 @@ def actor_steps_per_s(env_id: str) -> float:
 def updates_per_core_s(case: str, batch_size: int) -> float:
     """Return updates per second of a learner on one core, decoding included.
 
+    Between two batch sizes that were measured the time of an update is interpolated.
+
     Args:
         case: Name of the benchmark's case or config, e.g. `quickstart` or `nature_dueling_dqn`.
         batch_size: Items per update.
 
     Raises:
-        FatalError: This case and batch size were not measured; the message says what to do.
+        FatalError: This case, or batches of this size, were not measured; the message says what to do.
     """
     cases: Mapping[str, Mapping[str, float]] = _measured()["updates_per_core_s"]
     rates = cases.get(case, {})
-    if str(batch_size) in rates:
-        return rates[str(batch_size)]
+    sizes = sorted(int(size) for size in rates)
+    if sizes and sizes[0] <= batch_size <= sizes[-1]:
+        return 1 / float(np.interp(batch_size, sizes, [1 / rates[str(size)] for size in sizes]))
     known = f"measured batch sizes: {_names(rates)}" if rates else f"measured cases: {_names(cases)}"
-    raise FatalError(f"updates/s of {case} at batch {batch_size} were not measured; pass --updates-per-s ({known})")
+    what = f"{case} at batch {batch_size}" if rates else f"the network {case!r}"
+    raise FatalError(f"updates/s of {what} were not measured; pass --updates-per-s ({known})")
+
+
+def measured_case(agent: AgentConfig, env_id: str) -> str:
+    """Return the case of the learner's benchmark that has an agent's network, or a name that no case has."""
+    if isinstance(agent, DQNConfig):
+        network = "nature" if agent.network == "auto" and env_id.startswith("ALE/") else agent.network
+        is_plain = not agent.noisy and agent.distribution == "none" and network == "nature"
+        name = "nature_dueling_dqn" if agent.dueling else "nature_dqn"
+        return name if is_plain and agent.hidden_sizes == (512,) else f"{agent.algorithm} with {network}"
+    if isinstance(agent, SACConfig) and agent.algorithm == "sac":
+        kind = "sac_bfloat16" if agent.update_precision == "bfloat16" else "sac"
+        name = "_".join((kind, *map(str, agent.hidden_sizes)))
+        return {"sac_128_128": "quickstart"}.get(name, name)
+    return agent.algorithm
+
+
+def options_of(config: RunConfig, cores: int) -> PlanOptions:
+    """Return what a run's settings say of it.
+
+    Raises:
+        FatalError: Its algorithm learns from each item once, so that no ratio of updates to steps is set.
+    """
+    if isinstance(config.agent, LearnsOnPolicy):
+        text = f"agent.algorithm is {config.agent.algorithm!r}, whose actors and learner take turns"
+        raise FatalError(f"{text}: plan computes for algorithms that learn from a replay table")
+    return PlanOptions(
+        cores=cores,
+        env=config.env.id,
+        batch_size=config.agent.batch_size,
+        updates_per_env_step=config.learner.updates_per_env_step,
+        case=measured_case(config.agent, config.env.id),
+        mirror=config.learner.mirror_mib != 0,
+    )
 
 
 def _names(measured: Mapping[str, object]) -> str:
@@ -199,6 +296,15 @@ def _measured() -> Mapping[str, Any]:
 
 def plan(argv: Sequence[str]) -> int:
     """Print the plan for a machine; return the exit code."""
-    options = tyro.cli(PlanOptions, prog="tidemill plan", description=_ABOUT, args=list(argv))
-    print("\n".join(make_plan(options, measured_rates(options)).lines()))
+    words = list(argv)
+    default = None
+    if "--config" in words:
+        at = words.index("--config")
+        config = load(RunConfig, words[at : at + 2], prog="tidemill plan", description=_ABOUT)
+        words[at : at + 2] = []
+        default = options_of(config, os.cpu_count() or 2)
+    options = tyro.cli(PlanOptions, prog="tidemill plan", description=_ABOUT, args=words, default=default)
+    rates_ = measured_rates(options)
+    found = make_plan(options, rates_)
+    print("\n".join(found.lines() + advice(options, rates_, found)))
     return 0

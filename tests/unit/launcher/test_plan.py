@@ -14,6 +14,7 @@ from tidemill.services.launcher.commands.plan import (
     PlanOptions,
     Rates,
     actor_steps_per_s,
+    advice,
     make_plan,
     measured_rates,
     plan,
@@ -30,7 +31,7 @@ def test_plan_without_a_gpu_is_held_back_by_its_learner() -> None:
     found = make_plan(PlanOptions(cores=8, env="x", batch_size=100, updates_per_env_step=0.25), _RATES)
     assert (found.env_steps_per_s, found.updates_per_s) == (400.0, 100.0)
     assert (found.actors, found.learners, found.decode_threads, found.shards) == (1, 1, 1, 1)
-    assert found.limit == "the learner"
+    assert (found.limit, found.idle_cores) == ("the learner", 6)
 
 
 def test_plan_with_gpus_divides_the_cores() -> None:
@@ -38,7 +39,9 @@ def test_plan_with_gpus_divides_the_cores() -> None:
 
     Two more belong to the learners. Actors need 9.5 cores, shards 4.8, decoding 23.7, or 11.8 for each learner.
     """
-    options = PlanOptions(cores=40, env="x", gpus=2, batch_size=100, updates_per_env_step=0.25, updates_per_s=5_000.0)
+    options = PlanOptions(
+        cores=40, env="x", gpus=2, learners=2, batch_size=100, updates_per_env_step=0.25, updates_per_s=5_000.0
+    )
     found = make_plan(options, dataclasses.replace(_RATES, update=5_000.0))
     assert found.env_steps_per_s == pytest.approx(38 / 4.01e-3)
     assert found.updates_per_s == pytest.approx(38 / 4.01e-3 / 4)
@@ -85,10 +88,62 @@ def test_what_was_not_measured_is_not_guessed() -> None:
         actor_steps_per_s("Ant-v5")
     with pytest.raises(FatalError, match=r"quickstart at batch 7 were not measured; .* \(measured batch sizes: 128\)"):
         updates_per_core_s("quickstart", 7)
-    with pytest.raises(FatalError, match=r"updates/s of ppo at batch 7 .*measured cases: nature_dueling_dqn, "):
+    with pytest.raises(FatalError, match=r"updates/s of the network 'ppo' .*measured cases: nature_dueling_dqn, "):
         updates_per_core_s("ppo", 7)
-    with pytest.raises(ConfigError, match=r"updates_per_s"):
-        PlanOptions(cores=8, env="ALE/Pong-v5", gpus=1)
+    with pytest.raises(FatalError, match=r"on a GPU were not measured; pass --updates-per-s"):
+        measured_rates(PlanOptions(cores=8, env="ALE/Pong-v5", gpus=1))
+
+
+def test_time_of_an_update_is_interpolated_between_measured_batches() -> None:
+    """From 32 to 256 items: 128 are three sevenths of the way."""
+    at_32, at_256 = (1 / updates_per_core_s("nature_dueling_dqn", size) for size in (32, 256))
+    assert 1 / updates_per_core_s("nature_dueling_dqn", 128) == pytest.approx(at_32 + (at_256 - at_32) * 3 / 7)
+
+
+def test_learners_make_every_update_together() -> None:
+    """Four GPUs promise no more updates than one; the advice says what the others are good for."""
+    alone = PlanOptions(cores=64, env="x", gpus=1, batch_size=128, updates_per_env_step=0.25, updates_per_s=100.0)
+    several = dataclasses.replace(alone, gpus=4, learners=4)
+    assert make_plan(several, _RATES).updates_per_s == make_plan(alone, _RATES).updates_per_s == 100.0
+    assert not any("GPU" in line for line in advice(alone, _RATES, make_plan(alone, _RATES)))
+    said = "\n".join(advice(several, _RATES, make_plan(several, _RATES)))
+    for use in ("--learners 4 --batch-size 128", "tidemill sweep", "--launcher.inference 4"):
+        assert use in said
+
+
+@pytest.mark.parametrize("cores, gpus, actors", [(16, 0, 15), (64, 4, 62)])
+def test_ratio_of_zero_fills_the_machine(cores: int, gpus: int, actors: int) -> None:
+    """Learner and actors each as fast as they can: every core but the learner's own acts, feeds or decodes."""
+    options = PlanOptions(cores=cores, env="ALE/Pong-v5", gpus=gpus, updates_per_s=300.0 if gpus else 0.0)
+    found = make_plan(options, measured_rates(options))
+    assert (found.actors, found.idle_cores) == (actors, 0)
+
+
+def test_ratio_that_leaves_cores_idle_says_how_many_and_what_for() -> None:
+    """One actor is all that a slow learner needs: the plan says so instead of looking like a full machine."""
+    options = PlanOptions(cores=8, env="x", batch_size=100, updates_per_env_step=0.25)
+    said = advice(options, _RATES, make_plan(options, _RATES))
+    assert said[0].startswith("6 cores are idle")
+    assert "--launcher.actors 7 --learner.updates-per-env-step 0" in said[1]
+
+
+@pytest.mark.parametrize("learners, gpus, allowed", [(2, 0, "1 to 1"), (5, 4, "1 to 4"), (0, 4, "1 to 4")])
+def test_more_learners_than_gpus_are_refused(learners: int, gpus: int, allowed: str) -> None:
+    """The message names the value and what is allowed."""
+    with pytest.raises(ConfigError, match=rf"learners is {learners}, allowed: {allowed}"):
+        PlanOptions(cores=16, env="x", gpus=gpus, learners=learners)
+
+
+def test_config_gives_what_it_says_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Environment, batch, ratio and network; an option overrides them, and on-policy algorithms are refused."""
+    assert plan(["--config", "quickstart", "--cores", "16"]) == 0
+    assert "--learner.updates-per-env-step 0.25" in capsys.readouterr().out
+    assert plan(["--cores", "16", "--config", "quickstart", "--updates-per-env-step", "0"]) == 0
+    assert "--learner.updates-per-env-step 0\n" in capsys.readouterr().out
+    with pytest.raises(FatalError, match="'ppo', whose actors and learner take turns"):
+        plan(["--config", "cartpole_ppo"])
+    with pytest.raises(FatalError, match="the network 'nature_dqn' were not measured"):
+        plan(["--config", "pong_dqn"])
 
 
 def test_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
