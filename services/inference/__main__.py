@@ -49,7 +49,8 @@ def _start(arguments: Sequence[str]) -> int:
     identify(config.run.name, _SERVICE)
     torch.set_num_threads(config.inference.threads)
     spec = spec_of(config.env)
-    device = named_device("inference.device", config.inference.device)
+    gpu = config.inference.index % max(torch.cuda.device_count(), 1)
+    device = named_device("inference.device", config.inference.device, gpu=gpu)
     policy = make_policy(config, spec, device)
     asyncio.run(serve(config, spec, policy, device))
     return 0

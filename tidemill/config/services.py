@@ -106,7 +106,9 @@ class InferenceSettings:
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7406"))
     """Where it listens."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:N`, or `auto`: the first GPU if there is one."""
+    """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one. `cuda` and `auto` take that of `inference.index`."""
+    index: int = 0
+    """Number of this service among those of a machine: several are spread over its GPUs, counted round."""
     threads: int = 1
     """Threads torch computes with on a CPU, at least 1."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -122,6 +124,7 @@ class InferenceSettings:
     def __post_init__(self) -> None:
         for name in ("threads", "max_batch", "max_streams"):
             check(getattr(self, name) >= 1, f"inference.{name}", getattr(self, name), "at least 1")
+        check(self.index >= 0, "inference.index", self.index, "0 or more")
         check(0 <= self.max_wait_ms <= 10_000, "inference.max_wait_ms", self.max_wait_ms, "0 to 10000")
 
 

@@ -9,7 +9,7 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +178,8 @@ def advice(options: PlanOptions, rates_: Rates, found: Plan) -> list[str]:
         lines += [
             f"{n} GPUs do not make more updates/s than one: all learners take part in each update. They are good for",
             f"  larger batches: plan again with --learners {n} --batch-size {share * n}, {share} items on each GPU",
-            f"  {n} runs at the same time: `tidemill sweep` gives each a GPU",
-            f"  inference for the actors: --launcher.inference {n} starts a service on each GPU",
+            f"  {n} runs at the same time, each with a CUDA_VISIBLE_DEVICES of its own",
+            f"  inference for the actors: --launcher.inference {n}",
         ]
     return lines
 
@@ -297,13 +297,14 @@ def _measured() -> Mapping[str, Any]:
 def plan(argv: Sequence[str]) -> int:
     """Print the plan for a machine; return the exit code."""
     words = list(argv)
-    default = None
-    if "--config" in words:
+    read = partial(tyro.cli, PlanOptions, prog="tidemill plan", description=_ABOUT, args=words)
+    if "--config" not in words:
+        options: PlanOptions = read()
+    else:
         at = words.index("--config")
         config = load(RunConfig, words[at : at + 2], prog="tidemill plan", description=_ABOUT)
         words[at : at + 2] = []
-        default = options_of(config, os.cpu_count() or 2)
-    options = tyro.cli(PlanOptions, prog="tidemill plan", description=_ABOUT, args=words, default=default)
+        options = read(default=options_of(config, os.cpu_count() or 2))
     rates_ = measured_rates(options)
     found = make_plan(options, rates_)
     print("\n".join(found.lines() + advice(options, rates_, found)))

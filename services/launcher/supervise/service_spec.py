@@ -97,7 +97,8 @@ def _shard_spec(config: RunConfig, config_file: Path, sockets: Path, shard: int)
 
 def _inference_spec(config_file: Path, sockets: Path, index: int) -> ServiceSpec:
     address = inference_address(sockets, index)
-    arguments = ("--config", str(config_file), "--inference.server.address", address)
+    settings = ("--config", str(config_file), "--inference.server.address", address)
+    arguments = (*settings, "--inference.index", str(index))
     module = "tidemill.services.inference"
     return ServiceSpec(f"{INFERENCE}-{index}", INFERENCE, module, arguments, address, needs_torch=True)
 

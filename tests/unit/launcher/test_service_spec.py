@@ -138,7 +138,12 @@ def test_inference_services_are_started_before_the_actors_that_are_told_of_them(
     names = list(specs)
     assert names.index("inference-1") == names.index("inference-0") + 1 < names.index("actor-0")
     assert tuple(specs[f"inference-{index}"].health_address for index in range(2)) == addresses
-    assert specs["inference-0"].arguments[2:] == ("--inference.server.address", addresses[0])
+    assert specs["inference-1"].arguments[2:] == (
+        "--inference.server.address",
+        addresses[1],
+        "--inference.index",
+        "1",
+    )
     assert with_addresses(RunConfig(), _SOCKETS).cluster.inference == ()
     named = RunConfig(cluster=ClusterSettings(inference=("box:7406",)))
     assert with_addresses(named, _SOCKETS).cluster.inference == ("box:7406",)

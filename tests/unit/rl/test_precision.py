@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.support.batches import policy_input, random_batch
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.networks import precision
 from tidemill.rl.networks.precision import MatmulPrecision, in_float32, pays
 from tidemill.types import EnvSpec
 
@@ -55,9 +57,9 @@ def test_update_in_bfloat16_follows_the_one_in_float32(network: str) -> None:
     config = DQNConfig(network=network, hidden_sizes=(64,), optimizer_epsilon=1e-2)
     rng, updates = torch.Generator().manual_seed(0), {}
     batch = random_batch(spec, 16, rng)
-    for precision in ("float32", "bfloat16"):
-        agent = build_agent(dataclasses.replace(config, update_precision=precision), spec, seed=3)
-        updates[precision] = (agent.update(batch, torch.ones(16)), agent.policy_state())
+    for dtype in ("float32", "bfloat16"):
+        agent = build_agent(dataclasses.replace(config, update_precision=dtype), spec, seed=3)
+        updates[dtype] = (agent.update(batch, torch.ones(16)), agent.policy_state())
     (exact, expected), (near, found) = updates["float32"], updates["bfloat16"]
     assert near.priority.dtype == near.metrics["loss"].dtype == torch.float32
     assert not torch.equal(near.priority, exact.priority)
@@ -83,3 +85,22 @@ def test_last_layer_is_float32_within_short_products() -> None:
     with MatmulPrecision("bfloat16", torch.device("cpu"), images=True)():
         assert in_float32(layer, torch.ones(1, 1)).item() == 1_001.0
         assert layer(torch.ones(1, 1)).item() == 1_000.0
+
+
+def test_time_of_a_pass_on_a_gpu_ends_when_the_gpu_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches take the same time in both formats: the clock waits for what they launched, and for what was before."""
+    events: list[str] = []
+
+    def perf_counter() -> float:
+        events.append("clock")
+        return float(events.count("clock"))
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(f"wait for {device}"))
+    monkeypatch.setattr(time, "perf_counter", perf_counter)
+
+    class Observation:
+        device = torch.device("cuda:3")
+
+    seconds = precision._forward_s(lambda observation: events.append("launch"), Observation())  # type: ignore[arg-type]
+    assert seconds == 1.0
+    assert events == ["wait for cuda:3", "clock", "launch", "wait for cuda:3", "clock"]

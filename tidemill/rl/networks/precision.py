@@ -97,8 +97,12 @@ def _stays_short(half: nn.Module, observation: Tensor) -> bool:
 
 @torch.inference_mode()
 def _forward_s(network: nn.Module, observation: Tensor) -> float:
-    # processor time on a CPU, where others may keep the clock running
-    clock = time.process_time if observation.device.type == "cpu" else time.perf_counter
-    started = clock()
+    if observation.device.type == "cpu":  # processor time: others may keep the clock running
+        started = time.process_time()
+        network(observation)
+        return time.process_time() - started
+    torch.cuda.synchronize(observation.device)  # a GPU computes later: its launches take the same time in any format
+    started = time.perf_counter()
     network(observation)
-    return clock() - started
+    torch.cuda.synchronize(observation.device)
+    return time.perf_counter() - started
