@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from tidemill import gpus
 from tidemill.devices import named_device
@@ -91,12 +92,13 @@ def test_several_learners_do_not_train_on_the_cpu_in_silence(old_driver: None) -
     assert resolve_device("cpu", RankInfo(5, 8, 5)) == torch.device("cpu")
 
 
-def test_one_learner_warns_of_an_old_driver(old_driver: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_learner_warns_of_an_old_driver(old_driver: None) -> None:
     """A laptop goes on, on its CPU; the log says why."""
-    assert resolve_device("auto") == torch.device("cpu")
-    said = capsys.readouterr().out
-    assert "computing on the CPU" in said
-    assert "550.54.15" in said
+    with capture_logs() as logs:
+        assert resolve_device("auto") == torch.device("cpu")
+    (line,) = logs
+    assert line["event"] == "computing on the CPU"
+    assert "550.54.15" in line["why"]
 
 
 def test_machine_without_a_gpu_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
