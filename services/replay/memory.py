@@ -6,7 +6,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tidemill.errors import InvalidArgument, ResourceExhausted
@@ -16,22 +15,18 @@ from tidemill.services.replay.streams import Epoch, StreamRegistry
 from tidemill.services.replay.tables.table import Table
 from tidemill.types import Signature
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
-
-def default_budget_bytes(shards: int, cgroup_limit: Path = _CGROUP_LIMIT) -> int:
+def default_budget_bytes(shards: int, container_bytes: int | None) -> int:
     """Return three quarters of the memory of this container, or the machine's half divided among its shards.
 
     Args:
         shards: Replay servers that may be on this machine.
-        cgroup_limit: File that has the container's limit in bytes, or `max`.
+        container_bytes: The container's limit; None without one.
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        container = int(cgroup_limit.read_text())
-    except (OSError, ValueError):  # no container, or one without a limit
-        container = machine
-    return container // 4 * 3 if container < machine else machine // 2 // shards
+    if container_bytes is not None and container_bytes < machine:
+        return container_bytes // 4 * 3
+    return machine // 2 // shards
 
 
 class EvictableBlobs(Protocol):

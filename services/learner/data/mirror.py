@@ -9,13 +9,13 @@ from pathlib import Path
 
 import structlog
 
+from tidemill import container_memory
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.mirror import MirrorSize, Reserve, RowKeeper, TableMirror
 from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.table_config import TableConfig
 
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 _MOST_SLOTS = 2**21
 _SPARE = 1.1  # chunks that streams hold beyond the table, and short ones at the ends of streams
 
@@ -83,15 +83,12 @@ def open_mirror(
     return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), parts, memory.reserve, keeper)
 
 
-def free_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+def free_bytes(meminfo: Path = _MEMINFO) -> int:
     """Return the memory that is free for this process: of its container, or of the machine."""
     found = [int(line.split()[1]) * 1024 for line in _lines(meminfo) if line.startswith("MemAvailable:")]
     free = found[0] if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    try:
-        container = int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):  # no container, or one without a limit
-        container = free
-    return max(min(free, container), 0)
+    container = container_memory.free_bytes()
+    return free if container is None else min(free, container)
 
 
 def _lines(path: Path) -> list[str]:
