@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from tidemill.rl.agents.dqn.policy import DQNPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.networks.torsos.impala import normalise_spectrally
+from tidemill.rl.networks.torsos.impala import ResidualBlock, normalise_spectrally, normalised_weights
 from tidemill.types import EnvSpec
 
 CPU = torch.device("cpu")
@@ -36,6 +38,37 @@ def test_weight_has_the_largest_singular_value_1() -> None:
     kept = {name: value.clone() for name, value in layer.state_dict().items()}
     layer(torch.ones((1, 7)))
     assert all(torch.equal(value, kept[name]) for name, value in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_layers_normalised_together_are_what_each_is_by_itself(training: bool) -> None:
+    """Weights, gradients and singular vectors equal those of torch's own, layer by layer, through several passes."""
+    together = [ResidualBlock(channels, generator(), spectral_norm=True).train(training) for channels in (4, 6, 4)]
+    alone = copy.deepcopy(together)
+    for _ in range(3):
+        layers = [layer for block in together for layer in (block.first, block.second)]
+        weights = normalised_weights(layers)
+        expected = [layer.weight for block in alone for layer in (block.first, block.second)]
+        for found, each in zip(weights, expected, strict=True):
+            torch.testing.assert_close(found, each, rtol=1e-5, atol=1e-7)
+        sum((weight**3).sum() for weight in weights).backward()  # type: ignore[union-attr]
+        sum((weight**3).sum() for weight in expected).backward()  # type: ignore[union-attr]
+    for block, former in zip(together, alone, strict=True):
+        torch.testing.assert_close(block.state_dict(), former.state_dict(), rtol=1e-5, atol=1e-7)
+        for parameter, own in zip(block.parameters(), former.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, own.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_are_normalised_in_float32_within_autocast() -> None:
+    """They are rounded once, at the end, on every device."""
+    block = ResidualBlock(4, generator(), spectral_norm=True)
+    layers, former = (block.first, block.second), copy.deepcopy(block)
+    with torch.autocast("cpu", torch.bfloat16):
+        weights = normalised_weights(layers)
+    for weight, layer in zip(weights, (former.first, former.second), strict=True):
+        assert weight.dtype is torch.bfloat16
+        torch.testing.assert_close(weight, layer.weight.bfloat16(), rtol=1e-2, atol=1e-4)
+    torch.testing.assert_close(block.state_dict(), former.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 def test_torso_has_the_size_of_btrs() -> None:

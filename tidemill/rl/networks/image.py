@@ -60,9 +60,10 @@ class Convolution(nn.Conv2d):
     channels_last = False
     """Whether images lie [B, H, W, C] in memory while they pass."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [B, outputs, H, W]."""
-        weight = self.weight if self.scale == 1.0 else self.weight * self.scale
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return [B, outputs, H, W]; a `weight` given takes the place of its own."""
+        weight = self.weight if weight is None else weight
+        weight = weight if self.scale == 1.0 else weight * self.scale
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         y: Tensor = self._conv_forward(x, weight, self.bias)

@@ -6,8 +6,11 @@ true`), and an adaptive max pool to 6 x 6 at the end (`pool: 6`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from tidemill.rl.checks import require
@@ -29,6 +32,45 @@ def normalise_spectrally(network: nn.Module, rng: torch.Generator) -> None:
             parametrizations.spectral_norm(layer)
 
 
+def normalised_weights(layers: Sequence[nn.Module]) -> list[Tensor]:
+    """Return what `weight` of each layer would be after `normalise_spectrally`, with one iteration for all of a shape.
+
+    One by one, the layers' products, norms and casts are most of what a pass of BTR launches on a GPU. Iteration and
+    division are made in the parameters' number format; within autocast its format is what the weights come in.
+    """
+    by_shape: dict[torch.Size, list[int]] = {}
+    for index, layer in enumerate(layers):
+        by_shape.setdefault(_original(layer).shape, []).append(index)
+    weights: dict[int, Tensor] = {}
+    for indices in by_shape.values():
+        weights.update(zip(indices, _normalised_alike([layers[index] for index in indices]), strict=True))
+    return [weights[index] for index in range(len(layers))]
+
+
+def _original(layer: nn.Module) -> Tensor:
+    weight: Tensor = layer.get_parameter("parametrizations.weight.original")
+    return weight
+
+
+def _normalised_alike(layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
+    """Return the weights of layers of one shape, divided by their largest singular values."""
+    lefts = [layer.get_buffer("parametrizations.weight.0._u") for layer in layers]
+    rights = [layer.get_buffer("parametrizations.weight.0._v") for layer in layers]
+    device = lefts[0].device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else lefts[0].dtype
+    with torch.autocast(device, enabled=False):
+        weight = torch.stack([_original(layer) for layer in layers])
+        matrix = weight.flatten(2)
+        left, right = torch.stack(lefts).unsqueeze(-1), torch.stack(rights).unsqueeze(-1)
+        if layers[0].training:
+            with torch.no_grad():
+                left = functional.normalize(matrix @ right, dim=1)
+                right = functional.normalize(matrix.mT @ left, dim=1)
+                torch._foreach_copy_([*lefts, *rights], [*left.squeeze(-1).unbind(), *right.squeeze(-1).unbind()])
+        largest = (left * (matrix @ right)).sum(1)
+        return (weight / largest.view(-1, *(1,) * (weight.ndim - 1))).to(dtype).unbind()
+
+
 CHANNELS = (16, 32, 32)
 """Channels of each section at width 1; a section halves the image's sides."""
 
@@ -43,9 +85,9 @@ class ResidualBlock(nn.Module):
         if spectral_norm:
             normalise_spectrally(self, rng)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [B, C, H, W]."""
-        inner: Tensor = self.second(torch.relu(self.first(torch.relu(x))))
+    def forward(self, x: Tensor, weights: Sequence[Tensor | None] = (None, None)) -> Tensor:
+        """Return [B, C, H, W]; `weights` take the place of the two convolutions' own."""
+        inner: Tensor = self.second(torch.relu(self.first(torch.relu(x), weights[0])), weights[1])
         return x + inner
 
 
@@ -82,13 +124,21 @@ class ImpalaResNet(nn.Module):
             layers.append(nn.AdaptiveMaxPool2d(pool))
             rows = columns = pool
         self.sections = nn.Sequential(*layers, nn.ReLU(inplace=True))
+        self._spectral_norm = spectral_norm
         self.outputs = channels * rows * columns
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return features [B, outputs]."""
         image = as_channels(observation, self._env_spec, next(self.parameters()).dtype)
-        features: Tensor = self.sections(image)
-        return features.flatten(1)
+        if not self._spectral_norm:
+            features: Tensor = self.sections(image)
+            return features.flatten(1)
+        blocks = [layer for layer in self.sections if isinstance(layer, ResidualBlock)]
+        weights = iter(normalised_weights([layer for block in blocks for layer in (block.first, block.second)]))
+        x = image
+        for layer in self.sections:
+            x = layer(x, (next(weights), next(weights))) if isinstance(layer, ResidualBlock) else layer(x)
+        return x.flatten(1)
 
 
 def build(
