@@ -122,7 +122,8 @@ def adapted(
         notes += [f"settings of {before} are left out for {algorithm}: {', '.join(dropped)}"] if dropped else []
     env, wanted = document.get("env") or {}, options.get("env", {}).get("id", "")
     if is_preset and wanted and env.get("id", wanted) != wanted:
-        others = tuple(name for name in env if name not in ("id", "num_envs"))
+        are_games = wanted.startswith("ALE/") and str(env["id"]).startswith("ALE/")  # preprocessed alike
+        others = () if are_games else tuple(name for name in env if name not in ("id", "num_envs"))
         left_out = {"env": others, "run": ("target_return",), "evaluator": ("start_env_steps",)}
         document, dropped = _without(document, left_out)
         notes += [f"settings for {env['id']} are left out for {wanted}: {', '.join(dropped)}"] if dropped else []

@@ -93,7 +93,8 @@ def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str 
         document["agent"] = {**agent, "algorithm": algorithm}
     settings = _skeleton(config, algorithm)
     sections = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
-    document = with_defaults(document, algorithm)
+    if "agent" in sections:  # others need not have the algorithm's module
+        document = with_defaults(document, algorithm)
     return overlay(settings, {name: value for name, value in document.items() if name in sections})
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tidemill.config.load import load, load_config
-from tidemill.config.sections import RunConfig
+from tidemill.config.sections import ReplayConfig, RunConfig
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import LearnsOnPolicy, algorithms
 
@@ -113,3 +114,16 @@ def test_refusal_of_lock_step_names_the_algorithms_that_can(algorithm: str) -> N
     """It is not found out by trying."""
     with pytest.raises(ConfigError, match=r"allows those .*: d4pg, ddpg, dqn, sac, sac_discrete, td3"):
         _read("--agent.algorithm", algorithm, "--run.deterministic", "--run.max-learner-steps", "9")
+
+
+def test_preset_for_another_game_keeps_the_preprocessing() -> None:
+    """Only the target was the other game's."""
+    pong, breakout = (_read("--config", "rainbow_pong", *words) for words in ((), ("--env.id", "ALE/Breakout-v5")))
+    assert breakout.run.target_return is None
+    assert dataclasses.replace(breakout.env, id=pong.env.id) == pong.env
+
+
+def test_process_without_the_agent_does_not_need_its_module(tmp_path: Path) -> None:
+    """The replay service stores whatever an algorithm learns from."""
+    (tmp_path / "x.yaml").write_text("agent: {algorithm: nowhere.to_be_found}")
+    load(ReplayConfig, ["--config", str(tmp_path / "x.yaml")], prog="test", description="")
