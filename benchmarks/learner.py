@@ -164,7 +164,8 @@ def _learner(path: str, options: list[str], seconds: float) -> tuple[float, dict
         address, metrics = f"unix://{folder}/l", f"127.0.0.1:{_free_port()}"
         own = ["--learner.server.address", address, "--learner.server.metrics-address", metrics, "--run.root", folder]
         own += ["--learner.updates-per-env-step", "0"]
-        with process("0", "tidemill.services.learner", path, *own, *options) as pid, LearnerClient(address) as client:
+        core = None if torch.cuda.is_available() else "0"  # on a GPU it launches, decodes and waits at the same time
+        with process(core, "tidemill.services.learner", path, *own, *options) as pid, LearnerClient(address) as client:
             _wait_for_training(client)
             time.sleep(_WARM_UP_S)
             before = _Reading.of(client, metrics, pid)

@@ -89,9 +89,10 @@ def random_columns(table: TableConfig, steps: int, rng: np.random.Generator) -> 
 
 
 @contextlib.contextmanager
-def process(core: str, module: str, config: str, *options: str, **variables: str) -> Iterator[int]:
-    """Run a service on one core, with some environment variables; yield its process id and end it."""
-    command = ["taskset", "-c", core, sys.executable, "-m", module, "--config", config, *options]
+def process(core: str | None, module: str, config: str, *options: str, **variables: str) -> Iterator[int]:
+    """Run a service on one core (None: on all), with some environment variables; yield its process id and end it."""
+    pinned = [] if core is None else ["taskset", "-c", core]
+    command = [*pinned, sys.executable, "-m", module, "--config", config, *options]
     child = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"} | variables)
     try:
         yield child.pid  # taskset becomes the service

@@ -64,6 +64,8 @@ def _rank(rank: int, port: int, sizes: Sizes, times: mp.SimpleQueue[list[float] 
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", rank % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
     try:
+        if on_gpu:
+            torch.cuda.set_device(device)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             init_method=f"tcp://127.0.0.1:{port}",
@@ -87,7 +89,7 @@ def _average_ms(gradients: torch.Tensor) -> float:
     dist.all_reduce(gradients)
     gradients /= _RANKS
     if gradients.is_cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(gradients.device)
     return 1000 * (time.perf_counter() - started)
 
 

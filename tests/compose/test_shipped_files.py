@@ -93,6 +93,14 @@ def test_learner_of_the_file_for_gpus_ends_without_one(monkeypatch: pytest.Monke
     assert load_as("learner", [*words, "--learner.device", "cpu"], monkeypatch).learner.device == "cpu"
 
 
+def test_container_of_gpus_has_the_memory_that_nccl_and_cuda_need() -> None:
+    """Locked and shared memory, no NUMA probe, and a limit for eight GPUs beside what a learner on a CPU has."""
+    learner = gpu_services()["learner"]
+    assert learner["ulimits"] == {"memlock": -1}
+    assert learner["environment"]["NCCL_CUMEM_HOST_ENABLE"] == "0"
+    assert learner["mem_limit"] == f"${{TIDEMILL_GPU_LEARNER_MEMORY:-{16 + 8 * 8}g}}"
+
+
 def test_image_for_gpus_states_the_cuda_that_it_holds() -> None:
     """The container toolkit compares it with the driver's; the documents name the driver and the GPUs for it."""
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
