@@ -156,6 +156,10 @@ NAME ?= here
 gpu-report: $(VENV)/.dev ## on a machine with a GPU: all that is to be measured there, within 40 minutes: NAME=h100
 	$(BIN)/python -m benchmarks.gpu_report $(NAME) $(BENCH)
 
+.PHONY: gpu-rehearsal
+gpu-rehearsal: $(VENV)/.dev atari ## runs on pretended GPUs, on a machine without one: GPUS="--only cartpole"
+	$(BIN)/python -m benchmarks.gpu_rehearsal_processes $(GPUS)
+
 .PHONY: bench-replay
 bench-replay: $(VENV)/.dev $(VENV)-reverb/.installed ## the replay service beside Reverb, in turns (2 GB of packages)
 	$(BIN)/python -m benchmarks.replay --peer $(VENV)-reverb/bin/python $(BENCH)

@@ -30,33 +30,35 @@ def load() -> None:
     """
     if "torch" in sys.modules:
         raise FailedPrecondition("a rehearsal must begin before torch is imported; start a process of its own")
+    with tempfile.TemporaryDirectory(prefix="tidemill-rehearsal-") as folder:
+        ctypes.CDLL(str(build(_SOURCE, Path(folder))), mode=ctypes.RTLD_GLOBAL)  # stays mapped when the file is gone
+
+
+def build(source: Path, folder: Path) -> Path:
+    """Build a library with torch's headers; return where it is.
+
+    Args:
+        source: Of it, in C++20.
+        folder: Where it is written.
+
+    Raises:
+        FailedPrecondition: torch is not installed, or there is no C++ compiler that can build it.
+    """
     found = importlib.util.find_spec("torch")
     if found is None or not found.submodule_search_locations:
         raise FailedPrecondition("a rehearsal needs torch, which is not installed")
     if (compile_ := compiler()) is None:
         raise FailedPrecondition("a rehearsal needs a C++ compiler; install g++")
-    torch = Path(found.submodule_search_locations[0])
-    with tempfile.TemporaryDirectory(prefix="tidemill-rehearsal-") as folder:
-        library = Path(folder) / "pretended_cuda.so"
-        hidden = [
-            "-fvisibility=hidden",
-            "-fvisibility-inlines-hidden",
-        ]  # or torch would use its inline functions for its own
-        options = [
-            "-std=c++20",
-            "-O0",
-            "-DNDEBUG",
-            "-fPIC",
-            "-shared",
-            *hidden,
-            f"-I{torch / 'include'}",
-            str(_SOURCE),
-            "-o",
-            str(library),
-        ]
-        options += [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
-        built = subprocess.run([compile_, *options], capture_output=True, text=True, timeout=_BUILD_S, check=False)
-        if built.returncode:
-            said = "\n".join(built.stderr.strip().splitlines()[:_SHOWN_LINES])
-            raise FailedPrecondition(f"a rehearsal needs torch's headers, and a compiler for C++20:\n{said}")
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # stays mapped when the file is gone
+    torch, library = Path(found.submodule_search_locations[0]), folder / f"{source.stem}.so"
+    hidden = (
+        "-fvisibility=hidden",
+        "-fvisibility-inlines-hidden",
+    )  # or torch would use its inline functions for its own
+    options = ["-std=c++20", "-O0", "-DNDEBUG", "-fPIC", "-shared", *hidden, f"-I{torch / 'include'}"]
+    options += [str(source), "-o", str(library)]
+    options += [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
+    built = subprocess.run([compile_, *options], capture_output=True, text=True, timeout=_BUILD_S, check=False)
+    if built.returncode:
+        said = "\n".join(built.stderr.strip().splitlines()[:_SHOWN_LINES])
+        raise FailedPrecondition(f"a rehearsal needs torch's headers, and a compiler for C++20:\n{said}")
+    return library

@@ -11,6 +11,9 @@ from tidemill.errors import ConfigError
 from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo
 
+BUSY_CYCLES = 100_000_000
+"""Of a GPU: a twentieth of a second and more."""
+
 
 def test_arrays_on_a_cpu_are_shared_not_copied() -> None:
     """The decoder's arrays become the batch without another copy."""
@@ -67,10 +70,9 @@ def test_misspelt_device_is_told() -> None:
 def test_arrays_on_a_gpu_are_copied_beside_the_computing_stream() -> None:
     """After `wait` they are whole, even while the computing stream is still busy with what it had before."""
     device = torch.device("cuda", torch.cuda.current_device())
-    transfer, busy = DevicePrefetcher(device), torch.ones((4096, 4096), device=device)
+    transfer = DevicePrefetcher(device)
     arrays = [{"reward": np.full(1 << 20, number, np.float32)} for number in range(8)]
-    for _ in range(20):
-        busy = busy @ busy
+    torch.cuda._sleep(BUSY_CYCLES)
     for number, transferred in enumerate([transfer.start(each) for each in arrays]):
         transferred.wait()
         assert transferred.tensors["reward"].device == device

@@ -42,6 +42,8 @@ from tidemill.types import Codec, ColumnSpec, EnvSpec, ObservationPart, Signatur
 
 CHUNK, BATCH, SPLITS = 8, 6, 2
 CPU = torch.device("cpu")
+BUSY_CYCLES = 100_000_000
+"""Of a GPU: a twentieth of a second and more."""
 
 PARTS = (ObservationPart("speed", "float32", (3,)), ObservationPart("camera", "uint8", (5, 4)))
 DICT = EnvSpec((12 + 20,), "uint8", frame_stack=2, num_actions=4, observation_parts=PARTS)
@@ -262,10 +264,8 @@ def test_batches_equal_on_a_cpu(kind: str) -> None:
 def test_batches_equal_on_a_gpu(kind: str) -> None:
     """With pinned memory and a stream beside the computing one, which is busy meanwhile."""
     device = torch.device("cuda", torch.cuda.current_device())
-    busy = torch.ones((4096, 4096), device=device)
     pair = Pair(kind, 2, 4, lambda signature, rows: DeviceRows(signature, rows, device, CHUNK, staging_bytes=4096))
-    for _ in range(20):
-        busy = busy @ busy
+    torch.cuda._sleep(BUSY_CYCLES)
     _exercise(pair, 2, ["sample", "append", "sample", "sample", "append"] * 20, lambda: None)
 
 
