@@ -16,6 +16,8 @@ from tests.support.batches import CASES
 from tests.support.launched import ROOT
 from tidemill.rehearsal.library import compiler
 
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+
 _BOUND_S = 300.0
 _TOLERANCE = 2e-6
 _DRAW = ("dqn_rainbow", "dqn_btr", "dqn_colours", "sac", "td3")
