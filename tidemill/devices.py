@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from tidemill import gpus
@@ -46,3 +49,21 @@ def _automatic() -> str:
         _log.warning("computing on the CPU", why=why)
         return "cpu"
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def use_device(device: torch.device) -> None:
+    """Make a GPU the calling thread's current one; do nothing for a CPU.
+
+    Every thread that touches a GPU does so first. Threads begin with the first GPU, and torch goes back to a thread's
+    own when it leaves a stream: that would open a context there, half a gigabyte of a GPU that others use.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Have what the calling thread does within the context go by a stream, whose GPU becomes the thread's."""
+    use_device(stream.device)
+    with torch.cuda.stream(stream):
+        yield

@@ -17,6 +17,7 @@ import torch
 
 from tidemill.config.hindsight import item_window
 from tidemill.config.sections import LearnerConfig
+from tidemill.devices import use_device
 from tidemill.envs.goals import goal_rewards
 from tidemill.envs.make import spec_of
 from tidemill.learner.status import LearnerState
@@ -121,8 +122,8 @@ class Learner:
         self._pace.prepare()
         if config.learner.threads:
             torch.set_num_threads(config.learner.threads)
+        use_device(device)  # so that the training thread's stream is this device's
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # so that the training thread's stream is this device's
             watch_gpu(device)
         seed_rng(config.run.seed)
         spec = spec_of(config.env)

@@ -20,11 +20,14 @@ from tidemill.rehearsal import library
 library.load()
 warnings.simplefilter("ignore")  # torch warns of a CPU build that is asked about CUDA
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
+from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
 
 from tests.support.batches import CASES  # noqa: E402
+from tidemill import codec  # noqa: E402
 from tidemill.config.load import from_document  # noqa: E402
 from tidemill.config.sections import InferenceConfig, LearnerConfig  # noqa: E402
 from tidemill.devices import named_device  # noqa: E402
@@ -33,6 +36,7 @@ from tidemill.errors import TidemillError  # noqa: E402
 from tidemill.rehearsal.pretended_cuda import PretendedCuda  # noqa: E402
 from tidemill.rehearsal.sizes import launches, sizes  # noqa: E402
 from tidemill.rehearsal.updates import can_record, lines, recorded, rehearse_updates  # noqa: E402
+from tidemill.replay.sampling.batch import Blocks  # noqa: E402
 from tidemill.rl import optimizers  # noqa: E402
 from tidemill.rl.agents.build import build_agent  # noqa: E402
 from tidemill.rl.agents.dqn import agent as dqn  # noqa: E402
@@ -41,7 +45,10 @@ from tidemill.rl.agents.sac import agent as sac  # noqa: E402
 from tidemill.rl.process_group import draw_normal  # noqa: E402
 from tidemill.services.inference.__main__ import make_policy  # noqa: E402
 from tidemill.services.learner import learner as learner_module  # noqa: E402
+from tidemill.services.learner.data.device import DevicePrefetcher  # noqa: E402
+from tidemill.services.learner.data.device_rows import DeviceRows, StreamQueue  # noqa: E402
 from tidemill.services.learner.distributed.learner_group import RankInfo  # noqa: E402
+from tidemill.types import Codec, ColumnSpec  # noqa: E402
 
 ITEMS = 6
 """Of a small batch."""
@@ -104,6 +111,53 @@ def _inference(device: str) -> str:
     found = named_device("inference.device", config.inference.device)
     make_policy(config, spec_of(config.env), found)
     return str(found)
+
+
+def copies() -> Iterator[Case]:
+    """Yield which GPUs the threads of two ranks open that copy batches and rows, and what they wait for."""
+    columns = (ColumnSpec("observation", "uint8", (84, 84), Codec.LZ4),)
+    block = codec.encode(columns, {"observation": np.ones((16, 84, 84), np.uint8)})[0]
+    chunks = [Blocks(block * 2, np.full(2, len(block)))]
+    for index in (0, 3):
+        device = torch.device("cuda", index)
+        with CUDA.rehearsing() as watch:
+            CUDA.set_device(device)
+            with _disable_current_modes():  # the host's part is real
+                rows = DeviceRows(columns, 256, device, 16, RehearsedQueue(device))
+            prefetcher = DevicePrefetcher(device, rows)
+            numbers = {"observation": np.zeros((8, 4), np.int64), "action": np.zeros(8, np.int64)}
+            work: dict[str, Callable[[], object]] = {
+                "receive": partial(rows.keep, columns, chunks, np.full(2, 16), np.array([0, 16])),
+                "decode": partial(_rehearsed, partial(prefetcher.start, numbers, ["observation"])),
+            }
+            watch.reset()
+            CUDA.contexts.clear()
+            for name, task in work.items():
+                thread = threading.Thread(target=task, name=name)
+                thread.start()
+                thread.join()
+            said = sorted(map(str, watch.notes))
+        opened = {name: sorted(found) for name, found in CUDA.contexts.items()}
+        yield f"rank of cuda:{index}", {"opened": opened, "said": said}
+
+
+class RehearsedQueue(StreamQueue):
+    """A CUDA stream whose work is rehearsed; what comes before it is done."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return memory of a pretended GPU."""
+        with CUDA.rehearsing():
+            return super().empty(shape, dtype)
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Rehearse the work."""
+        with CUDA.rehearsing():
+            super().submit(work)
+
+
+def _rehearsed(task: Callable[[], object]) -> None:
+    with CUDA.rehearsing():
+        task()
 
 
 def resumes() -> Iterator[Case]:
@@ -171,6 +225,7 @@ def regressions() -> Iterator[Case]:
 PARTS: dict[str, Callable[[], Iterator[Case]]] = {
     "updates": updates,
     "budget": budget,
+    "copies": copies,
     "starts": starts,
     "regressions": regressions,
     "resumes": resumes,

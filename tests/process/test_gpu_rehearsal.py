@@ -18,7 +18,7 @@ from tidemill.rehearsal.library import compiler
 
 ROOT = Path(__file__).parents[2]
 BUDGET = ROOT / "benchmarks" / "results" / "gpu_rehearsal.json"
-PARTS = ("starts", "resumes", "regressions", "budget", "updates")
+PARTS = ("starts", "copies", "resumes", "regressions", "budget", "updates")
 _CASE_S = 55.0
 
 Seen = dict[str, dict[str, Any]]
@@ -100,6 +100,13 @@ def test_learners_and_inference_take_the_gpu_that_is_theirs(seen: Seen) -> None:
         else:
             device = wanted if ":" in wanted else f"cuda:{own}"
             assert found in (device, f"{device}, opened [{device[-1]}]"), name
+
+
+def test_threads_of_a_rank_open_its_own_gpu_alone(seen: Seen) -> None:
+    """Those that decode batches and that receive the mirror's rows; none of their copies has the host wait."""
+    for index in (0, 3):
+        opened = {"receive": [index], "decode": [index]}
+        assert seen["copies"][f"rank of cuda:{index}"] == {"opened": opened, "said": []}
 
 
 def test_run_goes_on_on_another_kind_of_device(seen: Seen) -> None:

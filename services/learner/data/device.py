@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill import gpus
-from tidemill.devices import named_device
+from tidemill.devices import named_device, on_stream
 from tidemill.errors import ConfigError
 from tidemill.services.learner.data.device_rows import DeviceRows, StreamQueue
 from tidemill.services.learner.distributed.learner_group import RankInfo
@@ -76,7 +76,7 @@ class DevicePrefetcher:
         host = {name: torch.from_numpy(array) for name, array in arrays.items()}
         if self._stream is None:
             return DeviceBatch(self._gathered(host, numbers))
-        with torch.cuda.stream(self._stream):
+        with on_stream(self._stream):
             copies = {name: tensor.pin_memory().to(self._device, non_blocking=True) for name, tensor in host.items()}
             return DeviceBatch(self._gathered(copies, numbers), self._stream.record_event())
 

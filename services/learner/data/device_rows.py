@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.codec import decode_chunks
+from tidemill.devices import on_stream
 from tidemill.errors import DataLoss
 from tidemill.observation_parts import in_order, pack
 from tidemill.replay.sampling.batch import Blocks
@@ -83,12 +84,12 @@ class StreamQueue:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return memory that torch counts as the stream's (`DeviceQueue`)."""
-        with torch.cuda.stream(self.stream):
+        with on_stream(self.stream):
             return torch.empty(shape, dtype=dtype, device=self._device)
 
     def submit(self, work: Callable[[], object]) -> None:
         """Start the work's kernels and copies on the stream (`DeviceQueue`)."""
-        with torch.cuda.stream(self.stream):
+        with on_stream(self.stream):
             work()
 
     def mark(self) -> Mark:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill.devices import use_device
 from tidemill.errors import FailedPrecondition, NotFound, TidemillError, Unavailable
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
@@ -98,6 +99,7 @@ class PriorityWriter:
 
     def _deliver(self, message: _Message) -> None:
         keys = np.concatenate([keys for keys, _ in message])
+        use_device(message[0][1].device)
         priorities = torch.cat([priority for _, priority in message]).cpu().numpy().astype(np.float64)
         check_finite([priorities], "priorities")
         try:
