@@ -33,6 +33,11 @@ _NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
 _ACTOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
+def _key_salt(store_id: int) -> int:
+    """Return what tells the keys of this history's items from those of another: 31 bits that look like chance."""
+    return (store_id * 0x9E3779B97F4A7C15 >> 33) & 0x7FFFFFFF
+
+
 class ReplayState:
     """Tables and streams of one server."""
 
@@ -187,7 +192,7 @@ class ReplayState:
             raise ResourceExhausted(f"table {config.name!r} would be one more than max_tables ({self._max_tables})")
         store = self._stores.get(config.signature) or self._make_store(config.signature, number)
         try:
-            table = Table(config, store, self._rng, durable=self._durable)
+            table = Table(config, store, self._rng, durable=self._durable, key_salt=_key_salt(self.store_id))
         except MemoryError as error:
             raise ResourceExhausted(f"max_items is {config.max_items}, too many for the server's memory") from error
         self._stores[config.signature] = store

@@ -132,6 +132,7 @@ def rebuild(replay: ReplayState, contents: LogContents, snapshot: Snapshot | Non
     """
     for table in snapshot.tables if snapshot is not None else ():
         contents.configs.setdefault(table.number, table.config)
+    replay.store_id = contents.store_id or replay.store_id  # keys depend on it
     tables = {number: _restore_empty(replay, contents, number) for number in sorted(contents.configs)}
     known = {number: surviving_chunks(pieces) for number, pieces in contents.chunks.items()}
     chunks = {number: found for number, found in known.items() if number in tables}
@@ -154,7 +155,6 @@ def rebuild(replay: ReplayState, contents: LogContents, snapshot: Snapshot | Non
     for store in {id(table.store): table.store for table in tables.values()}.values():
         store.remove_unheld()
     replay.env_steps = contents.env_steps
-    replay.store_id = contents.store_id or replay.store_id
     return max([contents.next_chunk, *(int(found.where.ids.max()) + 1 for found in known.values())]), lost
 
 

@@ -85,17 +85,19 @@ class Items:
     An item that was sampled as often as it may is *lent* until its batch has arrived: it is no longer in the table, but
     its slot is kept, so that it can come back as it was.
 
-    An item's key is its insertion number (modulo 2^32) and its slot + 1, so that a key of a removed item is not
-    mistaken for the slot's next one.
+    An item's key is its insertion number plus a salt (modulo 2^32) and its slot + 1, so that a key of a removed item is
+    mistaken neither for the slot's next one nor for one of a server that started with nothing after this one.
     """
 
-    def __init__(self, capacity: int, *, first_number: int = 0) -> None:
+    def __init__(self, capacity: int, *, first_number: int = 0, key_salt: int = 0) -> None:
         """Create empty columns; memory is taken only as slots are used.
 
         Args:
             capacity: Number of slots.
             first_number: Insertion number of the first item.
+            key_salt: What keys are told apart by from those of another server, 0 to 2^32 - 1.
         """
+        self._salt = np.uint32(key_salt)  # sums with it are modulo 2^32, as numbers are
         self.count = 0  # those that are lent left out
         self.lent_count = 0
         self.capacity = capacity
@@ -150,7 +152,7 @@ class Items:
 
     def keys(self, slots: Ints) -> NDArray[np.uint64]:
         """Return the keys of slots [N]."""
-        return self._numbers[slots].astype(np.uint64) << _SLOT_BITS | (slots + 1).astype(np.uint64)
+        return (self._numbers[slots] + self._salt).astype(np.uint64) << _SLOT_BITS | (slots + 1).astype(np.uint64)
 
     def find(self, keys: NDArray[np.uint64], *, with_lent: bool = False) -> tuple[Ints, NDArray[np.bool_]]:
         """Look keys [N] up; those of items that are lent are found only if asked for.
@@ -161,10 +163,14 @@ class Items:
         slots = (keys & _SLOT_MASK).astype(np.int64) - 1
         found = (slots >= 0) & (slots < len(self.lengths))
         slots = np.where(found, slots, 0)
-        found &= (self.lengths[slots] > 0) & (self._numbers[slots] == keys >> _SLOT_BITS)
+        found &= (self.lengths[slots] > 0) & (self._numbers[slots] + self._salt == keys >> _SLOT_BITS)
         if self.lent_count and not with_lent:
             found &= ~self._lent[slots]
         return slots[found], found
+
+    def numbers_of(self, keys: NDArray[np.uint64]) -> Ints:
+        """Return the insertion numbers (modulo 2^32) of the items that have keys [N], in the table or not."""
+        return ((keys >> _SLOT_BITS).astype(np.uint32) - self._salt).astype(np.int64)
 
     def lend(self, slots: Ints) -> None:
         """Take items [N] out of the table, whose slots stay theirs until they are removed or come back."""

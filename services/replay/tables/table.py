@@ -35,6 +35,7 @@ class Table:
         rng: np.random.Generator,
         *,
         durable: bool = False,
+        key_salt: int = 0,
     ) -> None:
         """Create an empty table.
 
@@ -43,7 +44,9 @@ class Table:
             store: Holds the chunks of its items; may be shared by tables of the same signature.
             rng: Source of all its random picks.
             durable: Whether it notes for a log which items leave.
+            key_salt: See `Items`.
         """
+        self._key_salt = key_salt
         self.config = self.declared = config  # as it is now, and as its clients create it: see ADR 0038
         self.former: deque[TableConfig] = deque(maxlen=_MAX_FORMER)  # before each change in use since the start
         self.fencing_token = 0  # the greatest that came with new priorities
@@ -349,7 +352,7 @@ class Table:
         What is on its way to readers counts as arrived.
         """
         capacity = slots_of(config.max_items, config.max_times_sampled)
-        items = Items(capacity, first_number=self.items.inserted)
+        items = Items(capacity, first_number=self.items.inserted, key_salt=self._key_salt)
         selectors = SelectorPair.make(config.sampler, config.remover, capacity)
         self._forget(self.items.lent())
         self.items.forget_underway()
@@ -369,7 +372,7 @@ class Table:
         self._removed = []
         capacity = slots_of(config.max_items, config.max_times_sampled)
         self._take(
-            Items(capacity, first_number=first_number),
+            Items(capacity, first_number=first_number, key_salt=self._key_salt),
             SelectorPair.make(config.sampler, config.remover, capacity),
             config,
         )

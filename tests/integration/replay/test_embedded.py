@@ -9,13 +9,14 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.documented import run_example
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.waiting import WAIT_S
 from tidemill.errors import FatalError, Unavailable
-from tidemill.replay import ItemWindow, ReplayClient, ReplayWriter, Server
+from tidemill.replay import ItemWindow, ReplayClient, ReplaySampler, ReplayWriter, Server
 
 
 def _write(address: str, count: int) -> None:
@@ -89,3 +90,20 @@ def test_a_forked_child_leaves_the_server_alone() -> None:
         assert os.waitpid(child, 0)[1] == 0
         _write(server.address, 2)
         assert _items(server.address) == [2]
+
+
+def test_keys_of_a_server_that_starts_empty_are_not_those_of_the_one_before() -> None:
+    """Priorities that come late change nothing: 50 items each, under the same slots and numbers."""
+    port, keys = 0, []
+    for _ in range(2):
+        with Server(port=port) as server, ReplayClient(server.address) as client:
+            with ReplayWriter(server.address, steps_table(max_times_sampled=0), windows=ItemWindow(1)) as writer:
+                for number in range(50):
+                    writer.append(numbered_step(number))
+            port = int(server.address.rpartition(":")[2])
+            table = client.list_tables()[0].config
+            with ReplaySampler(server.address, table, 50, without_replacement=True) as sampler:
+                keys.append(next(sampler).keys)
+            if len(keys) == 2:
+                assert client.update_priorities(table.name, keys[0], np.full(50, 9.0)) == 0
+                assert client.update_priorities(table.name, keys[1], np.full(50, 9.0)) == 50

@@ -78,7 +78,10 @@ def test_shards_count_for_themselves() -> None:
                     for server, keys in ((first, batch.keys[:, 0]), (second, batch.keys[:, 0]))
                 ]
                 assert all(found.any() for _, found in counts)
-                assert batch.ages.tolist() == [10 - (key >> 32) - 1 for key in batch.keys[:, 0].tolist()]
+                for server in (first, second):
+                    items = server.replay.find("t").items
+                    _, found = items.find(batch.keys[:, 0])
+                    assert batch.ages[found].tolist() == (9 - items.numbers_of(batch.keys[found, 0])).tolist()
                 assert (batch.times_sampled >= 1).all()
 
 

@@ -158,7 +158,7 @@ class ReplayMachine(RuleBasedStateMachine):
             assert table.update_priorities(keys, np.full(len(keys), priority)) == len(indices)
         else:
             assert self.replay.delete(table, keys) == len(indices)
-        touched = set((sample.keys[indices] >> np.uint64(32)).tolist())
+        touched = set(table.items.numbers_of(sample.keys[indices]).tolist())
         if change == "update":
             for item in model:
                 item.priority = priority if item.number in touched else item.priority
@@ -209,7 +209,7 @@ class ReplayMachine(RuleBasedStateMachine):
                 continue
             sample = self.sample_all(table)
             by_number = {item.number: item for item in model}
-            items = [by_number[number] for number in (sample.keys >> np.uint64(32)).tolist()]
+            items = [by_number[number] for number in table.items.numbers_of(sample.keys).tolist()]
             assert len({item.number for item in items}) == len(model)
             assert steps_of(sample) == [item.steps for item in items]
             weights = np.array([item.priority**self.exponent if name == "ranked" else 1.0 for item in items])

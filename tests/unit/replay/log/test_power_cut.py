@@ -155,7 +155,7 @@ def _check(server: Server, synced: int, again: Log, *, may_drop: bool) -> None:
     assert not risen, f"items {sorted(risen)} had left before the sync and are back"
     if table and found:
         batch = sample_all(again, table)
-        numbers = (batch.keys >> 32).tolist()
+        numbers = table.items.numbers_of(batch.keys).tolist()
         for number, steps in zip(numbers, steps_of(batch), strict=True):
             assert steps == server.inserted[number][1], f"item {number} holds other steps than were written"
 
