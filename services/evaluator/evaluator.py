@@ -123,7 +123,18 @@ class Evaluator:
         if is_early and not self._over(metadata):
             self._stop.wait(_PAUSE_S)
             return None
-        return params
+        return self._at_its_place(params)
+
+    def _at_its_place(self, newest: Params) -> Params | None:
+        """Return the first version after the next multiple of `every_env_steps`; None, after a pause, without one."""
+        every, scores = self._config.evaluator.every_env_steps, self._logs.scores.rows
+        if not every or self._over(newest.version.metadata):
+            return newest
+        due = (scores[-1].env_steps // every + 1) * every if scores else every
+        if newest.version.metadata.env_steps < due:
+            self._stop.wait(_PAUSE_S)
+            return None
+        return self._source.first_after(due) or newest
 
     def _evaluate(self, params: Params) -> RunVerdict | None:
         """Evaluate a version, no longer than the run's time lasts; return how the run ends if it is solved."""

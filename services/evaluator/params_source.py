@@ -61,6 +61,16 @@ class ParamsSource:
         self._is_unavailable = False
         return params
 
+    def first_after(self, env_steps: int) -> Params | None:
+        """Return the first version that is still there of those made after so many decisions; None without one."""
+        try:
+            versions = self._client.list_versions().versions
+            made = [version.number for version in versions if version.metadata.env_steps >= env_steps]
+            return self._client.fetch(min(made)) if made else None
+        except TidemillError as error:  # it may be deleted by now
+            _log.warning("cannot fetch parameters", env_steps=env_steps, reason=str(error))
+            return None
+
     def newest(self) -> Params | None:
         """Return the newest version; None if there is none, or no server."""
         return self._fetch(LATEST)

@@ -32,7 +32,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "environment": ("env.id",),
     "episodes": ("evaluator.episodes",),
     "eval_episodes": ("evaluator.episodes",),
-    "eval_freq": ("evaluator.min_interval_s",),
+    "eval_freq": ("evaluator.every_env_steps",),
     "exp_name": ("run.name",),
     "experiment_name": ("run.name",),
     "exploration_final_eps": ("agent.epsilon_final",),

@@ -276,6 +276,10 @@ class EvaluatorSettings:
     """Least time from the start of one evaluation to the next, in seconds."""
     start_env_steps: int = 0
     """Agent decisions before the first evaluation; earlier parameters are not evaluated."""
+    every_env_steps: int = 0
+    """Agent decisions from one evaluation to the next: the first version published after each multiple is evaluated, so
+    that runs of several seeds are measured at the same places. 0: by `min_interval_s` alone, at the pace of the
+    machine."""
     confirm_episodes: int = 100
     """Fresh episodes on other seeds whose mean must reach the target too before the run ends; 0 skips."""
     video: bool = True
@@ -290,7 +294,14 @@ class EvaluatorSettings:
     def __post_init__(self) -> None:
         for name in ("episodes", "num_envs", "threads", "video_max_steps"):
             check(getattr(self, name) >= 1, f"evaluator.{name}", getattr(self, name), "at least 1")
-        for name in ("min_interval_s", "start_env_steps", "confirm_episodes", "seed", "test_episodes"):
+        for name in (
+            "min_interval_s",
+            "start_env_steps",
+            "every_env_steps",
+            "confirm_episodes",
+            "seed",
+            "test_episodes",
+        ):
             check(getattr(self, name) >= 0, f"evaluator.{name}", getattr(self, name), "0 or more")
         check(self.epsilon is None or 0 <= self.epsilon <= 1, "evaluator.epsilon", self.epsilon, "0 to 1, or none")
         check(self.noop_max is None or self.noop_max >= 0, "evaluator.noop_max", self.noop_max, "0 or more, or none")

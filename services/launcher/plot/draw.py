@@ -23,7 +23,7 @@ def draw(groups: Sequence[Group], x: str, file: Path) -> None:
     """Draw the curves of groups of runs; the file is replaced whole.
 
     Each run is a thin line; of several the mean over seeds is a thick one, with the 95 % bootstrap interval of the mean
-    as a band, where all of them have evaluations.
+    as a band, where all of them have evaluations. One that was broken off is dotted and not in the mean.
 
     Args:
         groups: What is compared.
@@ -49,13 +49,14 @@ def draw(groups: Sequence[Group], x: str, file: Path) -> None:
 
 
 def _draw_group(axes: Axes, group: Group, x: str, colour: ColorType) -> None:
-    points = [curve.points(x) for curve in group.curves]
-    is_alone = len(points) == 1
-    for where, means in points:
+    is_alone = len(group.curves) == 1
+    for curve in group.curves:
+        where, means = curve.points(x)
         width, alpha = (1.6, 1.0) if is_alone else (0.7, 0.4)
         label = f"{group.label}: 1 seed" if is_alone else None
-        marker = "." if len(where) == 1 else ""
-        axes.plot(where, means, color=colour, linewidth=width, alpha=alpha, marker=marker, label=label)
+        marker, line = "." if len(where) == 1 else "", "-" if curve in group.averaged else ":"
+        axes.plot(where, means, line, color=colour, linewidth=width, alpha=alpha, marker=marker, label=label)
+    points = [curve.points(x) for curve in group.averaged]
     grid = common_grid(points)
     if is_alone or not len(grid):
         return
@@ -63,4 +64,6 @@ def _draw_group(axes: Axes, group: Group, x: str, colour: ColorType) -> None:
     low, high = mean_interval(means_on_grid)
     axes.fill_between(grid, low, high, alpha=0.2, linewidth=0, color=colour)
     label = f"{group.label}: mean of {len(points)} seeds, 95 % bootstrap interval"
+    if broken := len(group.curves) - len(points):
+        label += f" ({broken} more broken off)"
     axes.plot(grid, means_on_grid.mean(axis=0), color=colour, linewidth=2, label=label)

@@ -27,10 +27,12 @@ class Curve:
     Attributes:
         folder: Of the run.
         scores: In the order they were made, at least one.
+        is_whole: Whether the run went to its end; it was broken off, or continues, otherwise.
     """
 
     folder: Path
     scores: tuple[Score, ...]
+    is_whole: bool = True
 
     def points(self, x: str) -> tuple[list[float], list[float]]:
         """Return a column of the scores, in rising order, and the mean return at each of its values."""
@@ -51,6 +53,11 @@ class Group:
     label: str
     env_id: str
     curves: tuple[Curve, ...]
+
+    @property
+    def averaged(self) -> tuple[Curve, ...]:
+        """Those that went to their end, or all if none did: one that was broken off would end the mean, too."""
+        return tuple(curve for curve in self.curves if curve.is_whole) or self.curves
 
 
 def find_groups(arguments: Sequence[str]) -> list[Group]:
@@ -73,7 +80,10 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
                 labels[key] = label
     groups = []
     for key, members in folders.items():
-        curves = tuple(Curve(folder, tuple(read_scores(folder / SCORES))) for folder in dict.fromkeys(members))
+        curves = tuple(
+            Curve(folder, tuple(read_scores(folder / SCORES)), (folder / "result.json").is_file())
+            for folder in dict.fromkeys(members)
+        )
         env_id = str(portable_settings(members[0] / CONFIG).get("env", {}).get("id", ""))
         groups.append(Group(labels.get(key) or _label(members), env_id, curves))
     return _named_by_settings(groups)

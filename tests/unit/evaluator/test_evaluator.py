@@ -51,6 +51,10 @@ class Source:
         self.stop.set()
         return None
 
+    def first_after(self, env_steps: int) -> Params | None:
+        """Return the first version made after so many decisions."""
+        return next((_params(number) for number in self.numbers if 100 * number >= env_steps), None)
+
     def newest(self) -> Params | None:
         """Return the version offered last."""
         return _params(self.offered) if self.offered else None
@@ -253,6 +257,19 @@ def test_evaluator_leaves_out_versions_before_start_env_steps(tmp_path: Path) ->
     )
     scene.evaluator.run()
     assert [row.params_version for row in scene.logs.scores.rows] == [3]
+
+
+def test_evaluations_are_made_at_the_same_decisions_in_every_run(tmp_path: Path) -> None:
+    """The first version after each multiple, however fast versions come; a multiple that was missed is left out."""
+    settings = EvaluatorSettings(every_env_steps=250, min_interval_s=0.0, confirm_episodes=0, video=False)
+    scene = _scene(tmp_path, {number: [1.0] for number in range(1, 20)}, settings)
+    newest = iter([1, 2, 4, 4, 6, 14, 15, 18])
+    ask = scene.source.newer_than
+    scene.source.newer_than = lambda number: (  # type: ignore[method-assign]
+        _params(following) if (following := next(newest, 0)) else ask(99)
+    )
+    scene.evaluator.run()
+    assert [row.env_steps for row in scene.logs.scores.rows] == [300, 500, 800, 1000, 1300]
 
 
 @pytest.mark.parametrize("mean", [-10.0, 5.0])

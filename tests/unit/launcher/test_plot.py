@@ -146,3 +146,16 @@ def test_command_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert plot([str(tmp_path / "a"), "--out", str(tmp_path / "pictures/a.svg"), "--x", "wall_s"]) == 0
     assert (tmp_path / "pictures/a.svg").read_text().startswith("<?xml")
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "pictures/a.svg")
+
+
+def test_run_that_was_broken_off_is_drawn_and_not_averaged(tmp_path: Path) -> None:
+    """It would end the mean where it ends; of runs that all continue every one counts."""
+    for seed, means in ((1, [1.0, 2.0, 3.0]), (2, [3.0, 4.0, 5.0])):
+        (_run(tmp_path / f"seed-{seed}", seed, means) / "result.json").write_text("{}")
+    _run(tmp_path / "seed-3", 3, [100.0])
+    (group,) = find_groups([str(tmp_path)])
+    assert [curve.folder.name for curve in group.curves] == ["seed-1", "seed-2", "seed-3"]
+    assert [curve.folder.name for curve in group.averaged] == ["seed-1", "seed-2"]
+    for seed in (1, 2):
+        (tmp_path / f"seed-{seed}" / "result.json").unlink()
+    assert len(find_groups([str(tmp_path)])[0].averaged) == 3

@@ -42,7 +42,7 @@ OPTIONS = [
     ("--agent.algorithm ppo --agent.clip-range .1", "here it is '--agent.clip'"),
     ("--agent.net-arch 64 64", "here it is '--agent.hidden-sizes'"),
     ("--train-freq 4", "here it is '--learner.updates-per-env-step'"),
-    ("--eval-freq 10", "here it is '--evaluator.min-interval-s'"),
+    ("--eval-freq 10", "here it is '--evaluator.every-env-steps'"),
     ("--target-reward 200", "here it is '--run.target-return'"),
     ("--run.sed 3", "did you mean '--run.seed'?"),
     ("--agnt.gamma 0.9", "did you mean '--agent.gamma'?"),
