@@ -65,7 +65,7 @@ class ParamsSource:
         """Return the first version that is still there of those made after so many decisions; None without one."""
         try:
             versions = self._client.list_versions().versions
-            made = [version.number for version in versions if version.metadata.env_steps >= env_steps]
+            made = [version.version for version in versions if version.metadata.env_steps >= env_steps]
             return self._client.fetch(min(made)) if made else None
         except TidemillError as error:  # it may be deleted by now
             _log.warning("cannot fetch parameters", env_steps=env_steps, reason=str(error))
