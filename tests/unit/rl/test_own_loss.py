@@ -116,10 +116,12 @@ def test_loss_that_does_not_fit_is_refused(name: str, message: str) -> None:
         build_value_head(DQNConfig(**SMALL, loss=name), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("name", ["hubert", "no_such_losses:huber"])
-def test_loss_that_is_not_there_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    "name, words", [("hubert", "must be 'huber', 'mse' or module:name"), ("no_such_losses:huber", "there is no module")]
+)
+def test_loss_that_is_not_there_is_refused(name: str, words: str) -> None:
     """When settings are read."""
-    with pytest.raises(ConfigError, match=f"loss is '{name}', but must be 'huber', 'mse' or module:name"):
+    with pytest.raises(ConfigError, match=f"agent.loss is '{name}', but {words}"):
         load_config({"agent": {"algorithm": "dqn", "loss": name}})
 
 

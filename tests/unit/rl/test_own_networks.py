@@ -181,7 +181,7 @@ def test_torso_in_the_working_directory_is_found_by_settings() -> None:
     agent = {"algorithm": "sac", "network": "odd_torsos:Torso", "network_settings": {"outputs": 4, "shape": "good"}}
     config = load_config({"agent": agent})
     build_agent(config.agent, CONTINUOUS)
-    with pytest.raises(ConfigError, match=r"network is 'even_torsos:Torso', but must be a module"):
+    with pytest.raises(ConfigError, match=r"network is 'even_torsos:Torso', but there is no module 'even_torsos'"):
         load_config({"agent": agent | {"network": "even_torsos:Torso"}})
 
 

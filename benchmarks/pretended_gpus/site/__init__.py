@@ -1,0 +1,1 @@
+"""On PYTHONPATH where GPUs are pretended: `sitecustomize` is in it."""
