@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.launched import launched
+from tests.support.launched import launched, services_of
 from tests.support.small_run import SMALL
 from tests.support.waiting import wait_until
+from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.services.launcher.run.folder import is_running
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -25,6 +27,17 @@ def _write(folder: Path, **sweep: Any) -> None:  # noqa: ANN401 - what YAML hold
     (folder / "base.yaml").write_text(yaml.safe_dump(SMALL))
     settings = {"run.max_learner_steps": 60}
     (folder / "sizes.yaml").write_text(yaml.safe_dump({"base": "base.yaml", "settings": settings} | sweep))
+
+
+def _gpus_of_learners(sweep_pid: int) -> set[str]:
+    """Return what CUDA may see in the learner of each run of a sweep."""
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError, KeyError):  # it ended, or has no learner
+            if f"{PARENT_VARIABLE}={sweep_pid}".encode() in file.read_bytes().split(b"\0"):
+                learner = Path(f"/proc/{services_of(int(file.parent.name))['learner']}/environ").read_bytes()
+                found |= set(re.findall(r"CUDA_VISIBLE_DEVICES=([^\0]*)", learner.decode()))
+    return found
 
 
 def test_sweep_that_was_killed_is_continued(tmp_path: Path) -> None:
@@ -52,14 +65,18 @@ def test_sweep_that_was_killed_is_continued(tmp_path: Path) -> None:
 
 
 def test_runs_that_share_a_replay_service_outlive_it_and_the_sweep(tmp_path: Path) -> None:
-    """Two runs at a time have a table each in one service, whose log brings their items back after either is killed."""
+    """Two runs at a time have a table each in one service, whose log brings their items back after either is killed.
+
+    Each run has one of the two GPUs, to its learner.
+    """
     settings = {"run.max_learner_steps": 400}
     space = {"agent.hidden_sizes": [[8], [16]]}
     _write(tmp_path, method="grid", parallel=2, share_replay=True, settings=settings, space=space)
     folder = tmp_path / "sweeps" / "sizes"
     log = folder / "replay.log"
     runs = [folder / f"trial-{trial:04d}" / "seed-1" for trial in (0, 1)]
-    with launched("sweep", "sizes.yaml", cwd=tmp_path) as first:
+    with launched("sweep", "sizes.yaml", cwd=tmp_path, environment={"CUDA_VISIBLE_DEVICES": "5,7"}) as first:
+        wait_until(lambda: _gpus_of_learners(first.process.pid) == {"5", "7"}, "a GPU for each")
         wait_until(lambda: all((run / "scores.csv").exists() for run in runs), "both runs train")
         os.kill(first.children()["replay"], signal.SIGKILL)
         first.until("replay service ended with exit code -9, restarting")

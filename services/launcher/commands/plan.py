@@ -178,7 +178,7 @@ def advice(options: PlanOptions, rates_: Rates, found: Plan) -> list[str]:
         lines += [
             f"{n} GPUs do not make more updates/s than one: all learners take part in each update. They are good for",
             f"  larger batches: plan again with --learners {n} --batch-size {share * n}, {share} items on each GPU",
-            f"  {n} runs at the same time, each with a CUDA_VISIBLE_DEVICES of its own",
+            f"  {n} runs at the same time: `tidemill sweep` with parallel: {n} gives each a GPU",
             f"  inference for the actors: --launcher.inference {n}",
         ]
     return lines

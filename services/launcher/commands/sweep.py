@@ -20,6 +20,7 @@ from tidemill.config.load import read_document
 from tidemill.errors import ConfigError, FailedPrecondition
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.installation import command_name
+from tidemill.services.launcher.sweep import gpus
 from tidemill.services.launcher.sweep.journal import Journal, Trial
 from tidemill.services.launcher.sweep.plan import Sweep, read_sweep
 from tidemill.services.launcher.sweep.propose import check_method, propose
@@ -43,7 +44,7 @@ FILE is YAML, for example:
   trials: 20
   seeds: [1, 2]                           # runs of each trial; its score is their mean
   objective: last                         # evaluation that counts: last, best, or the mean of all
-  parallel: 1                             # runs beside one another
+  parallel: 1                             # runs beside one another, spread over the GPUs
   share_replay: false                     # whether one replay service has the tables of all
   settings: {run.max_env_steps: 50000}    # for all trials
   space:
@@ -82,6 +83,7 @@ class _Loop:
     def __init__(self, plan: Sweep, folder: Path, journal: Journal, shared: SharedReplay | None = None) -> None:
         self._plan, self._folder, self._journal, self._shared = plan, folder, journal, shared
         self._running: list[Run] = []
+        self._gpus = gpus.visible(os.environ)
         self._forks: ForkClient | None = None
         self._failures = 0
         self._stop = threading.Event()
@@ -119,7 +121,10 @@ class _Loop:
             else:
                 besides = self._shared.arguments(run_name(trial, seed)) if self._shared is not None else ()
                 config = self._plan.config(trial.values)
-                self._running.append(start(self._folder, trial, seed, config, besides, self._forks))
+                slots = self._plan.settings.parallel
+                slot = min(set(range(slots)) - {run.slot for run in self._running})
+                seen = gpus.of_slot(self._gpus, slot, slots, config)
+                self._running.append(start(self._folder, trial, seed, slot, config, besides, seen, self._forks))
         return bool(self._running)
 
     def _next(self) -> tuple[Trial, int] | None:

@@ -30,7 +30,7 @@ class SweepSettings:
     objective: Literal["last", "best", "mean"] = "last"
     """Score of a run: its last evaluation, its best one, or the mean of all, which favours learning fast."""
     parallel: int = 1
-    """Runs beside one another; each has a cluster of its own."""
+    """Runs beside one another; each has a cluster of its own, and its share of the machine's GPUs."""
     share_replay: bool = False
     """Whether one replay service has the tables of all runs, instead of one for each run."""
     seed: int = 1

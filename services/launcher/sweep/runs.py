@@ -33,11 +33,13 @@ class Run:
     Attributes:
         trial: Its trial.
         seed: Its seed.
+        slot: Its number among those beside one another, from 0.
         process: Its launcher.
     """
 
     trial: Trial
     seed: int
+    slot: int
     process: subprocess.Popen[bytes] | ForkedPopen
 
 
@@ -61,11 +63,13 @@ def start(
     sweep_folder: Path,
     trial: Trial,
     seed: int,
+    slot: int,
     config: Mapping[str, Any],
     arguments_besides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
     forks: ForkClient | None = None,
 ) -> Run:
-    """Start a run, or continue it if it had begun, with arguments besides; it is forked if it can be."""
+    """Start a run, or continue it if it had begun, with arguments and variables besides; it is forked if it can be."""
     folder = run_folder(sweep_folder, trial, seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
     settings = folder.parent / "config.yaml"
@@ -77,14 +81,14 @@ def start(
         arguments += ["--run.name", folder.name, "--run.seed", str(seed)]
     arguments += arguments_besides
     with (folder.parent / f"{folder.name}.log").open("ab") as log:
-        return Run(trial, seed, _launched(arguments, log, forks))
+        return Run(trial, seed, slot, _launched(arguments, environment or {}, log, forks))
 
 
 def _launched(
-    arguments: Sequence[str], log: IO[bytes], forks: ForkClient | None
+    arguments: Sequence[str], besides: Mapping[str, str], log: IO[bytes], forks: ForkClient | None
 ) -> subprocess.Popen[bytes] | ForkedPopen:
     module = "tidemill.services.launcher"
-    environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}  # ends in order if the sweep is killed
+    environment = {**os.environ, **besides, PARENT_VARIABLE: str(os.getpid())}  # ends in order if the sweep is killed
     order = Order(module, arguments, environment, with_server=True, ends_in_order=True)
     if forks is not None and (forked := forks.fork(order, log)):
         return forked
