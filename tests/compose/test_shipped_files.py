@@ -101,6 +101,17 @@ def test_container_of_gpus_has_the_memory_that_nccl_and_cuda_need() -> None:
     assert learner["mem_limit"] == f"${{TIDEMILL_GPU_LEARNER_MEMORY:-{16 + 8 * 8}g}}"
 
 
+def test_learner_has_all_gpus_of_the_machine_or_those_that_are_named() -> None:
+    """Not by `device_ids`: an engine that gives GPUs by CDI alone takes "0,1" for the name of one."""
+    learner = gpu_services()["learner"]
+    assert learner["deploy"]["resources"]["reservations"]["devices"] == [
+        {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    ]
+    named = with_defaults(learner["environment"]["CUDA_VISIBLE_DEVICES"])
+    assert named == ",".join(map(str, range(16)))
+    assert "${TIDEMILL_GPUS:-" in learner["environment"]["CUDA_VISIBLE_DEVICES"]
+
+
 def test_image_for_gpus_states_the_cuda_that_it_holds() -> None:
     """The container toolkit compares it with the driver's; the documents name the driver and the GPUs for it."""
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()

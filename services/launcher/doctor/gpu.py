@@ -143,9 +143,11 @@ def containers(folders: Sequence[Path] = _CDI_FOLDERS) -> list[Finding]:
         if file.suffix in (".yaml", ".json") and "nvidia.com/gpu" in file.read_text(encoding="utf-8", errors="replace")
     ]
     if '"nvidia"' in runtimes:
-        return [Finding("ok", "containers get GPUs from Docker's runtime nvidia: docker-compose.gpu.yml")]
+        return [Finding("ok", "containers get GPUs from Docker's runtime nvidia: docker-compose.gpu.yml takes all")]
     if described:
-        return [Finding("ok", f"containers get GPUs by CDI, as {described[0]} lists them: docker-compose.gpu.yml")]
+        return [
+            Finding("ok", f"containers get GPUs by CDI, as {described[0]} lists them: docker-compose.gpu.yml takes all")
+        ]
     advice = (
         "install nvidia-container-toolkit, then `sudo nvidia-ctk runtime configure --runtime=docker` and restart Docker"
     )
