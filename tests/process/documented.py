@@ -194,6 +194,19 @@ ELSEWHERE = (
         "tests/unit/launcher/test_certs.py::test_token_is_rotated_and_retired",
         _DOCKER,
     ),
+    Elsewhere(
+        "nvidia-smi .*", "tests/unit/launcher/test_doctor_gpu.py", "needs a driver, which `tidemill doctor` asks"
+    ),
+    Elsewhere(
+        "tidemill train .* --learner.device cuda .*",
+        "tests/process/test_pretended_gpus.py::test_run_on_four_gpus_survives_a_rank_and_goes_on_with_two_and_with_none",
+        "needs GPUs",
+    ),
+    Elsewhere(
+        "make gpu-report .*",
+        "tests/unit/benchmarks/test_gpu_report.py::test_report_is_written_step_by_step",
+        "measures for 40 minutes",
+    ),
     Elsewhere("kubectl .*", "tests/compose/test_shipped_kubernetes.py", "needs a cluster of Kubernetes"),
     Elsewhere(
         "export TIDEMILL_TLS_CA=.*|tidemill status .*",
