@@ -17,10 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args
@@ -35,7 +37,7 @@ from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_client import ForkClient, given_client
 from tidemill.programs.idle import INTERRUPTED, exit_or_idle
 from tidemill.services.learner.distributed.forked_ranks import CHILD, fork_ranks
-from tidemill.services.learner.distributed.learner_group import RankInfo
+from tidemill.services.learner.distributed.learner_group import LEAVE_S, RankInfo
 from tidemill.services.learner.distributed.loopback_rendezvous import BACKEND, register
 from tidemill.services.learner.ended import ENDED_LEARNER
 
@@ -111,6 +113,7 @@ def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
 def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, str], forks: ForkClient | None) -> bool:
     """Run the ranks to their end; return whether they ended by themselves."""
     register()
+    _bound_failures()
     try:
         try:
             run_ranks(options)
@@ -127,6 +130,16 @@ def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, 
             raise ConfigError(f"rank {rank} refused its settings") from error
         raise FatalError(f"rank {rank} ended with {failure.exitcode} and there are no restarts left") from error
     return True
+
+
+def _bound_failures() -> None:
+    """Have torchrun kill ranks `LEAVE_S` after another one failed; it would wait 30 s for those that are stuck."""
+    close: Any = SubprocessContext._close
+
+    def close_soon(ranks: SubprocessContext, death_sig: signal.Signals, timeout: int = 30) -> None:
+        close(ranks, death_sig=death_sig, timeout=LEAVE_S if ranks._failures else timeout)
+
+    SubprocessContext._close = close_soon  # type: ignore[assignment, method-assign] # torch has no setting for it
 
 
 def _end_without_ranks(asked: threading.Event, exit_code: int, forks: ForkClient | None) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -13,12 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked_service import fork_service
 from tests.support.learner_cluster import LearnerCluster, learner_cluster
 from tests.support.ranks import RANKS, start_ranks, workers
 from tests.support.scraped import scrape
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.learner.status import LearnerState
+from tidemill.programs.fork_server import Order
 
+_ENDED_S = 20.0
+"""Generous bound for what takes 5 s; without it torchrun takes 30 s and an exchange until its timeout."""
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 _BYTE_STEP = -1 if sys.byteorder == "little" else 1
 
@@ -49,6 +54,41 @@ def test_killed_rank_brings_all_back_from_the_checkpoint(cluster: LearnerCluster
     assert "rank 0 of 2 lost the others" in learner.text()
     learner.signal(signal.SIGTERM)
     assert learner.wait() == 0, learner.text()
+
+
+def test_rank_that_hangs_is_ended_soon_after_another_died(cluster: LearnerCluster) -> None:
+    """One that is stuck, as in a wait for its GPU, heeds no signal; all start again without waiting for it."""
+    learner = start_ranks(cluster)
+    cluster.wait_for_status(lambda s: s.learner_steps > 0, "an update of both ranks")
+    saved = cluster.learner_client().save_checkpoint()
+    hanging, victim = workers(learner.pid)
+    os.kill(hanging, signal.SIGSTOP)
+    os.kill(victim, signal.SIGKILL)
+    died = time.monotonic()
+    wait_until(lambda: hanging not in workers(learner.pid), "the end of the rank that hangs")
+    assert time.monotonic() - died < _ENDED_S
+    cluster.wait_for_status(lambda s: f"{saved.learner_steps:,} updates" in s.restored, "a resume at the checkpoint")
+    learner.signal(signal.SIGTERM)
+    assert learner.wait() == 0, learner.text()
+
+
+def test_rank_that_fails_does_not_wait_for_an_exchange_in_flight(tmp_path: Path) -> None:
+    """The other is silent and the exchange never ends; the process that failed does."""
+    port, log = _two_free_ports(), tmp_path / "log"
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = []
+    with log.open("wb") as output:
+        try:
+            for place in ("0", "1"):
+                environment = os.environ | shared | {"RANK": place, "LOCAL_RANK": place}
+                ranks.append(fork_service(Order("tests.process.deserted_rank", [], environment), output))
+            wait_until(lambda: "fails now" in log.read_text(encoding="utf-8"), "an exchange in flight")
+            assert ranks[0].wait(_ENDED_S) == 1
+            assert ranks[1].poll() is None
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait(WAIT_S)
 
 
 def test_ranks_pause_and_stop_together_and_steps_count_once(cluster: LearnerCluster) -> None:

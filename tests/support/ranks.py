@@ -21,7 +21,10 @@ def workers(parent: int) -> list[int]:
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()
     found = []
     for child in map(int, children):
-        environ = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        try:
+            environ = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
         ranks = [int(entry.partition(b"=")[2]) for entry in environ if entry.startswith(b"RANK=")]
         found += [(rank, child) for rank in ranks]
     return [child for _, child in sorted(found)]

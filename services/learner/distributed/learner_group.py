@@ -7,17 +7,18 @@ between GPUs, everything else over gloo. Started by itself a learner is the only
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
 from tidemill.errors import ConfigError, Unavailable
@@ -25,6 +26,8 @@ from tidemill.rl.process_group import ProcessGroup, SingleProcess, flat_mean
 from tidemill.services.learner.distributed.membership import GroupMembership
 
 _POLL_S = 0.1  # between two polls of the store
+LEAVE_S = 4
+"""Longest time that a rank takes to end once it has failed or lost the others, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +189,12 @@ class TorchLearnerGroup:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        with _errors_translated(self._rank, self._timeout_s):
-            yield
+        try:
+            with _errors_translated(self._rank, self._timeout_s):
+                yield
+        except Unavailable:
+            _abandon()  # first of all: what closes next may wait for the device, and that for the others
+            raise
 
 
 @contextmanager
@@ -199,6 +206,8 @@ def joined_group(rank: RankInfo, device: torch.device, timeout_s: float) -> Iter
         device: Where gradients are; NCCL carries those of a GPU, gloo those of a CPU.
         timeout_s: Longest wait for the others, here and later, in seconds.
 
+    A rank that fails, or loses the others, aborts what is in flight, and its process ends within `LEAVE_S`.
+
     Raises:
         Unavailable: The others did not come in time.
     """
@@ -209,8 +218,24 @@ def joined_group(rank: RankInfo, device: torch.device, timeout_s: float) -> Iter
         _join(rank, device, timeout_s)
     try:
         yield TorchLearnerGroup(rank, device, timeout_s)
+    except BaseException:
+        _abandon()
+        raise
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _abandon() -> None:
+    """Leave the others without waiting for exchanges that are in flight; end the process if that takes too long.
+
+    NCCL waits for the device, and gloo's abort for an exchange with a silent rank. Python cannot interrupt either.
+    """
+    if not dist.is_initialized():
+        return
+    faulthandler.dump_traceback_later(LEAVE_S, exit=True)
+    with suppress(RuntimeError):  # not every backend can abort
+        _abort_process_group()
 
 
 def _join(rank: RankInfo, device: torch.device, timeout_s: float) -> None:
