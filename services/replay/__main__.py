@@ -35,6 +35,7 @@ _COMMANDS = {  # by module and function: a server needs none of them, nor what t
     "tables": ("commands.administration", "tables", "list the tables of a server"),
     "update": ("commands.administration", "update", "change a table in use"),
     "delete": ("commands.administration", "delete", "delete items by who wrote them, age or time"),
+    "drop": ("commands.administration", "drop", "drop a table and all that is in it"),
     "export": ("commands.transfer", "export", "write a table to files"),
     "import": ("commands.transfer", "import_", "read a table from files"),
     "copy": ("commands.transfer", "copy", "copy tables to another server"),

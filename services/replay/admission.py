@@ -132,6 +132,14 @@ class AdmissionQueue:
             if watch := self._watches.get((table, side)):
                 watch.total_s, watch.since = 0.0, self._clock()
 
+    def forget(self, table: Table) -> None:
+        """Keep nothing of a table that was dropped; `changed` has ended the calls that waited for it."""
+        for side in ("insert", "sample"):
+            self._lines[side].pop(table, None)
+            self._watches.pop((table, side), None)
+        for without_replacement in (False, True):
+            self._demands.pop((table, without_replacement), None)
+
     def _admits_insert(self, table: Table) -> bool:
         """Return whether a table admits an insert: by its limiter, or because a sample waits for more items.
 
@@ -150,12 +158,20 @@ class AdmissionQueue:
     async def _pass(
         self, side: Side, tables: tuple[Table, ...], admitted: Callable[[], bool], act: Callable[[], T]
     ) -> T:
+        def may_act() -> bool:  # a dropped table keeps no call waiting
+            return any(table.dropped for table in tables) or admitted()
+
+        def checked() -> T:
+            for table in tables:
+                table.check_there()
+            return act()
+
         lines = [self._lines[side].setdefault(table, OrderedDict()) for table in tables]
-        if not any(lines) and admitted():
-            result = act()
+        if not any(lines) and may_act():
+            result = checked()
             self.changed()
             return result
-        waiting = _Waiting(admitted, act, tables, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(may_act, checked, tables, asyncio.get_running_loop().create_future())
         for line in lines:
             line[waiting] = None
         self._start(side, tables)
@@ -181,7 +197,7 @@ class AdmissionQueue:
 
     def _leave(self, side: Side, waiting: _Waiting) -> bool:
         """Take a call out of the lines it stands in; return whether it stood there."""
-        lines = [line for table in waiting.tables if waiting in (line := self._lines[side][table])]
+        lines = [line for table in waiting.tables if waiting in (line := self._lines[side].get(table, OrderedDict()))]
         for line in lines:
             del line[waiting]
         return bool(lines)
@@ -195,7 +211,9 @@ class AdmissionQueue:
 
     def _stop(self, side: Side, tables: tuple[Table, ...]) -> None:
         for table in tables:
-            watch = self._watches[table, side]
+            watch = self._watches.get((table, side))
+            if watch is None:  # it was dropped
+                continue
             watch.waiting -= 1
             if not watch.waiting:
                 watch.total_s += self._clock() - watch.since

@@ -217,7 +217,10 @@ def plan_append(session: AppendSession, chunks: Sequence[Chunk], items: Sequence
     Raises:
         InvalidArgument: a field is out of range.
         FailedPrecondition: a chunk leaves a gap, or the epoch was superseded.
+        NotFound: a table of the session was dropped.
     """
+    for table in session.tables:
+        table.check_there()
     epoch = session.epoch
     epoch.check_current()
     fresh, sizes = _find_new(session, chunks)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.streams import Epoch
 from tidemill.services.replay.tables.table import Table
@@ -51,6 +52,10 @@ class ChangeSink(Protocol):
         """Report a new table, a new configuration of one, or when its newest items came."""
         ...
 
+    def log_drop(self, number: int, table: Table, names: Mapping[int, TableConfig]) -> None:
+        """Report that a table was dropped, and the dropped tables whose numbers still name chunks."""
+        ...
+
     def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:
         """Report a new epoch, and the numbers of those it has closed."""
         ...
@@ -81,6 +86,9 @@ class NoLog:
         """Do nothing."""
 
     def log_table(self, number: int, table: Table) -> None:
+        """Do nothing."""
+
+    def log_drop(self, number: int, table: Table, names: Mapping[int, TableConfig]) -> None:
         """Do nothing."""
 
     def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:

@@ -58,6 +58,7 @@ _MOST_BYTES: dict[type[Message], int] = {
     pb.DescribeTableRequest: _NAME_BYTES,
     pb.UpdateTableRequest: _NAME_BYTES,
     pb.ResetTableRequest: _NAME_BYTES,
+    pb.DropTableRequest: _NAME_BYTES,
     pb.DeleteMatchingItemsRequest: _NAME_BYTES,
     pb.ExportRequest: _NAME_BYTES,
     pb.CheckpointRequest: _NAME_BYTES,

@@ -138,6 +138,16 @@ class ReplayServicer:
         await self._durable()
         return pb.ResetTableResponse(removed=removed)
 
+    async def DropTable(self, raw: bytes, context: Context) -> pb.DropTableResponse:
+        """Remove a table."""
+        table = self._replay.find(read(pb.DropTableRequest, raw).name)
+        removed = self._replay.drop_table(table)
+        self._admission.changed()
+        self._admission.forget(table)
+        _log.info("table dropped", table=table.config.name, items=removed)
+        await self._durable()
+        return pb.DropTableResponse(removed=removed)
+
     async def UpdatePriorities(self, raw: bytes, context: Context) -> pb.UpdatePrioritiesResponse:
         """Set priorities by key."""
         request = read(pb.UpdatePrioritiesRequest, raw)
@@ -268,6 +278,7 @@ class ReplayServicer:
 
     async def _draw(self, opened: OpenedSample, wanted: SampleDemand, room: BatchRoom, leases: Leases) -> bytes:
         table = opened.table
+        table.check_there()
         if wanted.seed is not None:
             self._batches.check_intact(table)  # or it might wait for steps that are lost
         if wanted.at_step_count is not None:

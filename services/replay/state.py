@@ -33,9 +33,12 @@ _NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
 _ACTOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
-def _key_salt(store_id: int) -> int:
-    """Return what tells the keys of this history's items from those of another: 31 bits that look like chance."""
-    return (store_id * 0x9E3779B97F4A7C15 >> 33) & 0x7FFFFFFF
+def _key_salt(store_id: int, number: int) -> int:
+    """Return what tells the keys of a table's items from those of another: 31 bits that look like chance.
+
+    The other may be of an earlier history, or one of the same name that was dropped.
+    """
+    return (store_id * 0x9E3779B97F4A7C15 + (number - 1) * 0xD1B54A32D192ED03 >> 33) & 0x7FFFFFFF
 
 
 class ReplayState:
@@ -74,7 +77,9 @@ class ReplayState:
         self._tables: dict[str, Table] = {}
         self._numbers: dict[str, int] = {}  # of each table in the log
         self.next_table = 1
+        self.dropped_names: dict[int, TableConfig] = {}  # by whose number the log still names a store's chunks
         self._stores: dict[Signature, ChunkStore] = {}
+        self._store_numbers: dict[Signature, int] = {}  # of the table by which the log names each
         self.streams = StreamRegistry(first_epoch, max_streams)
         self.store_id = first_epoch
         self.env_steps = 0
@@ -192,14 +197,22 @@ class ReplayState:
             raise ResourceExhausted(f"table {config.name!r} would be one more than max_tables ({self._max_tables})")
         store = self._stores.get(config.signature) or self._make_store(config.signature, number)
         try:
-            table = Table(config, store, self._rng, durable=self._durable, key_salt=_key_salt(self.store_id))
+            table = Table(config, store, self._rng, durable=self._durable, key_salt=_key_salt(self.store_id, number))
         except MemoryError as error:
             raise ResourceExhausted(f"max_items is {config.max_items}, too many for the server's memory") from error
         self._stores[config.signature] = store
+        self._store_numbers.setdefault(config.signature, number)
         self._tables[config.name] = table
         self._numbers[config.name] = number
         self.next_table = max(self.next_table, number + 1)
         return table
+
+    def name_store(self, config: TableConfig, number: int) -> ChunkStore:
+        """Return a new store of chunks that the log names by a dropped table; others of its signature use it."""
+        store = self._stores[config.signature] = self._make_store(config.signature, number)
+        self._store_numbers[config.signature] = number
+        self.dropped_names[number] = config
+        return store
 
     @property
     def stores(self) -> tuple[ChunkStore, ...]:
@@ -223,6 +236,7 @@ class ReplayState:
 
     def delete(self, table: Table, keys: NDArray[np.uint64]) -> int:
         """Remove items of a table by key [N]; return how many were there."""
+        table.check_there()
         self._sink.begin()
         deleted = table.delete(keys)
         self._sink.log_changes(self.env_steps, None, [(table, _NO_SLOTS)])
@@ -233,6 +247,25 @@ class ReplayState:
         self._sink.begin()
         removed = table.reset()
         self._sink.log_changes(self.env_steps, None, [(table, _NO_SLOTS)])
+        return removed
+
+    def drop_table(self, table: Table) -> int:
+        """Remove a table, and with the last of a signature the streams of it; return how many items there were."""
+        removed = self.reset(table)  # reported by itself: what reads the log without knowing of drops finds it empty
+        name, store = table.config.name, table.store
+        number = self._numbers.pop(name)
+        del self._tables[name]
+        self._unconfirmed.discard(name)
+        table.dropped = True
+        self.dropped_names[number] = table.config
+        if all(other.store is not store for other in self._tables.values()):
+            self.streams.forget_store(store)
+            del self._stores[store.signature]
+            del self._store_numbers[store.signature]
+        in_use = self._store_numbers.values()
+        self.dropped_names = {key: config for key, config in self.dropped_names.items() if key in in_use}
+        self._sink.log_drop(number, table, self.dropped_names)
+        self.memory.count()
         return removed
 
     def find(self, name: str) -> Table:
@@ -295,6 +328,8 @@ class ReplayState:
             FailedPrecondition: the streams changed in a way that leaves no place for it.
             ResourceExhausted: there is no room for it.
         """
+        for table in session.tables:
+            table.check_there()
         if planned.revision != session.epoch.revision:
             planned = plan_append(session, chunks, items)
         self._sink.begin()

@@ -284,6 +284,12 @@ class StreamRegistry:
                 return True
         return False
 
+    def forget_store(self, store: ChunkStore) -> None:
+        """Forget the streams of a store that no table uses any more, whether or not an actor is connected."""
+        for epoch in self.epochs:
+            if epoch.store is store:
+                self._close(epoch)
+
     def disconnected(self, epoch: Epoch) -> None:
         """Note that one call fewer appends to an epoch."""
         epoch.connections -= 1

@@ -69,6 +69,7 @@ class Corpus:
             f"{r}DescribeTable": (pb.DescribeTableRequest(name="t"),),
             f"{r}UpdateTable": (pb.UpdateTableRequest(name="t", max_items=90, min_size=2, rate_limiter_on=True),),
             f"{r}ResetTable": (pb.ResetTableRequest(name="t"),),
+            f"{r}DropTable": (pb.DropTableRequest(name="dropped"),),
             f"{r}Append": (opening(), data_with()),
             f"{r}Sample": (
                 pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=4, item_counts=True), credit=2),

@@ -24,7 +24,7 @@ _EXPLAIN_S = 1.0
 
 
 class ReplayClient(Reopened):
-    """Tables of one replay service: create, describe, change, reset, set priorities, delete.
+    """Tables of one replay service: create, describe, change, reset, drop, set priorities, delete.
 
     Every method raises `Unavailable` when the service cannot be reached or does not answer within `deadline_s`,
     and otherwise the `TidemillError` that the service answered. Safe to call from several threads. In a process forked
@@ -90,6 +90,17 @@ class ReplayClient(Reopened):
         """Remove every item; return how many there were. NotFound: no such table."""
         with translated():
             return self._stub.ResetTable(pb.ResetTableRequest(name=_named(name)), timeout=self._deadline_s).removed
+
+    def drop_table(self, name: str) -> int:
+        """Remove a table, its items and its configuration; return how many items there were.
+
+        Programs that write to it or sample it are not asked: those with a `TableConfig` create it again.
+
+        Raises:
+            NotFound: no such table.
+        """
+        with translated():
+            return self._stub.DropTable(pb.DropTableRequest(name=_named(name)), timeout=self._deadline_s).removed
 
     def update_priorities(self, table: str, keys: ArrayLike, priorities: ArrayLike, fencing_token: int = 0) -> int:
         """Set priorities [N] of items by key [N]; return how many keys were in the table.

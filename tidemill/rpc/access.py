@@ -51,6 +51,7 @@ ALLOWED: dict[str, frozenset[str] | None] = {
     _REPLAY + "DescribeTable": _READERS,
     _REPLAY + "UpdateTable": _OPERATOR,
     _REPLAY + "ResetTable": _OPERATOR,
+    _REPLAY + "DropTable": _TRAINING,
     _REPLAY + "Append": frozenset({ACTOR, OPERATOR}),
     _REPLAY + "Sample": _TRAINING,
     _REPLAY + "UpdatePriorities": _TRAINING,

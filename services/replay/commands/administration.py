@@ -1,4 +1,4 @@
-"""`tidemill replay tables`, `update`, `delete`: an operator looks at a running server and changes its tables."""
+"""`tidemill replay tables`, `update`, `delete`, `drop`: looks at a running server and changes its tables."""
 
 from __future__ import annotations
 
@@ -74,6 +74,21 @@ def delete(arguments: Sequence[str]) -> int:
             until_s=options.until,
         )
     print(f"deleted {deleted:,} items of {options.table}")
+    return 0
+
+
+def drop(arguments: Sequence[str]) -> int:
+    """Drop a table of a server and print how many items went with it; return 0."""
+    parser = _parser(
+        "drop",
+        "Drops a table of a running replay server for good: its items, its configuration and its counters. Stop what "
+        "writes to it or samples it first: a program that knows the configuration creates the table again.",
+    )
+    parser.add_argument("table", help="name of the table")
+    options = parser.parse_args(arguments)
+    with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
+        dropped = client.drop_table(options.table)
+    print(f"dropped {options.table}, which had {dropped:,} items")
     return 0
 
 

@@ -136,6 +136,8 @@ class Compactor:
         for table in self._replay.tables:
             while len(items := items_in(table, segment)[:_MOVED_ITEMS]):
                 await self._writing.room()
+                if table.dropped:
+                    break
                 self._journal.begin()
                 items = items_in(table, segment)[:_MOVED_ITEMS]  # some may have left meanwhile
                 self._journal.log_changes(self._replay.env_steps, None, [(table, items)])

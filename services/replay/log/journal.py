@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.replay.table_config import TableConfig
 from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.change_sink import NewChunks
 from tidemill.services.replay.chunks.logged_blocks import Locations, logged
@@ -117,6 +118,13 @@ class Journal:
     def log_table(self, number: int, table: Table) -> None:
         """Write a new table, a new configuration of one, or when its newest items came."""
         self._log(Kind.TABLE, {**describe_table(number, table), "mark": table.times.newest})
+
+    def log_drop(self, number: int, table: Table, names: Mapping[int, TableConfig]) -> None:
+        """Write that a table was dropped, and the dropped tables whose numbers still name chunks."""
+        del self._table_numbers[table.config.name]
+        self._sizes.pop(number, None)
+        self._position.removed.pop(number, None)
+        self._log(Kind.TABLE, {**describe_table(number, table), "dropped": _describe_names(names)})
 
     def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:
         """Write a new epoch, and the numbers of those it has closed."""
@@ -245,9 +253,15 @@ def describe_state(replay: ReplayState) -> dict[str, Any]:
             }
             for table in replay.tables
         ],
+        "next_table": replay.next_table,
+        "dropped": _describe_names(replay.dropped_names),
         "epochs": [describe_epoch(epoch) for epoch in replay.streams.epochs],
         **({"closed": [list(astuple(streams)) for streams in closed]} if (closed := replay.streams.closed) else {}),
     }
+
+
+def _describe_names(names: Mapping[int, TableConfig]) -> list[Any]:
+    return [[number, config_to_json(config)] for number, config in names.items()]
 
 
 def describe_table(number: int, table: Table) -> dict[str, Any]:

@@ -75,6 +75,10 @@ class LogContents:
 
     Attributes:
         configs: Configuration of each table, by its number.
+        dropped: Numbers of tables that were dropped.
+        names: Configuration of dropped tables whose number still names the signature of chunks, by number.
+        stated: The newest record that described every table there was, by its sequence number.
+        next_table: Least number of the next table.
         live: What was changed of a table while it was in use, see `describe_table`; by its number.
         stats: Newest numbers of each table, int64, by its number.
         stats_sequences: The record that reported them.
@@ -100,6 +104,10 @@ class LogContents:
     """
 
     configs: dict[int, Json] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
+    names: dict[int, Json] = field(default_factory=dict)
+    stated: int = 0
+    next_table: int = 1
     live: dict[int, Json] = field(default_factory=dict)
     stats: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     stats_sequences: dict[int, int] = field(default_factory=dict)
@@ -266,11 +274,10 @@ def _take(contents: LogContents, frame: Frame, segment: int) -> None:
     if frame.kind is Kind.SEGMENT:
         _take_state(contents, document, frame.sequence)
     elif frame.kind is Kind.TABLE:
-        _take_table(contents, document)
-        if mark := document.get("mark"):
-            contents.marks.setdefault(document["number"], []).append(mark)
-        if document["number"] not in contents.chain.reports:
-            contents.chain.report(document["number"], 0, 0, 0)
+        if "dropped" in document:
+            _drop_table(contents, document)
+        else:
+            _take_logged_table(contents, document)
     elif frame.kind is Kind.EPOCH:
         for number in document["closed"]:
             if (epoch := contents.epochs.pop(number, None)) is not None:
@@ -282,6 +289,8 @@ def _take_state(contents: LogContents, document: Json, sequence: int) -> None:
     for name in ("env_steps", "next_epoch", "next_stream", "next_chunk"):
         setattr(contents, name, max(getattr(contents, name), document[name]))
     contents.store_id = document["store_id"]
+    contents.stated, contents.names = sequence, dict(document.get("dropped", ()))
+    contents.next_table = max(contents.next_table, document.get("next_table", 1))
     for table in document["tables"]:
         _take_table(contents, table)
         contents.stats[table["number"]] = np.array(table["stats"], dtype=np.int64)
@@ -297,6 +306,22 @@ def _take_state(contents: LogContents, document: Json, sequence: int) -> None:
 def _take_table(contents: LogContents, document: Json) -> None:
     contents.configs[document["number"]] = document["config"]
     contents.live[document["number"]] = document.get("live", {})
+
+
+def _take_logged_table(contents: LogContents, document: Json) -> None:
+    _take_table(contents, document)
+    if mark := document.get("mark"):
+        contents.marks.setdefault(document["number"], []).append(mark)
+    if document["number"] not in contents.chain.reports:
+        contents.chain.report(document["number"], 0, 0, 0)
+
+
+def _drop_table(contents: LogContents, document: Json) -> None:
+    number = document["number"]
+    contents.dropped.add(number)
+    contents.configs.pop(number, None)
+    contents.names = dict(document["dropped"])
+    contents.next_table = max(contents.next_table, number + 1)
 
 
 def _take_epochs(contents: LogContents, epochs: Sequence[Json]) -> None:

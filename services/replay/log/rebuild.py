@@ -131,28 +131,33 @@ def rebuild(replay: ReplayState, contents: LogContents, snapshot: Snapshot | Non
         The identity of the next chunk, and how many items of each table were lost, by the table's number.
     """
     for table in snapshot.tables if snapshot is not None else ():
-        contents.configs.setdefault(table.number, table.config)
+        if table.number not in contents.dropped and snapshot is not None and snapshot.sequence >= contents.stated:
+            contents.configs.setdefault(table.number, table.config)
     replay.store_id = contents.store_id or replay.store_id  # keys depend on it
+    stores = {number: replay.name_store(config_from_json(config), number) for number, config in contents.names.items()}
     tables = {number: _restore_empty(replay, contents, number) for number in sorted(contents.configs)}
     known = {number: surviving_chunks(pieces) for number, pieces in contents.chunks.items()}
-    chunks = {number: found for number, found in known.items() if number in tables}
+    stores |= {number: table.store for number, table in tables.items()}
+    chunks = {number: found for number, found in known.items() if number in stores}
     for number, found in chunks.items():
-        _restore_chunks(tables[number].store, found)
+        _restore_chunks(stores[number], found)
     epochs = [
-        _restore_epoch(document, tables[document["table"]].store)
+        _restore_epoch(document, stores[document["table"]])
         for document in contents.epochs.values()
-        if document["table"] in tables  # or the record that named it is corrupt
+        if document["table"] in stores  # or the record that named it is corrupt
     ]
     for number, found in chunks.items():
-        _advance_streams([epoch for epoch in epochs if epoch.store is tables[number].store], found)
-    lost = _restore_tables(tables, chunks, contents, snapshot)
+        _advance_streams([epoch for epoch in epochs if epoch.store is stores[number]], found)
+    lost = _restore_tables(tables, {id(stores[number]): found for number, found in chunks.items()}, contents, snapshot)
     for epoch in epochs:
         _hold_tails(epoch)
     # numbers that only chunks and items name must not be reused: the record that named them may be corrupt
     next_stream = max([contents.next_stream, *(int(found.columns["stream"].max()) + 1 for found in known.values())])
     replay.streams.restore(epochs, contents.next_epoch, next_stream, [ClosedStreams(*row) for row in contents.closed])
-    replay.next_table = max([replay.next_table, *(number + 1 for number in (*contents.tables, *contents.chunks))])
-    for store in {id(table.store): table.store for table in tables.values()}.values():
+    replay.next_table = max(
+        [replay.next_table, contents.next_table, *(number + 1 for number in (*contents.tables, *contents.chunks))]
+    )
+    for store in replay.stores:
         store.remove_unheld()
     replay.env_steps = contents.env_steps
     return max([contents.next_chunk, *(int(found.where.ids.max()) + 1 for found in known.values())]), lost
@@ -233,17 +238,20 @@ def _hold_tails(epoch: Epoch) -> None:
 def _restore_tables(
     tables: dict[int, Table], chunks: dict[int, SurvivingChunks], contents: LogContents, snapshot: Snapshot | None
 ) -> dict[int, int]:
-    """Fill the tables; return how many items of each were lost, including tables that no record describes."""
+    """Fill the tables with items of chunks, by the identity of their store.
+
+    Returns:
+        How many items of each were lost, including tables that no record describes.
+    """
     snapshots = {table.number: table for table in snapshot.tables} if snapshot is not None else {}
-    stores = {id(tables[number].store): found for number, found in chunks.items()}
     reports = contents.chain.reports
-    lost = {number: reports[number].size for number in reports.keys() - tables.keys()}
+    lost = {number: reports[number].size for number in reports.keys() - tables.keys() - contents.dropped}
     for number, table in tables.items():
         stats = contents.stats.get(number, np.zeros(STATS_FIELDS, dtype=np.int64))
         taken = snapshots.get(number)
         if taken is not None and snapshot is not None and snapshot.sequence >= contents.stats_sequences.get(number, 0):
             stats = np.array(taken.stats)
-        pieces, known = contents.tables.get(number), stores.get(id(table.store))
+        pieces, known = contents.tables.get(number), chunks.get(id(table.store))
         found = surviving_items(pieces if pieces is not None else TablePieces())
         trusted = _trusted(found, contents.chain.breaks.get(number, 0), snapshot, taken)
         trusted &= found.sequences >= contents.chain.fork

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import FailedPrecondition, InvalidArgument
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.chunks.store import NONE, ChunkRefCounts, ChunkStore
@@ -60,8 +60,14 @@ class Table:
         self._selectors: SelectorPair
         self._sampler: ItemSampler
         self.counters: Counters
+        self.dropped = False  # set when it is no longer one of the server's tables
         self._removed: list[Ints]  # slots emptied since the last record of the log
         self._clear(first_number=0)
+
+    def check_there(self) -> None:
+        """Raise NotFound if it was dropped; whoever holds a table while others act must ask again."""
+        if self.dropped:
+            raise NotFound(f"table {self.config.name!r} was dropped")
 
     @property
     def size(self) -> int:

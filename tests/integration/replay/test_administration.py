@@ -6,16 +6,21 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.support.replay_log import options
 from tests.support.replay_service import LocalServer, open_appender, server_process, write
 from tests.support.replay_streams import UNIFORM, make_config
+from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import AlreadyExists, InvalidArgument, NotFound
+from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, TableUpdate
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.channel import open_channel
 from tidemill.services.replay.__main__ import main
 
 HELD_BACK = make_config(limiter=RateLimiterConfig(min_size=4, samples_per_insert=1.0, error_buffer=1.0))
@@ -44,6 +49,47 @@ def test_limiter_switched_off_lets_the_waiting_writer_and_sampler_pass(
         assert all(sampler.take(WAIT_S) is not None for _ in range(5))
         assert client.create_table(HELD_BACK) is False
         assert sampler.reconnects == 0
+
+
+def test_dropping_a_table_ends_the_calls_that_wait_for_it(server: LocalServer, client: ReplayClient) -> None:
+    """A writer that is held back and a reader that waits are told it is gone; nothing of it stays with the server."""
+    client.create_table(HELD_BACK)
+    client.create_table(make_config("empty"))
+    table, empty = server.replay.find("t"), server.replay.find("empty")
+    reads = pb.SampleRequest(open=pb.SampleOpen(table="empty", batch_size=1), credit=1)
+    with open_channel(server.address) as channel, open_appender(server.address) as appender:
+        reading = replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter([reads]), timeout=WAIT_S)
+        writing = threading.Thread(target=write, args=(appender, range(80)))
+        writing.start()
+        wait_until(lambda: server.admission.waiting(table, "insert") == 1, "the writer to be held back")
+        wait_until(lambda: server.admission.waiting(empty, "sample") == 1, "the reader to wait")
+        assert client.drop_table("t") > 0
+        assert client.drop_table("empty") == 0
+        with pytest.raises(grpc.RpcError) as refused:
+            next(reading)
+        assert (refused.value.code(), refused.value.details()) == (
+            grpc.StatusCode.NOT_FOUND,
+            "table 'empty' was dropped",
+        )
+        wait_until(lambda: isinstance(appender.last_failure, NotFound), "the writer to be told")
+        appender.stop()
+        writing.join(WAIT_S)
+    assert client.list_tables() == ()
+    assert (server.replay.chunks, server.replay.streams.count) == (0, 0)
+    for call in (client.drop_table, client.describe_table):
+        with pytest.raises(NotFound, match="no table 't'; there are: none"):
+            call("t")
+
+
+def test_a_full_server_takes_another_table_once_one_is_dropped(client: ReplayClient) -> None:
+    """Tables that nobody needs are dropped to make room, and a dropped name is free for another configuration."""
+    for number in range(4):  # as many as the fixture takes
+        client.create_table(make_config(f"t{number}"))
+    with pytest.raises(ResourceExhausted, match="one more than max_tables"):
+        client.create_table(make_config("another"))
+    client.drop_table("t0")
+    assert client.create_table(make_config("t0", max_items=7))
+    assert client.describe_table("t0").config.max_items == 7
 
 
 def test_config_that_was_read_between_two_changes_is_no_objection(server: LocalServer, client: ReplayClient) -> None:
@@ -78,6 +124,7 @@ def test_commands_change_a_server_and_a_restart_keeps_it(tmp_path: Path, capsys:
     arguments = options(tmp_path)
     with server_process("127.0.0.1:0", *arguments) as server, ReplayClient(server.address) as client:
         client.create_table(make_config())
+        client.create_table(make_config("spare"))
         for actor in ("one", "two"):
             with open_appender(server.address, actor) as appender:
                 write(appender, range(20))
@@ -93,9 +140,16 @@ def test_commands_change_a_server_and_a_restart_keeps_it(tmp_path: Path, capsys:
         assert "neither --actor, --min-age, --since nor --until is given" in capsys.readouterr().err
         assert main(["update", server.address, "t", "--queue-size", "31"]) != 0
         assert "rate_limiter.queue_size is 31, must be 0 .. 30" in capsys.readouterr().err
+        assert any('table="spare"' in name for name in scrape(server.metrics_address))
+        assert main(["drop", server.address, "spare"]) == 0
+        assert capsys.readouterr().out == "dropped spare, which had 0 items\n"
+        assert not any('table="spare"' in name for name in scrape(server.metrics_address))
+        assert main(["drop", server.address, "spare"]) != 0
+        assert "no table 'spare'; there are: t" in capsys.readouterr().err
         server.process.kill()
         server.process.wait(WAIT_S)
     with server_process("127.0.0.1:0", *arguments) as again, ReplayClient(again.address) as client:
+        assert [table.config.name for table in client.list_tables()] == ["t"]
         assert client.create_table(make_config()) is False
         assert main(["tables", again.address]) == 0
         assert "t: 20 of at most 30 items" in (shown := capsys.readouterr().out)

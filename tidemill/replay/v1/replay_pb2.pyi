@@ -731,6 +731,50 @@ class ResetTableResponse(_message.Message):
 Global___ResetTableResponse: _TypeAlias = ResetTableResponse  # noqa: Y015
 
 @_typing.final
+class DropTableRequest(_message.Message):
+    """Names the table to drop."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the table."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropTableRequest: _TypeAlias = DropTableRequest  # noqa: Y015
+
+@_typing.final
+class DropTableResponse(_message.Message):
+    """Answer to DropTable."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REMOVED_FIELD_NUMBER: _builtins.int
+    removed: _builtins.int
+    """Items that were removed."""
+    def __init__(
+        self,
+        *,
+        removed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed", b"removed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropTableResponse: _TypeAlias = DropTableResponse  # noqa: Y015
+
+@_typing.final
 class AppendRequest(_message.Message):
     """One message of an appending actor: first `open`, then `data`."""
 

@@ -60,6 +60,11 @@ class ReplayServiceStub:
                 request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.ResetTableRequest.SerializeToString,
                 response_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.ResetTableResponse.FromString,
                 _registered_method=True)
+        self.DropTable = channel.unary_unary(
+                '/tidemill.replay.v1.ReplayService/DropTable',
+                request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DropTableRequest.SerializeToString,
+                response_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DropTableResponse.FromString,
+                _registered_method=True)
         self.Append = channel.stream_stream(
                 '/tidemill.replay.v1.ReplayService/Append',
                 request_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.AppendRequest.SerializeToString,
@@ -149,6 +154,18 @@ class ReplayServiceServicer:
     def ResetTable(self, request, context):
         """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
         Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropTable(self, request, context):
+        """Removes a table: its items, its configuration and its counters. Its name is free, and counts no more among the tables
+        a server may have; a table created under it later is another, and takes no key of an item of this one for its own.
+
+        Calls that append to it or sample it, or wait to, end with NOT_FOUND. So does a retry, once it is dropped. With the last
+        table of a signature go the streams of that signature: an actor that resumes one gets a new epoch.
+        Never blocks, except on the disk if there is a log: answered once it is durable. NOT_FOUND: no such table.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -275,6 +292,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.ResetTable,
                     request_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.ResetTableRequest.FromString,
                     response_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.ResetTableResponse.SerializeToString,
+            ),
+            'DropTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropTable,
+                    request_deserializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DropTableRequest.FromString,
+                    response_serializer=tidemill_dot_replay_dot_v1_dot_replay__pb2.DropTableResponse.SerializeToString,
             ),
             'Append': grpc.stream_stream_rpc_method_handler(
                     servicer.Append,
@@ -448,6 +470,33 @@ class ReplayService:
             '/tidemill.replay.v1.ReplayService/ResetTable',
             tidemill_dot_replay_dot_v1_dot_replay__pb2.ResetTableRequest.SerializeToString,
             tidemill_dot_replay_dot_v1_dot_replay__pb2.ResetTableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemill.replay.v1.ReplayService/DropTable',
+            tidemill_dot_replay_dot_v1_dot_replay__pb2.DropTableRequest.SerializeToString,
+            tidemill_dot_replay_dot_v1_dot_replay__pb2.DropTableResponse.FromString,
             options,
             channel_credentials,
             insecure,

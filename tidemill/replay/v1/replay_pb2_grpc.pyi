@@ -82,6 +82,14 @@ class ReplayServiceStub:
     """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
     Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
     """
+    DropTable: _grpc.UnaryUnaryMultiCallable[_replay_pb2.DropTableRequest, _replay_pb2.DropTableResponse]
+    """Removes a table: its items, its configuration and its counters. Its name is free, and counts no more among the tables
+    a server may have; a table created under it later is another, and takes no key of an item of this one for its own.
+
+    Calls that append to it or sample it, or wait to, end with NOT_FOUND. So does a retry, once it is dropped. With the last
+    table of a signature go the streams of that signature: an actor that resumes one gets a new epoch.
+    Never blocks, except on the disk if there is a log: answered once it is durable. NOT_FOUND: no such table.
+    """
     Append: _grpc.StreamStreamMultiCallable[_replay_pb2.AppendRequest, _replay_pb2.AppendResponse]
     """Appends chunks and the items that end in them; one call carries all streams of one actor.
 
@@ -184,6 +192,14 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     ResetTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]  # type: ignore[assignment]
     """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
     Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
+    """
+    DropTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.DropTableRequest, _replay_pb2.DropTableResponse]  # type: ignore[assignment]
+    """Removes a table: its items, its configuration and its counters. Its name is free, and counts no more among the tables
+    a server may have; a table created under it later is another, and takes no key of an item of this one for its own.
+
+    Calls that append to it or sample it, or wait to, end with NOT_FOUND. So does a retry, once it is dropped. With the last
+    table of a signature go the streams of that signature: an actor that resumes one gets a new epoch.
+    Never blocks, except on the disk if there is a log: answered once it is durable. NOT_FOUND: no such table.
     """
     Append: _aio.StreamStreamMultiCallable[_replay_pb2.AppendRequest, _replay_pb2.AppendResponse]  # type: ignore[assignment]
     """Appends chunks and the items that end in them; one call carries all streams of one actor.
@@ -309,6 +325,19 @@ class ReplayServiceServicer:
     ) -> _typing.Union[_replay_pb2.ResetTableResponse, _abc.Awaitable[_replay_pb2.ResetTableResponse]]:
         """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
         Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
+        """
+
+    def DropTable(
+        self,
+        request: _replay_pb2.DropTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.DropTableResponse, _abc.Awaitable[_replay_pb2.DropTableResponse]]:
+        """Removes a table: its items, its configuration and its counters. Its name is free, and counts no more among the tables
+        a server may have; a table created under it later is another, and takes no key of an item of this one for its own.
+
+        Calls that append to it or sample it, or wait to, end with NOT_FOUND. So does a retry, once it is dropped. With the last
+        table of a signature go the streams of that signature: an actor that resumes one gets a new epoch.
+        Never blocks, except on the disk if there is a log: answered once it is durable. NOT_FOUND: no such table.
         """
 
     def Append(
