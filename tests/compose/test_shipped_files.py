@@ -103,10 +103,12 @@ def test_container_of_gpus_has_the_memory_that_nccl_and_cuda_need() -> None:
 
 def test_learner_has_all_gpus_of_the_machine_or_those_that_are_named() -> None:
     """Not by `device_ids`: an engine that gives GPUs by CDI alone takes "0,1" for the name of one."""
-    learner = gpu_services()["learner"]
-    assert learner["deploy"]["resources"]["reservations"]["devices"] == [
-        {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    ]
+    for service in gpu_services().values():
+        assert service["deploy"]["resources"]["reservations"]["devices"] == [
+            {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+        ]
+    learner, inference = gpu_services()["learner"], gpu_services()["inference"]
+    assert with_defaults(inference["environment"]["CUDA_VISIBLE_DEVICES"]) == "0"
     named = with_defaults(learner["environment"]["CUDA_VISIBLE_DEVICES"])
     assert named == ",".join(map(str, range(16)))
     assert "${TIDEMILL_GPUS:-" in learner["environment"]["CUDA_VISIBLE_DEVICES"]
