@@ -17,6 +17,7 @@ from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import Batch
+from tidemill.services.learner.data.device import DeviceBacklog
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, SingleLearner, StepVote
 from tidemill.services.learner.divergence import Diverged
 from tidemill.services.learner.progress import Progress
@@ -116,6 +117,7 @@ class Trainer:
         self._progress, self._limits, self._clock = progress, limits, clock
         self._on_publish = outputs.on_publish
         self._batch: Batch | None = None
+        self._backlog = DeviceBacklog()
 
     def run(self) -> str:
         """Train until asked to stop or until a limit is reached; return the reason.
@@ -174,6 +176,7 @@ class Trainer:
         batch.device_batch.wait()
         started = self._clock()
         update = self._agent.update(batch.columns, _scaled(batch, largest_weight))
+        self._backlog.add(batch.device_batch)
         seconds = self._clock() - started
         self._counters.learner_steps += 1
         if self._priorities is not None:

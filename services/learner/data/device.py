@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,29 @@ class DeviceBatch:
         stream.wait_event(self.event)
         for tensor in self.tensors.values():
             tensor.record_stream(stream)  # keeps the memory until this stream is past its use
+
+
+class DeviceBacklog:
+    """Keeps the host at most `AHEAD` updates ahead of a GPU.
+
+    An update that is launched as a graph takes the host far less time than the GPU: without a bound, priorities and
+    parameters would lag by as many updates as are queued, and each keeps the memory of its batch.
+    """
+
+    AHEAD = 4
+
+    def __init__(self) -> None:
+        self._ends: deque[torch.cuda.Event] = deque()
+
+    def add(self, batch: DeviceBatch) -> None:
+        """Count the update of a batch that was just launched; wait for the one `AHEAD` updates ago, if on a GPU."""
+        if batch.event is None:
+            return
+        end = torch.cuda.Event(blocking=True)  # a core that waits does not spin: decoders have use for it
+        end.record()
+        self._ends.append(end)
+        if len(self._ends) > self.AHEAD:
+            self._ends.popleft().synchronize()
 
 
 class DevicePrefetcher:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.learner_fakes import (
     Clock,
@@ -26,6 +28,7 @@ from tidemill.services.learner.checkpoint.resume import ResumableState
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.data.device import DeviceBatch
 from tidemill.services.learner.progress import Progress
 from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
 
@@ -97,6 +100,33 @@ def test_training_ends_at_the_step_limit(tmp_path: Path, scenes: list[_Scene]) -
     assert scene.counters.learner_steps == 5
     assert len(scene.agent.batches) == 5
     assert scene.priorities.keys == [1, 2, 3, 4, 5]
+
+
+def test_host_is_at_most_four_updates_ahead_of_a_gpu(
+    tmp_path: Path, scenes: list[_Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once five updates were launched the first must have ended, and so on; no stream is synchronised."""
+    seen: list[str] = []
+
+    class Event:
+        """Notes after how many updates it was recorded, and when the host waits for it."""
+
+        def __init__(self, *, blocking: bool) -> None:
+            assert blocking
+
+        def record(self) -> None:
+            self.update = len(scene.agent.batches)
+
+        def synchronize(self) -> None:
+            seen.append(f"{self.update} after {len(scene.agent.batches)}")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(DeviceBatch, "wait", lambda batch: None)
+    scene = _scene(scenes, tmp_path, Limits(max_learner_steps=8))
+    on_gpu = DeviceBatch({}, Event(blocking=True))  # type: ignore[arg-type]
+    scene.source.batches += [dataclasses.replace(batch(key), device_batch=on_gpu) for key in range(1, 9)]
+    scene.trainer.run()
+    assert seen == ["1 after 5", "2 after 6", "3 after 7", "4 after 8"]
 
 
 def test_training_ends_at_the_env_step_limit(tmp_path: Path, scenes: list[_Scene]) -> None:
