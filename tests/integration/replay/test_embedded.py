@@ -15,7 +15,7 @@ import pytest
 from tests.support.documented import run_example
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.waiting import WAIT_S
-from tidemill.errors import FatalError, Unavailable
+from tidemill.errors import DataLoss, FatalError, Unavailable
 from tidemill.replay import ItemWindow, ReplayClient, ReplaySampler, ReplayWriter, Server
 
 
@@ -60,6 +60,26 @@ def test_a_folder_keeps_the_tables(tmp_path: Path) -> None:
     with Server(tmp_path / "data", port) as second:
         assert second.address == first.address
         assert _items(second.address) == [3]
+
+
+def test_flush_says_what_a_restarted_server_has_lost() -> None:
+    """Steps sent while an in-memory server was restarted are not passed off as stored; later ones are stored."""
+    with Server() as first:
+        port = int(first.address.rpartition(":")[2])
+        writer = ReplayWriter(first.address, steps_table(), windows=ItemWindow(1))
+        writer.append(numbered_step(0))
+        writer.flush()
+    for number in range(100):
+        writer.append(numbered_step(number))
+    with Server(port=port) as second:
+        with pytest.raises(DataLoss, match="steps may be lost: the replay server at"):
+            writer.flush()
+        stored = sum(_items(second.address))
+        assert stored < 100
+        writer.append(numbered_step(0))
+        writer.flush()
+        assert sum(_items(second.address)) == stored + 1
+        writer.close()
 
 
 def test_a_program_that_ends_without_close_loses_nothing(tmp_path: Path) -> None:

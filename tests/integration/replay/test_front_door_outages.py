@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -19,7 +20,7 @@ import pytest
 from tests.support.numbered_steps import STEP, numbered_step, steps_table
 from tests.support.replay_service import LocalServer, server_process
 from tests.support.waiting import WAIT_S
-from tidemill.errors import FailedPrecondition, Unavailable
+from tidemill.errors import DataLoss, FailedPrecondition, Unavailable
 from tidemill.replay import (
     ItemWindow,
     ReplayClient,
@@ -63,7 +64,8 @@ def test_server_that_kept_nothing_is_filled_again() -> None:
         for number in range(6, 30):
             writer.append(numbered_step(number))
             writer.create_item("t", last=4)
-        writer.flush(WAIT_S)
+        with contextlib.suppress(DataLoss):  # a chunk may have been under way
+            writer.flush(WAIT_S)
         assert writer.restarts == 1
         assert writer.dropped_items > 0
         with ReplayClient(address) as client:

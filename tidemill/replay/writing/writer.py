@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.codec import encode
 from tidemill.config.check import is_safe_name
-from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
+from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.client import ReplayClient
@@ -158,7 +158,7 @@ class ReplayWriter(Reopened):
         self._rows = StreamRows(signature, envs, chunk_length, history)
         self._items = StreamItems(self._tables, self._rows, windows, max_message_bytes)
         self._interrupted = np.zeros(envs, np.bool_)
-        self._awaited_s, self._is_closed = 0.0, False
+        self._awaited_s, self._told_dropped, self._is_closed = 0.0, 0, False
         self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
         before = WriterProgress(name or new_name())
         if state is not None:
@@ -284,6 +284,8 @@ class ReplayWriter(Reopened):
 
         Raises:
             Unavailable: The server has not acknowledged everything within `timeout_s` seconds; nothing is lost by that.
+            DataLoss: Before the server acknowledged all that was sent, it lost the streams, as one in memory that is
+                restarted, or another took its place; said once, and what comes after it is stored.
         """
         self._check_open()
         began_s = time.monotonic()
@@ -291,6 +293,7 @@ class ReplayWriter(Reopened):
             self._send(envs, timeout_s, continues=continues)
         if not self._appender.flush(max(0.0, began_s + timeout_s - time.monotonic())):
             raise self._overdue(timeout_s)
+        self._check_kept()
 
     async def flush_async(self, timeout_s: float = FLUSH_S) -> None:
         """Do as `flush` does, with its errors; what a call that is cancelled has sent stays sent."""
@@ -300,6 +303,7 @@ class ReplayWriter(Reopened):
             await self._until(lambda: self._appender.has_room(len(envs)), timeout_s, began_s)  # noqa: B023 - called here
             self._send(envs, 0.0, continues=continues)
         await self._until(lambda: self._appender.flush(0.0), timeout_s, began_s)
+        self._check_kept()
 
     def state(self) -> bytes:
         """Return all that another writer needs to go on here: steps and items that are not stored, and the place.
@@ -511,6 +515,16 @@ class ReplayWriter(Reopened):
             if timeout_s is not None and time.monotonic() - began_s >= timeout_s:
                 raise self._overdue(timeout_s)
             await asyncio.sleep(pause.next_s())
+
+    def _check_kept(self) -> None:
+        """Raise DataLoss if chunks were dropped since it was last called."""
+        lost, self._told_dropped = self.dropped_chunks - self._told_dropped, self.dropped_chunks
+        if lost:
+            raise DataLoss(
+                f"{lost} chunks of up to {self._rows.chunk_length} steps may be lost: the replay server at "
+                f"{' or '.join(self._addresses)} had not acknowledged them when it lost the streams, or another took "
+                "its place; one with a folder keeps them over a restart"
+            )
 
     def _overdue(self, timeout_s: float) -> Unavailable:
         failure = self._appender.last_failure
