@@ -81,6 +81,23 @@ def write_all_atomically(contents: Mapping[Path, bytes]) -> None:
         sync_folder(folder)
 
 
+def append_whole(path: Path, data: str) -> None:
+    """Append text, which is on the disk when this returns; after an error the file is as long as it was.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    with path.open("ab") as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            file.write(data.encode())
+            sync_file(file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fileno(), end)
+            raise
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, and those above it that are missing; the disk has their names before the call returns.
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from tidemill.errors import DataLoss
 
+EVALUATING = "evaluating.json"
+"""File in a run's folder while an evaluation is under way: `version`, `ended` and `episodes`."""
+
 
 @dataclass(frozen=True)
 class Score:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -16,15 +19,20 @@ import torch
 from tidemill.callbacks import CallbackThread, make_callbacks
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.errors import TidemillError
 from tidemill.params.run_end import RunEnd
+from tidemill.params.version import VERDICT
 from tidemill.process import keep_freed_memory, leave, run, signal_event, stop_event
 from tidemill.programs.idle import exit_or_idle
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
-from tidemill.services.evaluator.evaluator import Evaluator
+from tidemill.services.evaluator.evaluator import Evaluator, EvaluatorEvents
 from tidemill.services.evaluator.params_source import ParamsSource
+from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.evaluator.report import RESULT, set_result_aside, write_report
+from tidemill.services.evaluator.room import when_there_is_room
 from tidemill.services.evaluator.run_logs import RunLogs
+from tidemill.services.evaluator.verdict import RunVerdict
 from tidemill.telemetry import configure_logging, identify, serve_metrics
 
 _log = structlog.get_logger()
@@ -57,25 +65,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.Event, finish: threading.Event) -> None:
     """Put the parts of one evaluator together, evaluate until the run is over, write the report."""
-    logs = RunLogs(config.run, time.monotonic)
-    logs.write_hparams(config)
+    logs = when_there_is_room(lambda: RunLogs(config.run, time.monotonic, stop), stop)
+    when_there_is_room(lambda: logs.write_hparams(config), stop)
     made = make_callbacks("evaluator.callbacks", config.evaluator.callbacks, config.run, config)
     timeout_s = config.cluster.connect_timeout_s
     source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s)
-    with closing(logs), closing(source), closing(EpisodeRunner(config)) as runner, ExitStack() as stack:
+    runner = EpisodeRunner(config, ProgressFile(config.run.folder))
+    with closing(logs), closing(source), closing(runner), ExitStack() as stack:
         callbacks = stack.enter_context(closing(CallbackThread(made)))
         source.connect()
         end = None if config.run.supervisor == "launcher" else _run_end(config, finish, stack)
         server.set_serving(True)
+
+        def end_training(version: int) -> None:
+            source.tag(VERDICT, version)  # the learner ends
+            if end is not None:
+                with contextlib.suppress(TidemillError):  # marked again with the verdict
+                    end.mark(timeout_s, version)
+
+        def give_up(verdict: RunVerdict) -> None:
+            _log.error("the environment does not return from a step or reset; ending without it")
+            report = partial(write_report, verdict, config, source, runner, logs, film=False)
+            when_there_is_room(report, stop)
+            os._exit(0)
+
         if end is None or not _has_ended(end, config.run.folder):
-            on_evaluation = callbacks.on_evaluation
             verdict = Evaluator(
-                config, source, runner, logs, stop=stop, finish=finish, on_evaluation=on_evaluation
+                config,
+                source,
+                runner,
+                logs,
+                stop=stop,
+                finish=finish,
+                events=EvaluatorEvents(callbacks.on_evaluation, end_training, give_up),
             ).run()
             if verdict is not None:
                 if end is not None:  # before the report, so that the learner does not continue to train meanwhile
                     end.mark(timeout_s, verdict.version)
-                write_report(verdict, config, source, runner, logs)
+                when_there_is_room(partial(write_report, verdict, config, source, runner, logs), stop)
         server.set_serving(False)
     _log.info("stopped")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import os
 from pathlib import Path
 from typing import Literal
 
-from tidemill.atomic_files import write_atomically
+from tidemill.atomic_files import append_whole, write_atomically
 from tidemill.envs.atari_scores import human_normalised
 from tidemill.params.version import Version
 from tidemill.scores import COLUMNS, Score, has_all_columns, read_scores
@@ -47,10 +46,7 @@ class ScoreLog:
 
     def append(self, score: Score) -> None:
         """Add a row."""
-        with self._file.open("a", encoding="utf-8", newline="") as file:
-            file.write(_line(dataclasses.astuple(score)))
-            file.flush()
-            os.fsync(file.fileno())
+        append_whole(self._file, _line(dataclasses.astuple(score)))
         self._rows.append(score)
 
     def _rewrite(self) -> None:
@@ -103,7 +99,4 @@ class EpisodeLog:
         """Add the episodes of a version; they are on disk before this returns."""
         episodes = zip(evaluation.seeds, evaluation.returns.tolist(), evaluation.lengths.tolist(), strict=True)
         rows = [f"{version},{kind},{seed},{total},{length}\n" for seed, total, length in episodes]
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write("".join(rows))
-            file.flush()
-            os.fsync(file.fileno())
+        append_whole(self._file, "".join(rows))

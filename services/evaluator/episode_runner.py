@@ -14,6 +14,7 @@ from tidemill.errors import ConfigError, FatalError
 from tidemill.params.blob import unpack
 from tidemill.params.version import Params
 from tidemill.rl.agents.build import build_policy
+from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.evaluator.protocol import EvalPolicy, EvalProtocol, Evaluation
 from tidemill.types import EnvSpec
 
@@ -24,13 +25,13 @@ _PAST_SCHEDULES = 2**62
 class EpisodeRunner:
     """One policy and the environments it is evaluated in."""
 
-    def __init__(self, config: EvaluatorConfig) -> None:
-        """Build the policy.
+    def __init__(self, config: EvaluatorConfig, progress: ProgressFile | None = None) -> None:
+        """Build the policy; `progress` is told of each episode that has ended.
 
         Raises:
             ConfigError: there is no such environment, or the algorithm or the protocol cannot act in it.
         """
-        settings, self._config = config.evaluator, config
+        settings, self._config, self._progress = config.evaluator, config, progress
         noop_max = config.env.noop_max if settings.noop_max is None else settings.noop_max
         self._env = replace(config.env, noop_max=noop_max)
         self._spec = spec_of(self._env)
@@ -47,7 +48,16 @@ class EpisodeRunner:
             InvalidArgument: the bytes are no parameters.
             FatalError: they do not fit the network.
         """
-        return self._protocol.play(self._eval_policy(params), seeds, is_stopped)
+        policy, progress, count = self._eval_policy(params), self._progress, len(seeds)
+        if progress is None:
+            return self._protocol.play(policy, seeds, is_stopped)
+        progress.write(params.number, 0, count)
+        try:
+            return self._protocol.play(
+                policy, seeds, is_stopped, lambda ended: progress.write(params.number, ended, count)
+            )
+        finally:
+            progress.clear()
 
     def record(
         self, params: Params, recorder: Callable[[VectorEnv, EvalPolicy], EpisodeSummary | None]

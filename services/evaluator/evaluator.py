@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
@@ -16,7 +17,7 @@ from tidemill.params.version import BEST, EVALUATED, VERDICT, Params, ParamsMeta
 from tidemill.scores import Score
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.params_source import ParamsSource
-from tidemill.services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.protocol import EpisodesFailed, Evaluation
 from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.evaluator.verdict import (
     RunVerdict,
@@ -43,7 +44,22 @@ _CONFIRMATIONS = Counter(
 _log = structlog.get_logger()
 
 _PAUSE_S = 0.25
+_HANG_S = 10.0  # beyond the bound of an evaluation, which is looked at between two steps: one of them does not return
 _NOT_CONFIRMED = "the mean reached the target, but fresh episodes did not confirm it"
+
+
+@dataclass(frozen=True)
+class EvaluatorEvents:
+    """Who is told of what an evaluator does."""
+
+    on_evaluation: Callable[[Score], None] = lambda _: None
+    """Called with each recorded evaluation; must not block."""
+    on_limit: Callable[[int], None] = lambda _: None
+    """Called with the version that is to be measured last when a limit ends the run, before it is: nothing should train
+    meanwhile."""
+    on_hang: Callable[[RunVerdict], None] = lambda _: None
+    """Called in another thread, with how the run ends, when the environment holds the last evaluation up for so long
+    that only the end of the process helps."""
 
 
 class Evaluator:
@@ -59,7 +75,7 @@ class Evaluator:
         stop: threading.Event,
         finish: threading.Event,
         now: Callable[[], float] = time.monotonic,
-        on_evaluation: Callable[[Score], None] = lambda _: None,
+        events: EvaluatorEvents | None = None,
     ) -> None:
         """Put the parts together.
 
@@ -71,11 +87,14 @@ class Evaluator:
             stop: End now, without a result.
             finish: Training has ended: evaluate the newest version, then end with a result.
             now: Monotonic time in seconds.
-            on_evaluation: Called with each recorded evaluation; must not block.
+            events: Who is told of what happens.
         """
         self._config, self._source, self._runner, self._logs = config, source, runner, logs
         self._stop, self._finish, self._now = stop, finish, now
-        self._on_evaluation = on_evaluation
+        self._events = events or EvaluatorEvents()
+        self._hang_s = _HANG_S
+        self._longest_s = 0.0
+        """Of the evaluations so far."""
         self._due_s = now()
         self._best_tagged = 0  # by this process: after a restart the tag is set once more
 
@@ -158,32 +177,66 @@ class Evaluator:
             or limit_reached(self._config.run, params.version.metadata, wall_s)
             or reason
         )
-        score = self._logs.scores.of_version(params.number)
+        if not self._finish.is_set():
+            self._events.on_limit(params.number)
+        score = self._logs.scores.of_version(params.number) or self._measure_last(params, reason)
         if score is None:
-            score = self._measure(params, self._stop.is_set)
-        if score is None:
-            return None
+            return None if self._stop.is_set() else self._unmeasured(reason)
         if not reaches_target(self._config.run, score.mean):
             return RunVerdict(False, reason, params.number)
         if self._logs.confirmations.of_version(params.number) is None and self._is_confirmed(params):
             return self._solved(params)
         return None if self._stop.is_set() else RunVerdict(False, f"{reason}; {_NOT_CONFIRMED}", params.number)
 
+    def _measure_last(self, params: Params, reason: str) -> Score | None:
+        """Evaluate the version that the run ends with, in bounded time; None if it took longer or was stopped."""
+        bound_s = self._bound_s(1.0)
+        give_up = threading.Timer(bound_s + self._hang_s, lambda: self._events.on_hang(self._unmeasured(reason)))
+        give_up.daemon = True
+        give_up.start()
+        try:
+            return self._measure(params, self._stopped_after(bound_s))
+        finally:
+            give_up.cancel()
+
+    def _bound_s(self, share: float) -> float:
+        """Return how long the last evaluation may take, or one of `share` times its episodes."""
+        return max(self._config.evaluator.last_timeout_s, 2.0 * self._longest_s) * max(share, 1.0)
+
+    def _stopped_after(self, seconds: float) -> Callable[[], bool]:
+        deadline_s = self._now() + seconds
+        return lambda: self._stop.is_set() or self._now() > deadline_s
+
+    def _unmeasured(self, reason: str) -> RunVerdict:
+        """Return how a run ends whose last version could not be measured: by the one before it, if there is one."""
+        rows = self._logs.scores.rows
+        what = f"{reason}; the last evaluation was not completed"
+        return RunVerdict(False, what, rows[-1].params_version if rows else None)
+
     def _measure(self, params: Params, is_stopped: Callable[[], bool]) -> Score | None:
         """Evaluate a version and record it; None if it was stopped."""
         settings = self._config.evaluator
         self._source.tag(EVALUATED, params.number)
         started_s = self._now()
-        evaluation = self._runner.run(params, evaluation_seeds(settings.seed, settings.episodes), is_stopped)
+        evaluation = self._play(params, evaluation_seeds(settings.seed, settings.episodes), is_stopped)
         if evaluation is None:
             return None
+        self._longest_s = max(self._longest_s, self._now() - started_s)
         score = self._logs.add(evaluation, params.version)
-        self._on_evaluation(score)
+        self._events.on_evaluation(score)
         best = self._logs.best() or score
         _observe(score, best.mean, self._now() - started_s)
         self._tag_best(best.params_version)
         self._log(score, evaluation, self._now() - started_s)
         return score
+
+    def _play(self, params: Params, seeds: range, is_stopped: Callable[[], bool]) -> Evaluation | None:
+        """Play episodes; None if it was stopped, or if the environment failed in all of them, which ends no run."""
+        try:
+            return self._runner.run(params, seeds, is_stopped)
+        except EpisodesFailed as error:
+            _log.warning("version not evaluated", version=params.number, reason=str(error))
+            return None
 
     def _is_confirmed(self, params: Params) -> bool:
         """Play fresh episodes and record them; return whether their mean reaches the target too."""
@@ -191,7 +244,8 @@ class Evaluator:
         if not settings.confirm_episodes:
             return True
         seeds = confirmation_seeds(settings.seed, settings.confirm_episodes, before)
-        evaluation = self._runner.run(params, seeds, self._stop.is_set)
+        bound_s = self._bound_s(settings.confirm_episodes / settings.episodes)
+        evaluation = self._play(params, seeds, self._stopped_after(bound_s))
         if evaluation is None:
             return False
         score = self._logs.add_confirmation(evaluation, params.version)

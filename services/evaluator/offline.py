@@ -196,8 +196,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             return 130
         report = make_report(evaluation, config, params.version)
         file = arguments.output or arguments.run / "evaluations" / report.file_name
-        report.write(file)
-        print(f"{report}\nevery episode: {file}", flush=True)
+        print(report, flush=True)
+        try:
+            report.write(file)
+        except OSError as error:
+            raise ConfigError(f"the report cannot be written to {file} ({error.strerror}); choose --output") from error
+        print(f"every episode: {file}", flush=True)
         if arguments.video:
             _film(config, runner, params, first, arguments.video)
     return 0

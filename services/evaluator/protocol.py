@@ -7,15 +7,24 @@ too, so that a result does not depend on how many episodes are played side by si
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from tidemill.envs.interface import EpisodeSummary, VectorEnv, action_mask_of
+from tidemill.errors import FatalError
 from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder, PolicyOutput, join
+
+_log = structlog.get_logger()
+
+
+class EpisodesFailed(FatalError):
+    """The environment failed in every episode of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,12 @@ class EnvSlot:
         """Free the environment."""
         self._env.close()
 
+    def renew(self, env: VectorEnv) -> None:
+        """Go on with another environment, since this one has failed."""
+        with contextlib.suppress(Exception):  # user code, and broken
+            self._env.close()
+        self._env = env
+
 
 class EvalProtocol:
     """Plays episodes in slots that are made once and reused by every evaluation."""
@@ -103,25 +118,33 @@ class EvalProtocol:
         self._slots: list[EnvSlot] = []
 
     def play(
-        self, policy: EvalPolicy, seeds: Sequence[int], is_stopped: Callable[[], bool] = lambda: False
+        self,
+        policy: EvalPolicy,
+        seeds: Sequence[int],
+        is_stopped: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[int], None] = lambda _: None,
     ) -> Evaluation | None:
-        """Play one episode of each seed.
+        """Play one episode of each seed; one whose environment fails is reported and left out.
 
         Args:
             policy: The policy.
             seeds: Seeds of the episodes, at least one.
             is_stopped: Asked at every step; True abandons the evaluation.
+            on_progress: Called with the number of episodes that have ended, after each.
 
         Returns:
             The evaluation, or None if it was abandoned.
+
+        Raises:
+            EpisodesFailed: The environment failed in every episode.
         """
         self._fill(min(self._num_slots, len(seeds)))
-        rollout = _Rollout(self._slots, seeds, policy)
+        rollout = _Rollout(self._slots, seeds, policy, self._make_env, on_progress)
         while rollout.is_playing:
             if is_stopped():
                 return None
             rollout.step()
-        return Evaluation(rollout.returns, rollout.lengths, tuple(seeds))
+        return rollout.evaluation()
 
     def close(self) -> None:
         """Free the environments."""
@@ -149,8 +172,16 @@ class _Episode:
 class _Rollout:
     """The episodes of one evaluation: a slot that finishes one takes the next remaining seed."""
 
-    def __init__(self, slots: Sequence[EnvSlot], seeds: Sequence[int], policy: EvalPolicy) -> None:
-        self._policy = policy
+    def __init__(
+        self,
+        slots: Sequence[EnvSlot],
+        seeds: Sequence[int],
+        policy: EvalPolicy,
+        make_env: Callable[[], VectorEnv],
+        on_progress: Callable[[int], None],
+    ) -> None:
+        self._policy, self._seeds, self._make_env, self._on_progress = policy, seeds, make_env, on_progress
+        self._failed: dict[int, Exception] = {}
         self.returns = np.full(len(seeds), np.nan)
         self.lengths = np.zeros(len(seeds), np.int64)
         self._left = deque(enumerate(seeds))
@@ -172,12 +203,26 @@ class _Rollout:
 
     def _advance(self, episode: _Episode, output: PolicyOutput, row: int) -> list[_Episode]:
         """Step one episode; return what plays in its place from now on."""
-        episode.policy_input, summary = episode.slot.step(output, row)
-        if summary is None:
-            return [episode]
-        self.returns[episode.number], self.lengths[episode.number] = summary.episode_return, summary.length
+        try:
+            episode.policy_input, summary = episode.slot.step(output, row)
+        except Exception as error:
+            self._skip(episode.slot, episode.number, error)
+        else:
+            if summary is None:
+                return [episode]
+            self.returns[episode.number], self.lengths[episode.number] = summary.episode_return, summary.length
         episode.is_over = True
+        self._on_progress(int(np.count_nonzero(self.lengths)) + len(self._failed))
         return self._start_next(episode.slot) or ([episode] if self._policy.keeps_rows else [])
+
+    def evaluation(self) -> Evaluation:
+        """Return the episodes that ended; raises EpisodesFailed if all failed."""
+        if not self._failed:
+            return Evaluation(self.returns, self.lengths, tuple(self._seeds))
+        kept = [number for number in range(len(self._seeds)) if number not in self._failed]
+        if not kept:
+            raise EpisodesFailed(f"no episode could be played to its end: {next(iter(self._failed.values()))}")
+        return Evaluation(self.returns[kept], self.lengths[kept], tuple(self._seeds[number] for number in kept))
 
     def _act(self) -> PolicyOutput:
         """Return the policy's output, with some actions replaced by random ones."""
@@ -195,8 +240,18 @@ class _Rollout:
 
     def _start_next(self, slot: EnvSlot) -> list[_Episode]:
         """Return the next episode, started in a slot; nothing if none is left."""
-        if not self._left:
-            return []
-        number, seed = self._left.popleft()
-        policy_input = slot.start(seed, self._policy.recurrent_state_size)
-        return [_Episode(slot, number, policy_input, np.random.default_rng(seed))]
+        while self._left:
+            number, seed = self._left.popleft()
+            try:
+                policy_input = slot.start(seed, self._policy.recurrent_state_size)
+            except Exception as error:
+                self._skip(slot, number, error)
+            else:
+                return [_Episode(slot, number, policy_input, np.random.default_rng(seed))]
+        return []
+
+    def _skip(self, slot: EnvSlot, number: int, error: Exception) -> None:
+        """Leave an episode out whose environment failed, and go on with another environment."""
+        _log.warning("episode left out: its environment failed", seed=self._seeds[number], reason=str(error))
+        self._failed[number] = error
+        slot.renew(self._make_env())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tidemill.atomic_files import write_atomically
 from tidemill.config.sections import EvaluatorConfig
-from tidemill.errors import TidemillError
+from tidemill.params.version import ParamsMetadata, Version
 from tidemill.scores import Score
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.params_source import ParamsSource
@@ -94,12 +94,23 @@ def set_result_aside(folder: Path) -> None:
 
 
 def write_report(
-    verdict: RunVerdict, config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, logs: RunLogs
+    verdict: RunVerdict,
+    config: EvaluatorConfig,
+    source: ParamsSource,
+    runner: EpisodeRunner,
+    logs: RunLogs,
+    *,
+    film: bool = True,
 ) -> Result:
-    """Write the report; a curve or video that fails is logged and left out, the result is always written."""
+    """Write the report; a curve or video that fails is logged and left out, the result is always written.
+
+    Raises:
+        OSError: The disk refused the result.
+    """
     curve = _draw(config, logs)
-    video = _film(config, source, runner, logs) if config.evaluator.video else None
-    result = _summarise(verdict, config, logs, curve=curve, video=video)
+    video = _film(config, source, runner, logs) if film and config.evaluator.video else None
+    newest = source.newest()
+    result = _summarise(verdict, config, logs, newest.version if newest else None, curve=curve, video=video)
     write_result(result, config.run.folder)
     _log.info("run ended", solved=result.solved, reason=result.reason, mean_return=result.mean_return)
     return result
@@ -115,7 +126,7 @@ def _draw(config: EvaluatorConfig, logs: RunLogs) -> str | None:
     title = f"{run.name}: {config.agent.algorithm} on {config.env.id}, seed {run.seed}"
     try:
         draw_curve(scores, run.folder / CURVE, title=title, target=run.target_return)
-    except OSError as error:
+    except Exception as error:  # a picture is no reason to have no result
         _log.warning("learning curve not drawn", reason=str(error))
         return None
     return str(CURVE)
@@ -144,15 +155,15 @@ def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, 
     record = partial(record_video, seed=settings.seed, file=file, max_steps=steps, on_picture=keep)
     try:
         summary = runner.record(params, record)
-    except TidemillError as error:
-        _log.warning("video not recorded", reason=str(error))
+    except Exception as error:  # the environment's code draws, and a picture is no reason to have no result
+        _log.warning("video not recorded", reason=f"{type(error).__name__}: {error}")
         return None
     try:
         title = caption(config.env.id, config.agent.algorithm, params.number, summary)
         draw_contact_sheet(sample.shown(), config.run.folder / CONTACT_SHEET, title=title)
         logs.add_film(config.run.folder / GIF, film.write(config.run.folder / GIF), params.version)
-    except OSError as error:
-        _log.warning("pictures not written", reason=str(error))
+    except Exception as error:
+        _log.warning("pictures not written", reason=f"{type(error).__name__}: {error}")
     played = summary.episode_return if summary else None
     _log.info("video recorded", file=str(file), version=params.number, episode_return=played)
     return str(VIDEO)
@@ -173,9 +184,16 @@ def _describe_end(
 
 
 def _summarise(
-    verdict: RunVerdict, config: EvaluatorConfig, logs: RunLogs, *, curve: str | None, video: str | None
+    verdict: RunVerdict,
+    config: EvaluatorConfig,
+    logs: RunLogs,
+    newest: Version | None,
+    *,
+    curve: str | None,
+    video: str | None,
 ) -> Result:
-    """Return the summary of a run."""
+    """Return the summary of a run; of one that was never evaluated, the steps are those of its newest version."""
+    trained = newest.metadata if newest is not None else ParamsMetadata()
     score = logs.scores.of_version(verdict.version) if verdict.version is not None else None
     best = logs.best()
     confirmations = logs.confirmations.rows
@@ -197,9 +215,9 @@ def _summarise(
         human_normalised=score.human_normalised if score else None,
         episodes=score.episodes if score else 0,
         wall_s=score.wall_s if score else round(logs.clock.wall_s(), 3),
-        env_steps=score.env_steps if score else 0,
-        learner_steps=score.learner_steps if score else 0,
-        params_version=score.params_version if score else 0,
+        env_steps=score.env_steps if score else trained.env_steps,
+        learner_steps=score.learner_steps if score else trained.learner_steps,
+        params_version=score.params_version if score else newest.version if newest is not None else 0,
         confirmed_mean=confirmation.mean if confirmation else None,
         confirm_episodes=confirmation.episodes if confirmation else 0,
         failed_confirmations=len(confirmations) - (1 if verdict.solved and confirmation else 0),

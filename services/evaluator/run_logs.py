@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+
+import structlog
 
 from tidemill.atomic_files import write_atomically
 from tidemill.bundle.files import CONFIG, portable_settings
@@ -16,8 +19,11 @@ from tidemill.params.version import Version
 from tidemill.scores import Score
 from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
 from tidemill.services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.room import when_there_is_room
 from tidemill.services.evaluator.verdict import reaches_target
 from tidemill.tensorboard_writer import TensorboardWriter
+
+_log = structlog.get_logger()
 
 SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
 """Environment variable with the launcher's start time of the processes, on the monotonic clock."""
@@ -77,19 +83,20 @@ _HPARAMS = ("run", "env", "agent", "table", "learner", "actor")
 class RunLogs:
     """scores.csv, confirmations.csv, episodes.csv, TensorBoard and the run's clock."""
 
-    def __init__(self, run: RunSettings, now: Callable[[], float]) -> None:
+    def __init__(self, run: RunSettings, now: Callable[[], float], stop: threading.Event | None = None) -> None:
         """Continue the records in the run's folder, which is created if missing.
 
         Args:
             run: The run; its target says which confirmations held.
             now: Monotonic time in seconds.
+            stop: Ends the wait for room on a full disk.
 
         Raises:
             DataLoss: a file holds something else.
         """
         folder = run.folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._run = run
+        self._run, self._stop = run, stop or threading.Event()
         self.clock = WallClock(folder / "wall_clock.json", session_start_s(now), now)
         self.scores = ScoreLog(folder / "scores.csv")
         self.confirmations = ScoreLog(folder / "confirmations.csv")
@@ -112,17 +119,17 @@ class RunLogs:
     def add(self, evaluation: Evaluation, version: Version) -> Score:
         """Record an evaluation that ended now."""
         score = score_of(evaluation, version, self.clock.wall_s())
-        self._episodes.append(evaluation, version.version, "evaluation")
-        self.scores.append(score)
-        self.clock.save()
+        self._keep(lambda: self._episodes.append(evaluation, version.version, "evaluation"))
+        self._keep(lambda: self.scores.append(score))
+        self._keep(self.clock.save)
         self._write_scalars("evaluation", score)
         return score
 
     def add_confirmation(self, evaluation: Evaluation, version: Version) -> Score:
         """Record a confirmation that ended now, whether or not its mean reached the target."""
         score = score_of(evaluation, version, self.clock.wall_s())
-        self._episodes.append(evaluation, version.version, "confirmation")
-        self.confirmations.append(score)
+        self._keep(lambda: self._episodes.append(evaluation, version.version, "confirmation"))
+        self._keep(lambda: self.confirmations.append(score))
         self._write_scalars("confirmation", score)
         return score
 
@@ -137,6 +144,10 @@ class RunLogs:
         self.clock.save()
         self._tensorboard.close()
 
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Write, once the disk has room for it."""
+        when_there_is_room(write, self._stop)
+
     def _write_scalars(self, group: str, score: Score) -> None:
         scalars = {
             "return_mean": score.mean,
@@ -149,4 +160,7 @@ class RunLogs:
             "params_version": score.params_version,
         }
         known = {f"{group}/{name}": value for name, value in scalars.items() if value is not None}
-        self._tensorboard.write(known, score.env_steps)
+        try:
+            self._tensorboard.write(known, score.env_steps)
+        except OSError as error:  # the row is in the file that counts
+            _log.warning("a point is missing in TensorBoard", reason=str(error))

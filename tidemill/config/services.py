@@ -280,6 +280,9 @@ class EvaluatorSettings:
     """Agent decisions from one evaluation to the next: the first version published after each multiple is evaluated, so
     that runs of several seeds are measured at the same places. 0: by `min_interval_s` alone, at the pace of the
     machine."""
+    last_timeout_s: float = 120.0
+    """Longest time for the evaluation that ends a run, in seconds; twice that of the longest evaluation before, if that
+    is more. The run then ends with the scores it has."""
     confirm_episodes: int = 100
     """Fresh episodes on other seeds whose mean must reach the target too before the run ends; 0 skips."""
     video: bool = True
@@ -303,6 +306,7 @@ class EvaluatorSettings:
             "test_episodes",
         ):
             check(getattr(self, name) >= 0, f"evaluator.{name}", getattr(self, name), "0 or more")
+        check(self.last_timeout_s > 0, "evaluator.last_timeout_s", self.last_timeout_s, "more than 0")
         check(self.epsilon is None or 0 <= self.epsilon <= 1, "evaluator.epsilon", self.epsilon, "0 to 1, or none")
         check(self.noop_max is None or self.noop_max >= 0, "evaluator.noop_max", self.noop_max, "0 or more, or none")
 

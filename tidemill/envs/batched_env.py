@@ -27,6 +27,7 @@ from tidemill.envs.checks import as_float32, fault
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.envs.observations import observation_format
+from tidemill.envs.pictures import as_picture
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
 from tidemill.observation_parts import stored
@@ -141,7 +142,7 @@ class BatchedEnv:
         if self._env.render_mode != "rgb_array":
             return None
         pictures: Any = self._call(self._env.render)
-        return None if pictures is None else np.asarray(pictures[env_index], np.uint8)
+        return None if pictures is None else as_picture(pictures[env_index])
 
     def close(self) -> None:
         """Close the environment; closing twice does nothing."""

@@ -19,6 +19,7 @@ from tidemill.envs.checks import as_float32, fault, place
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.observations import observation_format
+from tidemill.envs.pictures import as_picture
 from tidemill.errors import FatalError, InvalidArgument
 from tidemill.observation_parts import stored
 from tidemill.types import EnvSpec
@@ -142,14 +143,14 @@ class GymnasiumVectorEnv:
     def render(self, env_index: int = 0) -> NDArray[np.uint8] | None:
         """Return a picture of one environment; see `VectorEnv.render`."""
         env = self._envs[env_index]
-        if env.render_mode != "rgb_array":
+        if env.render_mode not in ("rgb_array", "rgb_array_list"):
             return None
         try:
             picture: Any = env.render()
         except Exception as error:
             at = place(env_index, self._counter.lengths[env_index])
             raise FatalError(f"{at} cannot be rendered, {type(error).__name__}: {error}") from error
-        return np.asarray(picture, np.uint8)
+        return as_picture(picture)
 
     def close(self) -> None:
         """Close every environment; closing twice does nothing."""

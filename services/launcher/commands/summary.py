@@ -81,10 +81,13 @@ def describe_result(result: dict[str, Any]) -> str:
     confirmed = result.get("confirmed_mean")
     count = result.get("confirm_episodes")
     fresh = f", {confirmed:.1f} over {count} fresh episodes" if confirmed is not None else ""
-    return (
-        f"{verdict} after {result['wall_s']:.0f} s and {result['env_steps']:,} env steps: "
-        f"mean return {result['mean_return']:.1f} over {result['episodes']} episodes{fresh}"
-    )
+    why = "" if result.get("solved") else f" ({result['reason']})"
+    after = f"{verdict} after {result['wall_s']:.0f} s and {result['env_steps']:,} env steps{why}"
+    mean, best = result.get("mean_return"), result.get("best_mean")
+    if mean is None:
+        return f"{after}: not evaluated"
+    better = f"; best {best:.1f}, version {result['best_version']}" if best is not None and best > mean else ""
+    return f"{after}: mean return {mean:.1f} over {result['episodes']} episodes{fresh}{better}"
 
 
 def _has_content(path: Path) -> bool:

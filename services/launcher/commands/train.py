@@ -20,6 +20,7 @@ from tidemill.process import survive_without_output
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.commands.summary import describe_restored, read_json, summarise
 from tidemill.services.launcher.page.run_document import with_status_page
+from tidemill.services.launcher.run.continuation import check_limits
 from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import RunFolder, check_free, check_is_run, with_run_paths
 from tidemill.services.launcher.run.loggers import LoggerProcesses
@@ -80,6 +81,7 @@ def resume(argv: Sequence[str]) -> int:
     config = with_run_paths(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
     before = from_document(RunConfig, read_document(path / "config.yaml"))
     check_fixed(fixed_settings(before), config)
+    check_limits(before, config, path)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
         check_settings(config, forks, before)
         with RunFolder.open(path) as folder:

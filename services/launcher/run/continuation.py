@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tidemill.config.overlay import to_document
@@ -10,6 +12,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import stored_columns
+from tidemill.scores import read_scores
 from tidemill.types import EnvSpec
 
 _SECTIONS = ("env", "agent", "table")
@@ -45,6 +48,35 @@ def check_continues(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSet
         f"run {now.run.name!r} cannot continue with {', '.join(texts)}{more}: {reason}. Leave it as it was, or "
         "train under another --run.name"
     )
+
+
+def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
+    """Check that a limit that is set anew lies ahead of what a run has already done.
+
+    Raises:
+        ConfigError: The run would end before it trains; the message names the limit and how far the run is.
+    """
+    scores = read_scores(folder / "scores.csv")
+    newest = scores[-1] if scores else None
+    done = {
+        "max_wall_s": _trained_s(folder),
+        "max_env_steps": newest.env_steps if newest else 0,
+        "max_learner_steps": newest.learner_steps if newest else 0,
+    }
+    for name, reached in done.items():
+        limit = getattr(now.run, name)
+        if limit != getattr(before.run, name) and 0 < limit <= reached:
+            raise ConfigError(
+                f"run.{name} is {limit:g}, but the run is at {reached:,.0f} already: it counts from the run's first "
+                "start. Set it above that, or to 0 for no limit"
+            )
+
+
+def _trained_s(folder: Path) -> float:
+    try:
+        return float(json.loads((folder / "wall_clock.json").read_text(encoding="utf-8"))["wall_s"])
+    except (OSError, KeyError, TypeError, ValueError):
+        return 0.0
 
 
 def _reasons(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings], EnvSpec]) -> Iterator[str]:

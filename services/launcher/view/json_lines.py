@@ -78,5 +78,6 @@ def progress_fields(status: ClusterStatus, run: RunSettings) -> dict[str, Any]:
         "replay_ratio": status.replay_ratio,
         "best_mean": status.best.mean if status.best else None,
         "left_s": status.left_s(run),
+        "evaluating": status.evaluating,
         "processes": processes,
     }

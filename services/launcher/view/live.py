@@ -98,6 +98,8 @@ def _progress_table(config: RunConfig, status: ClusterStatus) -> Table:
             table.add_row(name, "-", "", "not evaluated yet")
         else:
             table.add_row(name, f"{score.mean:.1f}", f"± {score.std:.1f}", _origin(score))
+    if status.evaluating:
+        table.add_row("evaluation", "", "", status.evaluating)
     if len(status.scores) > 1:
         table.add_row("evaluations", str(len(status.scores)), "", sparkline([score.mean for score in status.scores]))
     if run.target_return is not None:

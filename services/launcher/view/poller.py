@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
-from tidemill.scores import Score, read_scores
+from tidemill.scores import EVALUATING, Score, read_scores
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
 from tidemill.services.launcher.view.warnings import BY_LAUNCHER, ClusterSample, WarningTracker
@@ -92,6 +93,7 @@ class StatusPoller:
             best=max(scores, key=lambda score: score.mean, default=None),
             first=scores[0] if scores else None,
             scores=tuple(scores),
+            evaluating=_evaluating(self._folder),
             is_disk_full=sample.is_disk_full,
             tables=tuple(sample.tables),
             warnings=self._tracker.warnings(sample, now_s),
@@ -116,6 +118,14 @@ class StatusPoller:
         with contextlib.suppress(TidemillError):
             return read_scores(self._scores_file)
         return []
+
+
+def _evaluating(folder: Path) -> str:
+    """Return how far the evaluation is that is under way; empty if there is none."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        document = json.loads((folder / EVALUATING).read_text(encoding="utf-8"))
+        return f"evaluating version {document['version']}: {document['ended']} of {document['episodes']} episodes"
+    return ""
 
 
 def _free_bytes(folder: Path) -> int:

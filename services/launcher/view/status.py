@@ -56,12 +56,16 @@ class ClusterStatus:
     """The tables of the replay services that answer, one service after the other."""
     is_disk_full: bool = False
     """Whether nothing more can be stored."""
+    evaluating: str = ""
+    """The evaluation that is under way, as a phrase; empty if there is none."""
     warnings: tuple[str, ...] = ()
     """Problems and what to do about them, the most serious first."""
 
     @property
     def waiting(self) -> str:
         """Which services wait for which, as a phrase."""
+        if any(row.name == "learner" and row.phase in (Phase.ENDED, Phase.STOPPING) for row in self.processes):
+            return self.evaluating or "the learner has ended"
         if self.learner is None:
             return "waiting for the learner to start"
         if not self.learner_answers:

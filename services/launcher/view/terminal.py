@@ -169,10 +169,12 @@ def describe_progress(status: ClusterStatus, learner: LearnerStatus, run: RunSet
     left = f", {words}" if (words := describe_left(status, run)) else ""
     best = f", best {status.best.mean:.1f}" if status.best else ""
     unavailable = f", {words}" if (words := unavailable_shards(learner.shards)) else ""
+    evaluating = f", {status.evaluating}" if status.evaluating and status.evaluating != status.waiting else ""
     return (
         f"env steps {learner.env_steps:,} ({status.env_steps_per_s:,.0f}/s), "
         f"updates {learner.learner_steps:,} ({learner.steps_per_s:,.0f}/s), "
-        f"version {learner.params_version}, table {learner.table_items:,}{best}, {status.waiting}{unavailable}{left}"
+        f"version {learner.params_version}, table {learner.table_items:,}{best}, "
+        f"{status.waiting}{evaluating}{unavailable}{left}"
     )
 
 

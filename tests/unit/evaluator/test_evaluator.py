@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import errno
 import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from tidemill.atomic_files import append_whole
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
 from tidemill.params.version import Params, ParamsMetadata, Precision, Version
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
-from tidemill.services.evaluator.evaluator import Evaluator
+from tidemill.services.evaluator.evaluator import Evaluator, EvaluatorEvents
 from tidemill.services.evaluator.params_source import ParamsSource
-from tidemill.services.evaluator.protocol import Evaluation
+from tidemill.services.evaluator.protocol import EpisodesFailed, Evaluation
 from tidemill.services.evaluator.report import write_report
+from tidemill.services.evaluator.room import when_there_is_room
 from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.evaluator.verdict import RunVerdict
 
@@ -278,3 +283,79 @@ def test_evaluator_tags_the_best_version_only_when_it_is_better(tmp_path: Path, 
     scene = _scene(tmp_path, {1: [0.0], 2: [mean]}, _SETTINGS)
     scene.evaluator.run()
     assert scene.source.tags["best"] == (2 if mean > 0 else 1)
+
+
+def test_last_evaluation_that_does_not_end_is_broken_off_and_the_scores_before_it_count(tmp_path: Path) -> None:
+    """Training is told to end before it, the result has the reason, and the version measured before is the one."""
+    settings = dataclasses.replace(_SETTINGS, last_timeout_s=30.0)
+    scene = _scene(tmp_path, {1: [50.0], 2: [60.0]}, settings, max_env_steps=200)
+    play, told = scene.runner.run, list[int]()
+    scene.evaluator._events = EvaluatorEvents(on_limit=told.append)
+
+    def endless(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        if params.number == 1:
+            return play(params, seeds, is_stopped)
+        assert told == [2], "training goes on while the last version is measured"
+        assert next(ask for ask in range(1000) if is_stopped()) >= 25
+        return None
+
+    scene.runner.run = endless  # type: ignore[method-assign]
+    verdict = scene.evaluator.run()
+    reason = "run.max_env_steps (200) reached; the last evaluation was not completed"
+    assert verdict == RunVerdict(False, reason, 1)
+    assert scene.report(verdict)["mean_return"] == 50.0
+
+
+def test_run_that_was_never_evaluated_has_the_steps_of_its_newest_version(tmp_path: Path) -> None:
+    """The environment fails in every episode: the run goes on to its limit, and its result counts what was played."""
+    scene = _scene(tmp_path, {1: [], 2: []}, _SETTINGS, max_env_steps=200)
+
+    def failing(*_: object) -> Evaluation | None:
+        raise EpisodesFailed("no episode could be played to its end")
+
+    scene.runner.run = failing  # type: ignore[method-assign]
+    verdict = scene.evaluator.run()
+    assert verdict is not None
+    result = scene.report(verdict)
+    assert (result["mean_return"], result["env_steps"], result["params_version"]) == (None, 200, 2)
+
+
+def test_environment_that_never_returns_from_a_step_has_a_result_all_the_same(tmp_path: Path) -> None:
+    """Another thread is told how the run ends, since the one that plays hangs."""
+    settings = dataclasses.replace(_SETTINGS, last_timeout_s=0.01)
+    scene = _scene(tmp_path, {1: [50.0]}, settings, max_env_steps=100)
+    told: list[RunVerdict] = []
+    hanging = threading.Event()
+
+    def hang(verdict: RunVerdict) -> None:
+        told.append(verdict)
+        hanging.set()
+
+    scene.evaluator._events = EvaluatorEvents(on_hang=hang)
+    scene.evaluator._hang_s = 0.01
+
+    def hang_in_step(*_: object) -> Evaluation | None:
+        assert hanging.wait(30)
+        return None
+
+    scene.runner.run = hang_in_step  # type: ignore[method-assign]
+    scene.evaluator.run()
+    assert [verdict.version for verdict in told] == [None]
+
+
+def test_scores_wait_for_room_on_the_disk(tmp_path: Path) -> None:
+    """A file that cannot grow is tried again, and has each row once; stopping ends the wait."""
+    tries: list[int] = []
+
+    def write() -> str:
+        tries.append(len(tries))
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return "written"
+
+    stop = threading.Event()
+    assert when_there_is_room(write, stop, retry_s=0.001) == "written"
+    assert tries == [0, 1, 2]
+    stop.set()
+    with pytest.raises(OSError, match="No space left"):
+        when_there_is_room(partial(append_whole, Path("/dev/full"), "row"), stop)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.services.evaluator.protocol import EvalPolicy, EvalProtocol, Evaluation
+from tidemill.services.evaluator.protocol import EpisodesFailed, EvalPolicy, EvalProtocol, Evaluation
 
 
 def _protocol(num_slots: int, period: int = 10) -> EvalProtocol:
@@ -173,3 +175,40 @@ def test_play_draws_random_actions_among_the_legal_ones() -> None:
 def test_evaluation_names_its_seeds() -> None:
     """In the order of returns and lengths."""
     assert _play(_protocol(3), range(5, 9)).seeds == (5, 6, 7, 8)
+
+
+class _FailingEnv(LineEnv):
+    """Raises at the first step of seed 3, and in the reset of seed 5."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start, or fail."""
+        if seed == 5:
+            raise RuntimeError("seed 5 fails")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Go on, or fail."""
+        if self._seed == 3:
+            raise RuntimeError("seed 3 fails")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_play_leaves_out_episodes_whose_environment_fails(num_slots: int) -> None:
+    """The others are measured in a new environment; of the failed ones nothing counts."""
+    protocol = EvalProtocol(lambda: GymnasiumVectorEnv(_FailingEnv, 1), num_slots)
+    evaluation = _play(protocol, range(8))
+    assert evaluation.seeds == (0, 1, 2, 4, 6, 7)
+    assert evaluation.returns.tolist() == [1, 2, 3, 5, 7, 8]
+    with pytest.raises(EpisodesFailed, match=r"seed [35] fails"):
+        protocol.play(EvalPolicy(_zeros), [3, 5])
+
+
+def test_play_tells_how_many_episodes_have_ended() -> None:
+    """Each end is told, also that of an episode that failed."""
+    told: list[int] = []
+    EvalProtocol(lambda: GymnasiumVectorEnv(_FailingEnv, 1), 2).play(
+        EvalPolicy(_zeros), range(6), on_progress=told.append
+    )
+    assert told == sorted(told)
+    assert told[-1] == 6

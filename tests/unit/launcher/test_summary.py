@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tidemill.learner.status import LearnerStatus
-from tidemill.services.launcher.commands.summary import describe_restored, summarise
+from tidemill.services.launcher.commands.summary import describe_restored, describe_result, summarise
 from tidemill.services.launcher.supervise.supervisor import Outcome
 
 
@@ -63,3 +65,23 @@ def test_resume_says_what_comes_back_and_what_does_not(tmp_path: Path) -> None:
     (tmp_path / "replay" / "segment").touch()
     assert "its tables come back from the log" in "\n".join(describe_restored(tmp_path))
     assert "starts from scratch" in "\n".join(describe_restored(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(
+    "result, line",
+    [
+        (
+            {"mean_return": -417.0, "best_mean": -84.2, "best_version": 7, "episodes": 5},
+            "ended after 15 s and 1,056 env steps (run.max_wall_s (15) reached): mean return -417.0 over 5 episodes; "
+            "best -84.2, version 7",
+        ),
+        (
+            {"mean_return": None},
+            "ended after 15 s and 1,056 env steps (run.max_wall_s (15) reached): not evaluated",
+        ),
+    ],
+)
+def test_closing_line_says_why_a_run_ended_and_what_was_best(result: dict[str, object], line: str) -> None:
+    """A last evaluation below the best one, or none at all, hides neither."""
+    shared = {"solved": False, "reason": "run.max_wall_s (15) reached", "wall_s": 15.2, "env_steps": 1056}
+    assert describe_result(shared | result) == line

@@ -1,0 +1,37 @@
+"""A resumed run's limits lie ahead of what it has done."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tidemill.config.run import RunSettings
+from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError
+from tidemill.services.launcher.run.continuation import check_limits
+
+
+def test_limit_that_a_run_has_passed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """37 s of training and a new limit of 15 s: nothing would be trained; a limit beyond that is taken."""
+    (tmp_path / "wall_clock.json").write_text(json.dumps({"session_start_s": 0, "before_s": 0, "wall_s": 37.0}))
+    before = RunConfig(run=RunSettings(max_wall_s=20.0))
+    check_limits(before, before, tmp_path)
+    check_limits(before, replace(before, run=RunSettings(max_wall_s=60.0)), tmp_path)
+    check_limits(before, replace(before, run=RunSettings()), tmp_path)
+    with pytest.raises(ConfigError, match=r"run\.max_wall_s is 15, but the run is at 37"):
+        check_limits(before, replace(before, run=RunSettings(max_wall_s=15.0)), tmp_path)
+
+
+def test_limit_of_steps_that_a_run_has_passed_is_refused(tmp_path: Path) -> None:
+    """The newest evaluation says how far it is at least."""
+    columns = (
+        "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max,median,mean_length,human_normalised"
+    )
+    (tmp_path / "scores.csv").write_text(f"{columns}\n9.5,500,2000,5,2,1.0,0.0,1.0,1.0,1.0,7.0,\n")
+    before = RunConfig(run=RunSettings(max_env_steps=2000))
+    with pytest.raises(ConfigError, match=r"run\.max_learner_steps is 400, but the run is at 500"):
+        check_limits(before, replace(before, run=RunSettings(max_learner_steps=400)), tmp_path)
+    check_limits(before, replace(before, run=RunSettings(max_env_steps=2001)), tmp_path)
