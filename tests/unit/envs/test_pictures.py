@@ -30,7 +30,7 @@ def test_what_is_rendered_becomes_a_picture(rendered: object, value: int) -> Non
     """Lists give their newest picture, fractions are scaled, grey gets colours, transparency is left out."""
     picture = as_picture(rendered)
     assert picture is not None
-    assert (picture.dtype, picture.shape) == (np.uint8, (4, 6, 3))
+    assert (picture.dtype.name, picture.shape) == ("uint8", (4, 6, 3))
     assert np.unique(picture).tolist() == [value]
 
 

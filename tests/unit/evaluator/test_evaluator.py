@@ -310,7 +310,7 @@ def test_run_that_was_never_evaluated_has_the_steps_of_its_newest_version(tmp_pa
     """The environment fails in every episode: the run goes on to its limit, and its result counts what was played."""
     scene = _scene(tmp_path, {1: [], 2: []}, _SETTINGS, max_env_steps=200)
 
-    def failing(*_: object) -> Evaluation | None:
+    def failing(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
         raise EpisodesFailed("no episode could be played to its end")
 
     scene.runner.run = failing  # type: ignore[method-assign]
@@ -334,7 +334,7 @@ def test_environment_that_never_returns_from_a_step_has_a_result_all_the_same(tm
     scene.evaluator._events = EvaluatorEvents(on_hang=hang)
     scene.evaluator._hang_s = 0.01
 
-    def hang_in_step(*_: object) -> Evaluation | None:
+    def hang_in_step(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
         assert hanging.wait(30)
         return None
 
