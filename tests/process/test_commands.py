@@ -48,7 +48,11 @@ def test_every_command_is_tried() -> None:
     printed = [(page, command) for page in PAGES for command in shell_commands(page)]
     run = [command for page, command in printed if not any(each.matches(page, command) for each in ELSEWHERE)]
     documented = {found[1] for command in run if (found := re.search(r"(?:^|/)tidemill ([a-z]+)", command))}
-    assert set(COMMANDS) == documented | {"page", "log"}  # `log` has tests/process/test_log.py
+    assert set(COMMANDS) == documented | {
+        "page",
+        "log",
+        "check",
+    }  # which have tests/process/test_log.py and test_check.py
 
 
 def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
