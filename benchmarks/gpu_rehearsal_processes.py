@@ -190,6 +190,11 @@ def variables(built: Path, gpus: int) -> dict[str, str]:
     return environment(built, gpus) if gpus else dict(os.environ)
 
 
+def _are_new(ranks: Mapping[int, int], before: Mapping[int, int]) -> bool:
+    """Return whether all ranks are there, by process id, and the third is another process than before."""
+    return set(ranks) == set(before) and ranks[2] != before[2]
+
+
 def several(built: Path, folder: Path, words: Sequence[str], updates: int) -> Found:
     """Train on four GPUs, lose a rank, resume on two and on none; return the updates behind the parameters of each.
 
@@ -211,7 +216,7 @@ def several(built: Path, folder: Path, words: Sequence[str], updates: int) -> Fo
         found["inference on"] = sorted({_device_of(first.log(f"inference-{index}")) for index in range(4)})
         before = first.ranks()
         os.kill(before[2], signal.SIGKILL)
-        first.until("four new ranks", lambda: set(first.ranks()) == set(before) and first.ranks()[2] != before[2])
+        first.until("four new ranks", lambda: _are_new(first.ranks(), before))
         at = first.updates()
         first.until(f"{updates} more updates", lambda: first.updates() >= at + updates)
         found["after a rank was killed"] = first.updates()

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
@@ -127,15 +128,33 @@ def _reader_left() -> bool:
     return bool(poll.poll(0))
 
 
-def stop_event() -> threading.Event:
-    """Return an event that SIGTERM, SIGHUP or Ctrl-C sets; a second one ends the process at once, unless a hang-up.
+class StopRequests:
+    """Tells a request to stop from the same one that arrives again.
 
     A closing terminal sends SIGHUP to the whole group and its shell sends it again; systemd sends it after SIGTERM.
+    GNU `timeout` sends SIGTERM to its child and then to the group, the child included.
     """
-    event = threading.Event()
+
+    _SAME_S = 1.0
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+
+    def is_new(self, signal_number: int) -> bool:
+        """Return whether a signal asks anew, now that it has arrived."""
+        now_s, last_s = time.monotonic(), self._last_s
+        if last_s is not None and signal_number == signal.SIGHUP:
+            return False
+        self._last_s = now_s
+        return last_s is None or signal_number != signal.SIGTERM or now_s - last_s > self._SAME_S
+
+
+def stop_event() -> threading.Event:
+    """Return an event that SIGTERM, SIGHUP or Ctrl-C sets; a second request ends the process at once."""
+    event, requests = threading.Event(), StopRequests()
 
     def stop(signal_number: int) -> None:
-        if event.is_set() and signal_number != signal.SIGHUP:
+        if requests.is_new(signal_number) and event.is_set():
             os._exit(128 + signal_number)
         event.set()
 

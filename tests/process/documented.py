@@ -103,7 +103,8 @@ BEFORE = (
     Before("tidemill learner .* 127.0.0.1:7411 .*", serve=_PLAIN[1:]),
     Before("tidemill replay --folder data .*", _HAND, stop=""),
     Before("python -m tidemill.services.learner.torchrun .* \\$C", stop="", serve=_PLAIN),
-    Before("env/bin/tidemill replay --folder data .*", run="ln -s .venv env"),
+    Before("env/bin/python walks.py", run="ln -sfn .venv env"),
+    Before("env/bin/tidemill replay --folder data .*", run="ln -sfn .venv env"),
     Before(
         ".* --actor broken-actor", run="sed 's/windows=/name=\"broken-actor\", windows=/' write.py | env/bin/python -"
     ),

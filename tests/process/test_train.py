@@ -101,6 +101,28 @@ def test_run_goes_to_its_end_when_nobody_can_be_told(config_file: Path, tmp_path
     assert json.loads((folder / "result.json").read_text())["learner_steps"] == 300
 
 
+_WANDERER = """
+import os, gymnasium
+class Wanderer(gymnasium.Wrapper):
+    def __init__(self, **settings):
+        super().__init__(gymnasium.make("CartPole-v1", **settings))
+    def reset(self, **settings):
+        os.chdir("/")
+        return super().reset(**settings)
+"""
+
+
+def test_environment_may_change_the_working_directory(config_file: Path, tmp_path: Path) -> None:
+    """A run whose root is relative stays where it was begun, with all of its files."""
+    (tmp_path / "wanderer.py").write_text(_WANDERER)
+    options = ["--env.id", "wanderer:Wanderer", "--run.root", "here", "--run.max-learner-steps", "100"]
+    with launched("train", "--config", str(config_file), *options, cwd=tmp_path) as cluster:
+        assert cluster.wait() == 0, cluster.output
+    folder = tmp_path / "here" / "small"
+    assert json.loads((folder / "result.json").read_text())["learner_steps"] == 100
+    assert list((folder / "checkpoints").glob("*.safetensors"))
+
+
 _SCRIPT = """
 import sys, tidemill
 with tidemill.Cluster(sys.argv[1]) as cluster:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from tidemill.process import StopRequests
 
 _BOUND_S = 120.0
 
@@ -44,11 +48,11 @@ from tidemill.process import stop_event
 event = stop_event()
 os.kill(os.getpid(), signal.SIGTERM)
 assert event.wait(120)
-os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGINT)
 threading.Event().wait(10)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=_BOUND_S, check=False)
-    assert done.returncode == 128 + 15, done.stderr
+    assert done.returncode == 128 + 2, done.stderr
 
 
 _NOBODY = ["--cluster.replay", "127.0.0.1:1", "--cluster.params", "127.0.0.1:1"]
@@ -155,3 +159,12 @@ raise SystemExit(end_with_reader(main))
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=_BOUND_S, check=False)
     assert (done.returncode, done.stderr) == (3, "")
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_request_that_arrives_again_is_one() -> None:
+    """GNU `timeout` sends SIGTERM twice, a terminal SIGHUP; a second Ctrl-C is a second request, at once."""
+    requests = StopRequests()
+    numbers = (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    assert [requests.is_new(number) for number in numbers] == [True, False, False, True, False]
+    requests._last_s = time.monotonic() - 2.0
+    assert requests.is_new(signal.SIGTERM)

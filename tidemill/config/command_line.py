@@ -144,7 +144,8 @@ def overview(settings: Any, prog: str, description: str) -> str:  # noqa: ANN401
         "Settings come from the file or preset (`tidemill configs`), then from the options. Sections:",
         *_in_columns([(name, text) for name, text in rows if name != "agent"], width),
         "",
-        f"`{prog} --help SECTION` shows the settings of one section, `--help SECTION.NAME` all of a setting.",
+        f"`{prog} --help SECTION` shows the settings of one section, `--help SECTION.NAME` all of a setting,",
+        "`--help all` every setting.",
     ]
     if (agent := getattr(settings, "agent", None)) is not None:
         others = [(name, (config_class(name).__doc__ or "").splitlines()[0]) for name in algorithms()]

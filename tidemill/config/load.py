@@ -19,7 +19,7 @@ from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
 from tidemill.config.overlay import overlay, to_document
 from tidemill.config.presets import FOLDER, find_config
-from tidemill.config.section_help import describe_section
+from tidemill.config.section_help import ALL, describe_section
 from tidemill.config.sections import RunConfig
 from tidemill.config.yaml_text import Dumper, parse
 from tidemill.errors import ConfigError
@@ -155,7 +155,7 @@ def _take_help(arguments: list[str], config: type[Any]) -> str | None:
     names = {field.name for field in dataclasses.fields(config)}
     for first, second in zip_longest(arguments, arguments[1:], fillvalue=""):
         if first in ("--help", "-h"):
-            return second if second.partition(".")[0] in names else ""
+            return second if second.partition(".")[0] in names or second == ALL else ""
     return None
 
 

@@ -62,7 +62,7 @@ class RunSettings:
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        return Path(self.root) / self.name
+        return Path(self.root).expanduser() / self.name
 
     @property
     def end_tag(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import textwrap
@@ -13,6 +14,7 @@ from tidemill.config.check import nearest
 from tidemill.config.documented import Setting, settings, summary
 from tidemill.errors import ConfigError
 
+ALL = "all"
 SCREEN_LINES = 50
 """What is longer has a line for each setting, cut to the width; all of one setting is a command away."""
 _INDENT = 2
@@ -23,12 +25,18 @@ def describe_section(prog: str, asked: str, values: Any) -> str:  # noqa: ANN401
 
     Args:
         prog: The command, for what it says to go on with.
-        asked: A section, `agent`, or the beginning of settings' names, `agent.noisy`: those are described in full.
+        asked: A section, `agent`, or the beginning of settings' names, `agent.noisy`: those are described in full, and
+            so is everything by `all`.
         values: The dataclass of sections, with the values of a config file if there is one.
 
     Raises:
         ConfigError: No setting begins so.
     """
+    width = shutil.get_terminal_size().columns
+    if asked == ALL:
+        names = [field.name for field in dataclasses.fields(values)]
+        found = [each for name in names for each in settings(name, getattr(values, name), with_servers=True)]
+        return "\n".join(_in_full(found, width))
     section = asked.partition(".")[0]
     own = getattr(values, section)
     found = list(settings(section, own, with_servers=True))
@@ -37,7 +45,6 @@ def describe_section(prog: str, asked: str, values: Any) -> str:  # noqa: ANN401
     if not chosen:
         hint = nearest(wanted, [setting.name for setting in found])
         raise ConfigError(f"no setting begins with {asked!r}{hint}")
-    width = shutil.get_terminal_size().columns
     if asked != section:
         return "\n".join(_in_full(chosen, width))
     notes = [f"Of another algorithm: `{prog} --agent.algorithm NAME --help agent`."] if section == "agent" else []

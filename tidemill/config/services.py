@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tidemill.config.check import check, is_safe_name
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
+
+
+def _check_device(name: str, value: str) -> None:
+    check(re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None, name, value, "auto, cpu, cuda or cuda:N")
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,7 @@ class InferenceSettings:
     """Most actors at a time, at least 1."""
 
     def __post_init__(self) -> None:
+        _check_device("inference.device", self.device)
         for name in ("threads", "max_batch", "max_streams"):
             check(getattr(self, name) >= 1, f"inference.{name}", getattr(self, name), "at least 1")
         check(self.index >= 0, "inference.index", self.index, "0 or more")
@@ -184,6 +190,7 @@ class LearnerSettings:
     """How long one of several learners waits for the others before it gives up and all restart, in seconds."""
 
     def __post_init__(self) -> None:
+        _check_device("learner.device", self.device)
         check(self.threads >= 0, "learner.threads", self.threads, "0 or more")
         check(
             self.updates_per_env_step >= 0,

@@ -13,7 +13,7 @@ _ABOUT = """Print the completion of a shell: commands, the options of each, pres
   zsh:   tidemill completion zsh > ~/.zsh/_tidemill       # a folder of $fpath; or source it after compinit
   fish:  tidemill completion fish > ~/.config/fish/completions/tidemill.fish
 
-Options are those of `tidemill COMMAND --help`, read when they are first needed and kept by the shell, so there is
+Options are those of `tidemill COMMAND --help all`, read when they are first needed and kept by the shell, so there is
 nothing to bring up to date."""
 
 # Wide, so that no option of --help is broken over two lines. An algorithm on the line has options of its own.
@@ -23,7 +23,7 @@ declare -gA _tidemill_known
 _tidemill_options() {  # COMMAND [ALGORITHM]: the words of its help that are options
     local key="$1 $2"
     if [[ -z ${_tidemill_known[$key]-} ]]; then
-        _tidemill_known[$key]=$(COLUMNS=500 tidemill "$1" ${2:+--agent.algorithm "$2"} --help 2>/dev/null |
+        _tidemill_known[$key]=$(COLUMNS=500 tidemill "$1" ${2:+--agent.algorithm "$2"} --help all 2>/dev/null |
             grep -oE -- '--[a-z][a-z0-9._-]*' | sort -u)
     fi
     _tidemill_words=${_tidemill_known[$key]}
@@ -78,7 +78,7 @@ function __tidemill_options
     end
     set -l key __tidemill_known_(string escape --style=var -- "$words[2] $algorithm")
     if not set -q $key
-        set -l text (COLUMNS=500 tidemill $words[2] $algorithm --help 2>/dev/null)
+        set -l text (COLUMNS=500 tidemill $words[2] $algorithm --help all 2>/dev/null)
         set -g $key (string match -ra -- '--[a-z][a-z0-9._-]*' $text | sort -u)
     end
     string join \n -- $$key

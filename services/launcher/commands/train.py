@@ -100,7 +100,8 @@ def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses, forks: F
     sockets, view = make_socket_folder(), make_view(config)
     try:
         loggers.start(config.launcher.loggers, folder)
-        config = with_storage(with_addresses(config, sockets))
+        # services may run code that changes the working directory, as an environment can
+        config = with_run_paths(with_storage(with_addresses(config, sockets)), folder.path)
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
         with with_status_page(config, folder.path, view) as reported:

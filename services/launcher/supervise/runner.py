@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidemill.errors import TidemillError
-from tidemill.process import ENDS_WITH_INPUT
+from tidemill.process import ENDS_WITH_INPUT, StopRequests
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 from tidemill.services.launcher.supervise.child import DEFAULTS, Child
@@ -84,7 +84,7 @@ class ClusterRunner:
         self._health_tasks: dict[str, asyncio.Task[None]] = {}
         self._exit_tasks: set[asyncio.Task[None]] = set()
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
-        self._is_asked = False
+        self._requests = StopRequests()
         """Whether a signal has asked it to stop."""
         self._started_s = time.monotonic()
         self.check_s = min(supervisor.settings.frozen_timeout_s / 2, CHECK_EVERY_S)
@@ -121,9 +121,8 @@ class ClusterRunner:
         return self._supervisor.outcome
 
     def _on_stop_signal(self, number: int) -> None:
-        if number == signal.SIGHUP and self._is_asked:
-            return  # comes twice when a terminal closes, and after SIGTERM from systemd
-        self._is_asked = True
+        if not self._requests.is_new(number):
+            return
         self._events.put_nowait(_StopRequested())
         if self._forks is not None:
             self._forks.give_up()

@@ -22,6 +22,7 @@ ENVS = "tests.unit.launcher.test_random_play"
 CARTPOLE = "--env.id CartPole-v1"
 
 OPTIONS = [
+    ("--learner.device gpu", "allowed: auto, cpu, cuda or cuda:N"),
     ("--agent.lr 3e-4", "here it is '--agent.learning-rate'"),
     ("--learning-rate 3e-4", "here it is '--agent.learning-rate'"),
     ("--agent.algorithm td3 --lr 3e-4", "here it is '--agent.critic-learning-rate'"),
