@@ -27,6 +27,7 @@ async def test_good_calls_of_the_corpus_are_answered(tmp_path: Path) -> None:
     waiting = {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED}  # for items, for a next version, for training
     expected = dict.fromkeys(("Sample", "Watch", "Act", "SaveCheckpoint"), waiting)
     expected["Checkpoint"] = {grpc.StatusCode.UNIMPLEMENTED}
+    expected["DropTable"] = {grpc.StatusCode.NOT_FOUND}
     async with Door(tmp_path / "params") as door:
         publish = _case(door, "/tidemill.params.v1.ParamService/Publish")
         assert await door.call(publish, WAIT_S) is grpc.StatusCode.OK

@@ -104,7 +104,14 @@ BEFORE = (
     Before("tidemill replay --folder data .*", _HAND, stop=""),
     Before("python -m tidemill.services.learner.torchrun .* \\$C", stop="", serve=_PLAIN),
     Before("env/bin/python walks.py", run="ln -sfn .venv env"),
-    Before("env/bin/tidemill replay --folder data .*", run="ln -sfn .venv env"),
+    Before("env/bin/tidemill replay --folder data .*", stop="", run="ln -sfn .venv env"),
+    Before("env/bin/tidemill replay export 127.0.0.1:7401 walks .*", run="env/bin/python write.py"),
+    Before(
+        "env/bin/tidemill replay tables .*",
+        stop="",
+        run="unset TIDEMILL_TLS_CA TIDEMILL_TOKEN_FILE",
+        serve=("env/bin/tidemill replay --folder data",),
+    ),
     Before(
         ".* --actor broken-actor", run="sed 's/windows=/name=\"broken-actor\", windows=/' write.py | env/bin/python -"
     ),
