@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -27,6 +28,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # glibc refuses more
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _KEPT_BYTES = 2**30
 
 _actions: dict[int, Callable[[int], None]] = {}  # of this process, by signal
@@ -107,7 +109,11 @@ def leave(code: int) -> NoReturn:
 
 
 def end_with_reader(main: Callable[[], int]) -> int:
-    """Call a main function; return its exit code, or 141 silently if the reader of its output left, as `head` does."""
+    """Call a main function; return its exit code.
+
+    If the reader of its output left, as `head` does, that is 141, silently; if a disk is full, 1 with a line that says
+    so.
+    """
     _open_standard_streams()
     try:
         try:
@@ -117,8 +123,19 @@ def end_with_reader(main: Callable[[], int]) -> int:
     except BrokenPipeError:
         if not _reader_left():
             raise  # another pipe or socket
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at exit
+        _discard_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _discard_output()
+        print(f"cannot write {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _discard_output() -> None:
+    """Lose what is still buffered, which the interpreter would write at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _reader_left() -> bool:

@@ -161,6 +161,22 @@ raise SystemExit(end_with_reader(main))
     assert (tmp_path / "file").read_text() == "kept"
 
 
+@pytest.mark.parametrize("write", ["print('x')", "sys.stdout.buffer.write(bytes(10**6))", "print('x', flush=True)"])
+def test_output_on_a_full_disk_is_told_in_a_line(write: str) -> None:
+    """With an exit code of 1 and no traceback."""
+    script = f"import sys; from tidemill.process import run; sys.exit(run('it', lambda: {write} and 0 or 0))"
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=_BOUND_S,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "cannot write output: No space left on device\n")
+
+
 def test_request_that_arrives_again_is_one() -> None:
     """GNU `timeout` sends SIGTERM twice, a terminal SIGHUP; a second Ctrl-C is a second request, at once."""
     requests = StopRequests()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from tidemill.errors import ConfigError
 
+_SHORT = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
@@ -46,5 +47,15 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
         known: Names that could have been meant.
         prefix: Put before the known name, e.g. `learner.`.
     """
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {prefix + close[0]!r}?" if close else ""
+    close = closest(name, known, cutoff=0.5)
+    return f"; did you mean {prefix + close!r}?" if close else ""
+
+
+def closest(name: str, known: Iterable[str], cutoff: float) -> str:
+    """Return the known name that a mistyped one is closest to, at least a cutoff from 0 to 1; empty if there is none.
+
+    Short names are alike by chance, as a2c and sac: one of up to four letters has to begin as what is meant.
+    """
+    short = len(name) <= _SHORT
+    begin_alike = [each for each in known if not short or each[:1] == name[:1]]
+    return next(iter(difflib.get_close_matches(name, begin_alike, 1, cutoff)), "")

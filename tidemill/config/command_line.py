@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import textwrap
 import typing
@@ -15,11 +16,14 @@ import yaml
 from tidemill.config.check import collecting, refuse
 from tidemill.config.documented import summary
 from tidemill.config.other_names import meant
+from tidemill.config.presets import preset_names
 from tidemill.config.yaml_text import parse
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import algorithms, config_class
 
 _WIDEST = 120
+_ENVIRONMENT = re.compile(r"[\w./-]+-v\d+")
+"""An environment of Gymnasium, whose name ends in its version."""
 _NONE = ("none", "null")
 _SWITCH = {"true": True, "false": False}
 
@@ -46,7 +50,7 @@ def document_of(words: Sequence[str], settings: object) -> dict[str, Any]:
         word = rest.pop(0)
         option, has_value, text = word.partition("=")
         if not option.startswith("--"):
-            problems.append(f"{word!r} belongs to no option; options are --section.name VALUE")
+            problems.append(f"{word!r} belongs to no option; {_option_for(word)}")
             continue
         source = [text] if has_value else rest
         path = option.removeprefix("--").replace("-", "_").split(".")
@@ -69,6 +73,15 @@ def document_of(words: Sequence[str], settings: object) -> dict[str, Any]:
             place[name] = not value if is_negated else value
     refuse(problems)
     return document
+
+
+def _option_for(word: str) -> str:
+    """Return which option a word without one was probably meant for."""
+    if word in preset_names() or word.endswith((".yaml", ".yml")):
+        return f"did you mean --config {word}?"
+    if _ENVIRONMENT.fullmatch(word):
+        return f"did you mean --env.id {word}?"
+    return "options are --section.name VALUE"
 
 
 def _value(option: str, kind: Any, source: list[str]) -> Any:  # noqa: ANN401 - a type, or what typing has for one

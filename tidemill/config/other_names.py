@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 
-_CUTOFF = 0.6
+from tidemill.config.check import closest
+
+_CUTOFF = 0.7
+_CUTOFF_OF_ALL = 0.8
 
 _LEARNING_RATE = ("agent.learning_rate", "agent.critic_learning_rate")
 
@@ -25,11 +27,13 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "device": ("learner.device",),
     "discount": ("agent.gamma",),
     "ent_coef": ("agent.entropy_coefficient", "agent.initial_temperature"),
+    "end_e": ("agent.epsilon_final",),
     "env": ("env.id",),
     "env_id": ("env.id",),
     "env_kwargs": ("env.kwargs",),
     "env_name": ("env.id",),
     "environment": ("env.id",),
+    "epsilon": ("agent.epsilon_final", "agent.ladder_base"),
     "episodes": ("evaluator.episodes",),
     "eval_episodes": ("evaluator.episodes",),
     "eval_freq": ("evaluator.every_env_steps",),
@@ -37,6 +41,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "experiment_name": ("run.name",),
     "exploration_final_eps": ("agent.epsilon_final",),
     "exploration_fraction": ("agent.epsilon_decay_steps",),
+    "exploration_initial_eps": ("agent.epsilon_start",),
     "gpu": ("learner.device",),
     "gradient_steps": ("learner.updates_per_env_step",),
     "gym_id": ("env.id",),
@@ -75,6 +80,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "replay_size": ("table.max_items",),
     "results_dir": ("run.root",),
     "save_freq": ("learner.checkpoint_every_s",),
+    "start_e": ("agent.epsilon_start",),
     "target_network_frequency": ("agent.target_update_period", "agent.tau"),
     "target_reward": ("run.target_return",),
     "target_update_interval": ("agent.target_update_period", "agent.tau"),
@@ -109,10 +115,7 @@ def meant(path: Sequence[str], settings: object, *, option: bool, section: str =
     elsewhere = (each for each in others if each in known or (section and not each.startswith(f"{section}.")))
     if (name := next(elsewhere, "")) and name != ".".join(path):
         return f"; here it is {_written(name, option=option)}"
-    near = _nearest(".".join(path), known)
-    if not near and len(path) == 1:
-        near = _nearest(path[0], known, part=2)
-    if near:
+    if near := _nearest(path, known):
         return f"; did you mean {_written(near, option=option)}?"
     first = list(dict.fromkeys(name.partition(".")[0] for name in known))
     if option and path[0] not in first:
@@ -120,13 +123,20 @@ def meant(path: Sequence[str], settings: object, *, option: bool, section: str =
     return ""
 
 
-def _nearest(name: str, known: Sequence[str], part: int = 0) -> str:
-    """Return the known name closest to a mistyped one, compared whole or by what follows the section; empty if none."""
-    if part:
-        known_parts = {each.partition(".")[part]: each for each in known}
-        return known_parts.get(close[0], "") if (close := get_close_matches(name, known_parts, 1, _CUTOFF)) else ""
-    own = [each for each in known if each.partition(".")[0] == name.partition(".")[0]]
-    return next(iter(get_close_matches(name, own, 1, _CUTOFF) or get_close_matches(name, known, 1, _CUTOFF)), "")
+def _nearest(path: Sequence[str], known: Sequence[str]) -> str:
+    """Return the known name that was probably meant; empty if none is near.
+
+    That is a mistyped name of the same section, otherwise of another one, or a name with a mistyped section. What a
+    name shares with another by being in the same section is not compared.
+    """
+    section, leaf = ".".join(path[:-1]), path[-1]
+    leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
+    own = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
+    if close := closest(leaf, own, _CUTOFF):
+        return own[close]
+    if section and not own:
+        return closest(".".join(path), known, _CUTOFF_OF_ALL)
+    return leaves.get(closest(leaf, leaves, _CUTOFF_OF_ALL), "")
 
 
 def _names(settings: object, prefix: str = "") -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -76,6 +77,7 @@ def to_document(settings: object) -> Any:  # noqa: ANN401 - a tree of YAML's own
     return settings
 
 
+_DECIMAL = re.compile(r"-?\d+\.\d+")
 _KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -120,7 +122,8 @@ def _convert_scalar(value: Any, kind: Any, path: str) -> Any:  # noqa: ANN401
         try:
             return float(value)  # YAML reads 1e-4 as text
         except ValueError:
-            pass
+            point = str(value).replace(",", ".")
+            _expect(not _DECIMAL.fullmatch(point), value, path, f"a number, with a point: {point}")
     if kind is int:
         value = _whole(value)
     exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tidemill.config.check import check, is_safe_name
+from tidemill.rpc.addresses import CLIENT, is_client_address
 
 RESTORED = "restored.txt"
 """Beside the checkpoints: what the learner's newest start restored, in words."""
@@ -91,7 +92,10 @@ class ClusterSettings:
 
     def __post_init__(self) -> None:
         for name in ("params", "learner"):
-            check(bool(getattr(self, name)), f"cluster.{name}", getattr(self, name), "an address")
+            check(is_client_address(getattr(self, name)), f"cluster.{name}", getattr(self, name), CLIENT)
+        for name in ("replay", "inference"):
+            for address in getattr(self, name):
+                check(is_client_address(address), f"cluster.{name}", address, CLIENT)
         _check_shards(self.replay)
         named = all(self.inference) and len(set(self.inference)) == len(self.inference)
         check(named, "cluster.inference", list(self.inference), "addresses that all differ")

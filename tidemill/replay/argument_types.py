@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import operator
-import re
 from typing import Any
 
 import numpy as np
 
 from tidemill.errors import InvalidArgument
-
-_ADDRESS = re.compile(r"(unix|dns):.+|[^/]+:\d+")
+from tidemill.rpc.addresses import is_client_address
 
 
 def check_type(name: str, value: object, kinds: type | tuple[type, ...], instead: str) -> None:
@@ -43,7 +41,7 @@ def check_number(name: str, value: object, *, or_none: bool = False) -> None:
 def check_address(address: str) -> None:
     """Raise TypeError unless an address is a string, InvalidArgument unless it is one of a server."""
     check_type("address", address, str, "'HOST:PORT' or 'unix:///path', as Server.address")
-    if not _ADDRESS.fullmatch(address):
+    if not is_client_address(address):
         raise InvalidArgument(f"address is {address!r}, must be 'HOST:PORT' or 'unix:///path'")
 
 

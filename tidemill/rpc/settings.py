@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidemill.errors import ConfigError
+from tidemill.rpc.addresses import SERVER, is_server_address
 
 MEBIBYTE = 1024 * 1024
 
@@ -41,6 +42,11 @@ class ServerSettings:
     """How long calls in progress may continue after SIGTERM, in seconds."""
 
     def __post_init__(self) -> None:
+        if not is_server_address(self.address):
+            raise ConfigError(f"server.address is {self.address!r}, allowed: {SERVER}")
+        metrics = self.metrics_address
+        if metrics and (metrics.startswith("unix:") or not is_server_address(metrics)):
+            raise ConfigError(f"server.metrics_address is {metrics!r}, allowed: host:port, or nothing to turn it off")
         for name in ("max_calls_per_connection", "max_idle_s"):
             if (value := getattr(self, name)) <= 0:
                 raise ConfigError(f"{name} is {value!r}, but must be positive")

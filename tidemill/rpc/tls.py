@@ -10,9 +10,8 @@ import grpc
 from tidemill.errors import ConfigError
 from tidemill.logger import LateLogger
 from tidemill.rpc.access import Stamp, read_secret, stamp_of
+from tidemill.rpc.addresses import SERVER, is_server_address
 from tidemill.rpc.settings import ServerSettings
-
-_LAST_PORT = 65535
 
 _log = LateLogger()
 
@@ -47,11 +46,8 @@ def check_exposure(address: str, *, insecure: bool, remedy: str = "") -> None:
     """
     if address.startswith("unix:"):
         return
-    _, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit():
-        raise ConfigError(f"address must be host:port or unix:///path, got {address!r}")
-    if int(port) > _LAST_PORT:  # gRPC would take the remainder by 65,536
-        raise ConfigError(f"address {address!r} has port {port}, allowed: 0 (a free one) to {_LAST_PORT}")
+    if not is_server_address(address):
+        raise ConfigError(f"address is {address!r}, allowed: {SERVER}")
     if not (insecure or is_local(address)):
         remedy = remedy or "set server.insecure if the network is trusted"
         raise ConfigError(

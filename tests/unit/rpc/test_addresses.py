@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import socket
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.config.run import ClusterSettings
 from tidemill.errors import ConfigError, FatalError
 from tidemill.rpc.access import Tokens
+from tidemill.rpc.addresses import is_client_address, is_server_address
 from tidemill.rpc.server import why_not_bound
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.tls import check_exposure, check_server
@@ -20,9 +23,44 @@ from tidemill.telemetry import serve_metrics
 
 def test_port_beyond_the_last_is_refused() -> None:
     """GRPC would listen on the remainder by 65,536."""
-    with pytest.raises(ConfigError, match=r"has port 99999, allowed: 0 .* to 65535"):
+    with pytest.raises(ConfigError, match=r"'127.0.0.1:99999', allowed: .* up to 65535"):
         check_exposure("127.0.0.1:99999", insecure=False)
     check_exposure("127.0.0.1:65535", insecure=False)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:0", "[::]:7401", "[fe80::1%eth0]:1", "localhost:7401", "replay_0.example.org.:7401", "unix:///a/b"],
+)
+def test_address_that_a_server_may_have_is_taken(address: str) -> None:
+    """Names with an underscore, as services of Docker Compose have, too."""
+    assert is_server_address(address)
+    assert is_client_address(address)
+    assert ServerSettings(address=address).address == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "nohost", "1.2.3.4.5:70", "1.2.3:70", "::1:70", ":7401", "a b:1", "a..b:1", "host:x", "unix:", "h:-1"],
+)
+def test_address_that_no_server_has_is_refused(address: str) -> None:
+    """When settings are read."""
+    with pytest.raises(ConfigError, match=f"server.address is {re.escape(repr(address))}, allowed: host:port"):
+        ServerSettings(address=address)
+    for name in ("params", "learner", "replay", "inference"):
+        value = address if name in ("params", "learner") else (address,)
+        with pytest.raises(ConfigError, match=f"cluster.{name} is {re.escape(repr(address))}, allowed: host:port"):
+            ClusterSettings(**{name: value})  # type: ignore[arg-type]
+    if address:
+        with pytest.raises(ConfigError, match=r"server\.metrics_address is"):
+            ServerSettings(metrics_address=address)
+
+
+def test_clients_resolve_names_by_dns() -> None:
+    """What gRPC's schemes name may be connected to, and not listened at."""
+    for address in ("dns:///replay:7401", "ipv4:10.0.0.1:7401", "ipv6:[::1]:7401"):
+        assert is_client_address(address)
+        assert not is_server_address(address)
 
 
 def test_reason_is_told_apart() -> None:

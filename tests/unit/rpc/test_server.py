@@ -216,7 +216,7 @@ def test_exposed_address_needs_permission(address: str) -> None:
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:", "host:port"])
 def test_malformed_address_is_refused(address: str) -> None:
     """The message says what an address looks like."""
-    with pytest.raises(ConfigError, match="must be host:port"):
+    with pytest.raises(ConfigError, match="allowed: host:port"):
         check_exposure(address, insecure=True)
 
 

@@ -17,6 +17,23 @@ from tidemill.errors import ConfigError
 from tidemill.rl import agents
 from tidemill.types import EnvSpec, Signature, WindowSpec, column_names, signature_of
 
+_KIN = {
+    "a2c": "'ppo' is the closest",
+    "a3c": "'impala' is the closest",
+    "apex": "it is 'dqn' with a prioritized table and several actors",
+    "apex_dqn": "it is 'dqn' with a prioritized table and several actors",
+    "appo": "'impala' is the closest",
+    "c51": "it is 'dqn' with --agent.distribution c51",
+    "ddqn": "it is 'dqn' with --agent.double",
+    "double_dqn": "it is 'dqn' with --agent.double",
+    "dueling_dqn": "it is 'dqn' with --agent.dueling",
+    "iqn": "it is 'dqn' with --agent.distribution iqn",
+    "qr_dqn": "it is 'dqn' with --agent.distribution qr",
+    "qrdqn": "it is 'dqn' with --agent.distribution qr",
+    "rainbow": "it is 'dqn' with other settings: see `tidemill configs`",
+}
+"""Where to find an algorithm under the name that others give it."""
+
 
 class AgentConfig(Protocol):
     """A frozen dataclass of one algorithm's settings, in `config.py` of its folder."""
@@ -92,7 +109,8 @@ def config_class(algorithm: str) -> type[AgentConfig]:
     if ":" in algorithm:
         return _named_class(algorithm)
     if "." not in algorithm and algorithm not in algorithms():
-        hint = nearest(algorithm, algorithms())
+        kin = _KIN.get(algorithm.lower().replace("-", "_"))
+        hint = f"; here {kin}" if kin else nearest(algorithm, algorithms())
         raise ConfigError(f"agent.algorithm is {algorithm!r}, allowed: {', '.join(algorithms())}, or a package{hint}")
     name = f"{algorithm}.config" if "." in algorithm else f"{agents.__name__}.{algorithm}.config"
     try:
