@@ -49,7 +49,7 @@ def _make(arguments: argparse.Namespace) -> int:
     if arguments.report_only:
         name = arguments.name or Path(arguments.config).stem
         check_no_report(RESULTS / name)
-        document = write_report(name, arguments.seeds or ())
+        document = write_report(name, arguments.seeds or (), timed=not arguments.untimed)
     else:
         if arguments.extend and arguments.sb3:
             raise ConfigError("--extend adds our runs alone: a result with a peer is made whole, without it")
@@ -62,7 +62,7 @@ def _make(arguments: argparse.Namespace) -> int:
         if not seeds:
             raise ConfigError(f"{plan.results} has every one of these seeds; name those to add as well")
         carry_out(plan, seeds, jobs=arguments.jobs, again=arguments.again, limit_s=arguments.limit_s)
-        document = write_report(plan.name, seeds, committed)
+        document = write_report(plan.name, seeds, committed, timed=not arguments.untimed)
     write_table()
     print(json.dumps(document["over_seeds"]))
     return 1 if document["unfinished_seeds"] or not document["seeds"] else 0
@@ -71,8 +71,9 @@ def _make(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     """Run the declared rows one after another, those that are reported already left out; return the exit code."""
     names, jobs, limit_s = arguments.report, arguments.jobs, arguments.limit_s
-    if arguments != parser().parse_args(["--report", *names, "--jobs", str(jobs), "--limit-s", str(limit_s)]):
-        raise ConfigError("--report takes names, --jobs and --limit-s: all else is declared")
+    words = ["--report", *names, "--jobs", str(jobs), "--limit-s", str(limit_s)]
+    if arguments != parser().parse_args([*words, "--untimed"] if arguments.untimed else words):
+        raise ConfigError("--report takes names, --jobs, --limit-s and --untimed: all else is declared")
     code = 0
     for row in read_declared(names):
         words = [row.config, "--name", row.name, "--seeds", *map(str, row.seeds), *row.options]
@@ -82,7 +83,7 @@ def _report(arguments: argparse.Namespace) -> int:
             continue
         print(f"{row.name}: the seeds {', '.join(map(str, row.seeds))}", flush=True)
         carry_out(plan, plan.seeds, jobs=jobs, again=False, limit_s=limit_s)
-        document = write_report(plan.name, plan.seeds, declared=True)
+        document = write_report(plan.name, plan.seeds, declared=True, timed=not arguments.untimed)
         write_table()
         print(json.dumps(document["over_seeds"]), flush=True)
         code = code or (1 if document["unfinished_seeds"] or not document["seeds"] else 0)
@@ -108,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     add("--limit-s", type=float, default=4 * 3600.0, help="seconds of one run whose config has no run.max_wall_s")
     add("--again", action="store_true", help="run seeds again that have a result; the previous run is moved aside")
     add("--extend", action="store_true", help="keep the seeds that the committed result has, run the others")
+    add("--untimed", action="store_true", help="leave seconds out of the report: the machine did other work")
     add("--report-only", action="store_true", help="run nothing, write the report of the runs there are")
     add("--report", nargs="*", metavar="NAME", help="run what is declared for these results; without a name, for all")
     add("--table", action="store_true", help="only write the table of all results")

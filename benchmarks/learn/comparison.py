@@ -1,4 +1,4 @@
-"""Verdicts: how far a result is above or below what it is compared with, where both had the same budget."""
+"""Verdicts: whether a result is above or below what it is compared with, by intervals, where both had the same budget."""
 
 from __future__ import annotations
 
@@ -35,17 +35,39 @@ def compared(references: Document, budget: Document, over: Document) -> list[str
     if threshold := references["threshold"]:
         target = budget["target_return"]
         is_own_end = target is not None and target >= threshold["value"] and over["confirmed_seeds"] == score["seeds"]
-        verdict = "reached when each run stopped" if is_own_end else verdict_of(score["mean"] - threshold["value"])
+        verdict = "reached when each run stopped" if is_own_end else verdict_of(score, _fixed(threshold["value"]))
         said.append(f"{threshold['what']} {threshold['value']:g}: {verdict}")
     if published := references["published"]:
-        verdict = verdict_of(score["mean"] - published["value"]) if _took_as_much(published, over) else _NOT_COMPARABLE
+        is_comparable = _took_as_much(published, over)
+        verdict = verdict_of(score, _fixed(published["value"])) if is_comparable else _NOT_COMPARABLE
         said.append(f"{published['what']} {published['value']:g}{_cost(published)}: {verdict}")
     return said
 
 
-def verdict_of(above: float) -> str:
-    """Return by how much a figure is met or missed."""
-    return f"met, +{above:.1f}" if above >= 0 else f"**short by {-above:.1f}**"
+def verdict_of(ours: Document, theirs: Document) -> str:
+    """Return whether a score is above or below another, and by how much.
+
+    Args:
+        ours: `mean` and `interval_95` of a score; the interval is None if it is of one seed.
+        theirs: The same of the other.
+
+    Returns:
+        A difference is one where the intervals do not overlap; a score of one seed has none, and gets no verdict.
+    """
+    difference = ours["mean"] - theirs["mean"]
+    if ours["interval_95"] is None or theirs["interval_95"] is None:
+        return f"no verdict of one seed, {difference:+.1f}"
+    (low, high), (their_low, their_high) = ours["interval_95"], theirs["interval_95"]
+    if low > their_high:
+        return f"above, {difference:+.1f}"
+    if high < their_low:
+        return f"**below, {difference:+.1f}**"
+    return f"no difference shown, {difference:+.1f}"
+
+
+def _fixed(value: float) -> Document:
+    """Return a figure that is given without an interval as a score."""
+    return {"mean": value, "interval_95": [value, value]}
 
 
 def beside(document: Document) -> str:
@@ -58,7 +80,7 @@ def beside(document: Document) -> str:
         return f"not comparable: its settings are for {settings_for:,} steps"
     if ours["last_version"] is None or theirs["last_version"] is None:
         return "not recorded"
-    return verdict_of(ours["last_version"]["mean"] - theirs["last_version"]["mean"])
+    return verdict_of(ours["last_version"], theirs["last_version"])
 
 
 def zoo_steps(document: Document) -> int:

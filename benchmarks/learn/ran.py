@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ class Ran:
     env_steps: int
     """Agent decisions at the last evaluation."""
     learner_steps: int
-    wall_s: float
-    """Seconds of training at the last evaluation, its own time included."""
+    wall_s: float | None
+    """Seconds of training at the last evaluation, its own time included; None: it was not timed."""
     first_reached: Measure | None
     """First evaluation with a mean at the target, confirmed or not."""
     first_reached_s: float | None
@@ -108,6 +109,12 @@ def read_ran(folder: Path, seed: int, target: float | None) -> Ran | None:
         provenance=read_json(folder.with_name(f"{folder.name}.json")),
         test_last=_test(folder, _last_version(folder, result)),
     )
+
+
+def untimed(ran: Ran) -> Ran:
+    """Return a run without its seconds: it shared the machine with other work."""
+    scores = tuple(replace(score, wall_s=math.nan) for score in ran.scores)
+    return replace(ran, scores=scores, wall_s=None, first_reached_s=None, confirmed_s=None)
 
 
 def versions_to_test(folder: Path) -> list[int]:

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.learn import curve
 from benchmarks.learn.atomic import write_json, write_text
 from benchmarks.learn.plan import RESULTS, RUNS, command_of
-from benchmarks.learn.ran import Measure, Ran, read_json, read_ran, seeds_of
+from benchmarks.learn.ran import Measure, Ran, read_json, read_ran, seeds_of, untimed
 from benchmarks.learn.references import References, references_of
 from tidemill.config.load import from_document, read_document
 from tidemill.config.run import RunSettings
@@ -35,6 +35,7 @@ def write_report(
     runs_root: Path = RUNS,
     results_root: Path = RESULTS,
     declared: bool = False,
+    timed: bool = True,
 ) -> Document:
     """Write config, curves and result.json of a result; return the latter.
 
@@ -45,6 +46,7 @@ def write_report(
         runs_root: Folder of the runs of all results.
         results_root: Folder of all results.
         declared: Whether the seeds were declared before any of them was run.
+        timed: Whether the machine did nothing else, so that seconds mean something; otherwise they are left out.
 
     Raises:
         NotFound: nothing was run.
@@ -57,8 +59,11 @@ def write_report(
         raise NotFound(f"{root} has no run of the seeds {', '.join(map(str, wanted)) or '(none)'}")
     config = from_document(RunConfig, read_document(with_config / "config.yaml"))
     references = references_of(name, config.run.target_return, results_root / "references.yaml")
-    ours = sorted([*committed, *_read(folders, wanted, references.target)], key=lambda ran: ran.seed)
+    new = _read(folders, wanted, references.target)
     peers = _read([root / f"sb3-seed-{seed}" for seed in wanted], wanted, references.target)
+    if not timed:
+        new, peers = list(map(untimed, new)), list(map(untimed, peers))
+    ours = sorted([*committed, *new], key=lambda ran: ran.seed)
     document = _document(name, config, references, ours) | {"command": command_of(root), "declared_seeds": declared}
     document["peer"] = _peer(root, peers) if peers else None
     write_text(results / "config.yaml", (root / "config.yaml").read_text(encoding="utf-8"))
@@ -155,7 +160,7 @@ def summary(runs: Sequence[Ran]) -> Document:
             "wall_s_to_confirmed": _median(run.confirmed_s for run in confirmed if run.confirmed_s is not None),
             "env_steps": _median(run.env_steps for run in finished),
             "learner_steps": _median(run.learner_steps for run in finished),
-            "wall_s": _median(run.wall_s for run in finished),
+            "wall_s": _median(run.wall_s for run in finished if run.wall_s is not None),
         },
         "runs": [_run(run) for run in runs],
     }

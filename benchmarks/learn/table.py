@@ -29,7 +29,8 @@ warrants. Env steps are agent decisions, updates are batches learned from, a net
 
 ## Beside Stable-Baselines3, with the same budget
 
-Both trained as many decisions, played the same episodes, and are compared by what each ended with.
+Both trained as many decisions, played the same episodes, and are compared by what each ended with: `above` or `below`
+where the intervals do not overlap, otherwise no difference is shown.
 """
 _PAIRS = """
 | Result | Program | Seeds | Env steps | Updates | Network | Last version | Best version | Ours beside it |
@@ -42,11 +43,12 @@ _ALL = """
 whose evaluation and then fresh episodes have a mean of R. *Measured* says which version the *return* is of: one that
 `passed` such a test was picked by it, while training continued; the `last` one is what training ended with; the
 `last evaluated` one was measured while the clock ran out. *Last* has what training ended with where that is another,
-*best* the version with the best evaluation. A verdict falls only where a published figure took as many decisions (or
-updates), to 1 %; what else it was made with, network and updates among it, may differ. *Seeds* says whether a trial had
+*best* the version with the best evaluation. A published figure gets a verdict only if it took as many decisions (or
+updates), to 1 %; what else it was made with, network and updates among it, may differ. A return is `above` or `below` if
+its whole interval is; one seed has no interval and gets no verdict. *Seeds* says whether a trial had
 seen them when the settings were chosen, as far as that is known ([seeds.yaml](seeds.yaml)): a mean over seeds that were
 seen leans to the better. *To target* is the median of the seeds whose target fresh episodes confirmed. Seconds count
-from the start of the processes. Steps, updates and seconds are medians over seeds. Sources of thresholds and published
+from the start of the processes; runs that shared their machine have none. Steps, updates and seconds are medians over seeds. Sources of thresholds and published
 figures are in `references.yaml`.
 
 | Result | Environment | Algorithm | Network | Seeds | Budget | Env steps | Updates | Measured | Return | Last | Best \
@@ -170,8 +172,9 @@ def _to_target(over: Document, seeds: int) -> str:
     confirmed = over["confirmed_seeds"]
     if not confirmed:
         return "–"
-    steps, seconds = _number(over["env_steps_to_confirmed"]), _number(over["wall_s_to_confirmed"])
-    return f"{confirmed} of {seeds}: {steps} steps, {seconds} s"
+    seconds = over["wall_s_to_confirmed"]
+    timed = "" if seconds is None else f", {_number(seconds)} s"
+    return f"{confirmed} of {seeds}: {_number(over['env_steps_to_confirmed'])} steps{timed}"
 
 
 def _number(value: float | None) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.learn.curve import CURVE_COLUMNS
 from benchmarks.learn.ran import versions_to_test
+from benchmarks.learn.committed import read_committed
 from benchmarks.learn.report import Document, write_report
 from tests.unit.benchmarks.run_folders import COMMIT, add_test, make_run, store_params
 from tidemill.errors import NotFound
@@ -147,3 +148,17 @@ def test_report_without_runs_is_refused(tmp_path: Path) -> None:
     """There is nothing to report, and the message names where it looked."""
     with pytest.raises(NotFound, match="task has no run of the seeds 4"):
         write_report("task", [4], runs_root=tmp_path, results_root=tmp_path)
+
+
+def test_untimed_report_has_no_seconds_and_can_grow(roots: tuple[Path, Path]) -> None:
+    """Scores may be taken beside other work, times may not; curve.csv still reads back."""
+    document = write_report("task", runs_root=roots[0], results_root=roots[1], timed=False)
+    over = document["over_seeds"]
+    assert (over["wall_s"], over["wall_s_to_confirmed"]) == (None, None)
+    assert {run[name] for run in document["runs"] for name in ("wall_s", "first_reached_s", "confirmed_s")} == {None}
+    with (roots[1] / "task" / "curve.csv").open() as file:
+        assert {row["wall_s"] for row in csv.DictReader(file)} == {"nan"}
+    assert over["env_steps"] == report(roots)["over_seeds"]["env_steps"]
+    text = (roots[1] / "task" / "config.yaml").read_text()
+    write_report("task", runs_root=roots[0], results_root=roots[1], timed=False)
+    assert [ran.wall_s for ran in read_committed(roots[1] / "task", text, [1])] == [None]

@@ -46,9 +46,9 @@ def make_result(tmp_path: Path, name: str, *, reason: str = "for a test", entry:
     (results / name / "result.json").write_text(json.dumps(document))
 
 
-def peer_of(mean: float, env_steps: int) -> dict[str, Any]:
+def peer_of(mean: float, env_steps: int, interval: tuple[float, float] | None = None) -> dict[str, Any]:
     """Return a peer of one seed, as a result.json has it."""
-    score = {"mean": mean, "interval_95": None, "fresh_episodes": False}
+    score = {"mean": mean, "interval_95": interval, "fresh_episodes": False}
     over = {
         "deciding_version": score,
         "last_version": score,
@@ -64,7 +64,7 @@ def peer_of(mean: float, env_steps: int) -> dict[str, Any]:
 
 
 def test_row_tells_budget_return_and_verdicts(tmp_path: Path) -> None:
-    """The return is met or short of each reference by so much; medians are over the seeds."""
+    """The return is above or below each reference if its interval is; medians are over the seeds."""
     make_result(tmp_path, "task")
     text = write_table(tmp_path / "results")
     assert rows_of(text) == [
@@ -81,7 +81,7 @@ def test_row_tells_budget_return_and_verdicts(tmp_path: Path) -> None:
             "return": "45.5 [33.0, 58.0]",
             "last": "not recorded",
             "best": "45.5 [33.0, 58.0]",
-            "compared": "target 50: **short by 4.5**; somebody 40 after 4,000: met, +5.5",
+            "compared": "target 50: no difference shown, -4.5; somebody 40 after 4,000: no difference shown, +5.5",
             "target": "1 of 2: 3,000 steps, 30 s",
             "wall": "40",
         }
@@ -136,7 +136,16 @@ def test_pair_of_one_budget_stands_first(tmp_path: Path) -> None:
     make_result(tmp_path, "task", reason=_AT_LIMIT, peer=peer_of(60.0, 4000), env_id="Some-v0")
     text = write_table(tmp_path / "results")
     ours, theirs = pairs_of(text)
-    assert ours[1:] == ["Tidemill", "2", "4,000", "1,000", "256, 256", ours[6], ours[7], "**short by 14.5**"]
+    assert ours[1:] == [
+        "Tidemill",
+        "2",
+        "4,000",
+        "1,000",
+        "256, 256",
+        ours[6],
+        ours[7],
+        "no verdict of one seed, -14.5",
+    ]
     assert theirs[1:] == ["Stable-Baselines3", "1", "4,000", "700", "256, 256", "60.0 †", "80.0 †", ""]
     assert text.index("Beside Stable-Baselines3") < text.index("## All results")
 
@@ -166,7 +175,26 @@ def test_settings_in_which_nothing_falls_over_the_run_are_compared_at_any_length
     """The zoo trains a million decisions with them; the first thousands of those are no different from a short run."""
     make_result(tmp_path, "task", reason=_AT_LIMIT, peer=peer_of(60.0, 4000), env_id=env_id)
     ours, _ = pairs_of(write_table(tmp_path / "results"))
-    assert ours[-1] == "**short by 14.5**"
+    assert ours[-1] == "no verdict of one seed, -14.5"
+
+
+@pytest.mark.parametrize(
+    "mean, interval, said",
+    [
+        (21.0, (10.0, 32.0), "above, +24.5"),
+        (21.0, (10.0, 33.0), "no difference shown, +24.5"),
+        (70.0, (58.0, 90.0), "no difference shown, -24.5"),
+        (70.0, (58.5, 90.0), "**below, -24.5**"),
+        (70.0, None, "no verdict of one seed, -24.5"),
+    ],
+)
+def test_verdict_is_of_intervals_that_do_not_overlap(
+    mean: float, interval: tuple[float, float] | None, said: str, tmp_path: Path
+) -> None:
+    """Ours is 45.5 [33, 58]; the sign of the difference decides nothing."""
+    make_result(tmp_path, "task", reason=_AT_LIMIT, env_id="Some-v0", peer=peer_of(mean, 4000, interval))
+    ours, _ = pairs_of(write_table(tmp_path / "results"))
+    assert ours[-1] == said
 
 
 def test_seeds_are_seen_unless_something_else_is_known(tmp_path: Path) -> None:
