@@ -17,6 +17,7 @@ import yaml
 from scripts.kubernetes_rules import prometheus_rule
 from tests.compose.dashboards import rules
 from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as, run
+from tidemill.config.services import LearnerSettings
 from tidemill.rpc.access import ROLES
 from tidemill.services.launcher.commands.certs import COMMON_HOST, SERVICES, make_services
 
@@ -128,10 +129,14 @@ def test_kubernetes_pods_are_confined_and_probed(kustomization: str, kubernetes:
             assert confined["readOnlyRootFilesystem"]
             assert confined["capabilities"] == {"drop": ["ALL"]}
             assert container["resources"]["limits"]["memory"]
-            if container["name"] != "learner":  # torchrun starts it again itself, and a pod has several
-                health = {"path": HEALTH_PATH, "port": "metrics"}
-                assert container["startupProbe"]["httpGet"] == container["readinessProbe"]["httpGet"] == health
-                assert {"name": "metrics", "containerPort": 9400} in container["ports"]
+            health = {"path": HEALTH_PATH, "port": "metrics"}
+            probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
+            assert [probe["httpGet"] for probe in probes] == [health] * 3
+            assert {"name": "metrics", "containerPort": 9400} in container["ports"]
+            alive = probes[2]
+            patience_s = alive["periodSeconds"] * alive["failureThreshold"]
+            # torchrun starts the learners of a pod again itself, after a wait for those of others
+            assert patience_s > (2 * LearnerSettings().ranks_timeout_s if container["name"] == "learner" else 30)
 
 
 @pytest.mark.parametrize("kustomization, learners", list(zip(KUSTOMIZATIONS, (1, 4, 16), strict=True)))
