@@ -122,7 +122,9 @@ def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[
         what.opened(mirror)
     with ExitStack() as stack:
         sampler = stack.enter_context(
-            ReplaySampler([address], table, batch_size * splits, max_in_flight_batches=threads + 1, mirror=mirror)
+            ReplaySampler(
+                [address], table, batch_size * splits, max_in_flight_batches=threads + 1, mirror=mirror, create=True
+            )
         )
         decoder = Decoder(
             agent,

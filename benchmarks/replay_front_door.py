@@ -98,7 +98,7 @@ def sample(address: str, batch_size: int, seconds: float, max_items: int, thread
             dataset.update_priorities(*entry)
 
     table = replace(TABLE, max_items=max_items)
-    with replay.ReplayDataset(address, table, batch_size, timeout_s=_FLUSH_S, stop=over) as dataset:
+    with replay.ReplayDataset(address, table, batch_size, timeout_s=_FLUSH_S, create=True, stop=over) as dataset:
         takers = [threading.Thread(target=take, args=[dataset]) for _ in range(threads)]
         updater = threading.Thread(target=update, args=[dataset])
         for thread in (*takers, updater):

@@ -164,7 +164,7 @@ def sample(address: str, batch_size: int, seconds: float, max_items: int, thread
     with (
         ReplayClient(address) as client,
         ReplaySampler(
-            [address], replace(TABLE, max_items=max_items), batch_size, max_in_flight_batches=4, stop=over
+            [address], replace(TABLE, max_items=max_items), batch_size, max_in_flight_batches=4, create=True, stop=over
         ) as stream,
         _Updates(client) as updates,
     ):

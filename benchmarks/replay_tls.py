@@ -69,10 +69,10 @@ class Side:
         self._writer.appender.flush(_FLUSH_S)
         address = [self._server.address]
         self._client = resources.enter_context(ReplayClient(*address))
-        whole = ReplaySampler(address, TABLE, _BATCH_SIZE, max_in_flight_batches=4)
+        whole = ReplaySampler(address, TABLE, _BATCH_SIZE, max_in_flight_batches=4, create=True)
         self._batches = resources.enter_context(whole)
         mirror = TableMirror(SIGNATURE, MirrorSize(_MIRRORED_CHUNKS, CHUNK_LENGTH, hold=8))
-        kept = ReplaySampler(address, TABLE, _BATCH_SIZE, max_in_flight_batches=4, mirror=mirror)
+        kept = ReplaySampler(address, TABLE, _BATCH_SIZE, max_in_flight_batches=4, mirror=mirror, create=True)
         self._kept_batches = resources.enter_context(kept)
         self._rng = np.random.default_rng(0)
 

@@ -76,7 +76,7 @@ def main() -> None:
     generator = threading.Thread(target=generate, args=(options.replay, version, stop))
     generator.start()
     try:
-        with ReplayDataset(options.replay, QUEUE, BATCH, timeout_s=60.0, prefetch=1) as dataset:
+        with ReplayDataset(options.replay, QUEUE, BATCH, timeout_s=60.0, prefetch=1, create=True) as dataset:
             for _ in range(options.batches):
                 batch = next(dataset)
                 numbers += batch["number"][:, 0].tolist()

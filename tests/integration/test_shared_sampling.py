@@ -71,7 +71,7 @@ def machine(addresses: list[str]) -> Iterator[Machine]:
             connections = shared.admit(mirror, RANKS - 1, WAIT_S)
             others = [future.result() for future in fetched]
         shared.close()
-        sampler = ReplaySampler(addresses, TABLE, BATCH, mirror=mirror)
+        sampler = ReplaySampler(addresses, TABLE, BATCH, mirror=mirror, create=True)
         dealer = stack.enter_context(closing(SampleDealer(sampler, connections)))
         for other, _ in others:
             stack.enter_context(closing(other))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tidemill.errors import NotFound, Unavailable
+from tidemill.errors import InvalidArgument, NotFound, Unavailable
 from tidemill.replay.argument_types import check_address, check_type
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.shards.directory import check_addresses
@@ -24,17 +24,56 @@ def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def stored_table(addresses: Sequence[str], table: TableConfig | str, timeout_s: float = DEADLINE_S) -> TableConfig:
-    """Return a table's configuration; of a name, that of the first server that answers, which may have a part of it.
+    """Return a table's configuration; of a name, that of the first server that has it, which may have a part of it.
 
     Raises:
         TypeError: It is neither a configuration nor a name.
-        NotFound: The server has no table of the name; the message has those that it has.
+        NotFound: No server has a table of the name; the message has those that there are.
         Unavailable: No server answered within `timeout_s` seconds.
     """
     check_type("table", table, (TableConfig, str), "a TableConfig, or the name of a table that the server has")
     if isinstance(table, TableConfig):
         return table
+    return _found(addresses, table, timeout_s, "start what creates the table first, or give a TableConfig")
+
+
+def read_table(addresses: Sequence[str], table: TableConfig | str, *, create: bool) -> TableConfig:
+    """Return the configuration of a table to sample; of a name, that of all servers' parts together.
+
+    Args:
+        addresses: The servers.
+        table: Its configuration or its name.
+        create: Whether the reader may create it. Otherwise the servers are asked whether they have it.
+
+    Raises:
+        TypeError: It is neither a configuration nor a name.
+        InvalidArgument: A name is to be created.
+        NotFound: No server has the table; the message has those that there are.
+        Unavailable: No server answered within 10 s.
+    """
+    check_type("table", table, (TableConfig, str), "a TableConfig, or the name of a table that the server has")
+    check_type("create", create, bool, "True or False")
+    if isinstance(table, TableConfig):
+        if not create:
+            _found(addresses, table.name, DEADLINE_S, "start what creates the table first, or give create=True")
+        return table
+    if create:
+        raise InvalidArgument(f"create is True with the name {table!r}: give a TableConfig to create a table")
+    instead = "start what creates the table first, or give a TableConfig and create=True"
+    part, count = _found(addresses, table, DEADLINE_S, instead), len(addresses)
+    limiter = replace(
+        part.rate_limiter,
+        min_size=part.rate_limiter.min_size * count,
+        error_buffer=part.rate_limiter.error_buffer * count,
+        queue_size=part.rate_limiter.queue_size * count,
+    )
+    return replace(part, max_items=part.max_items * count, max_bytes=part.max_bytes * count, rate_limiter=limiter)
+
+
+def _found(addresses: Sequence[str], name: str, timeout_s: float, instead: str) -> TableConfig:
+    """Return the configuration that the first server with a table of this name has."""
     reasons: list[str] = []
+    names: set[str] = set()
     for address in addresses:
         with ReplayClient(address) as client:
             try:
@@ -43,24 +82,12 @@ def stored_table(addresses: Sequence[str], table: TableConfig | str, timeout_s: 
             except Unavailable as why:
                 reasons.append(str(why))
                 continue
-            if table in found:
-                return found[table]
-            raise NotFound(
-                f"the replay server at {address} has no table {table!r}, it has {sorted(found) or 'none'}: "
-                "start what creates the table first, or give a TableConfig"
-            )
-    raise Unavailable("; ".join(reasons))
-
-
-def whole_table(addresses: Sequence[str], table: TableConfig | str) -> TableConfig:
-    """Return a table's configuration; of a name, that of all servers' parts together. Raises as `stored_table`."""
-    part, count = stored_table(addresses, table), len(addresses)
-    if isinstance(table, TableConfig) or count == 1:
-        return part
-    limiter = replace(
-        part.rate_limiter,
-        min_size=part.rate_limiter.min_size * count,
-        error_buffer=part.rate_limiter.error_buffer * count,
-        queue_size=part.rate_limiter.queue_size * count,
-    )
-    return replace(part, max_items=part.max_items * count, max_bytes=part.max_bytes * count, rate_limiter=limiter)
+        if name in found:
+            return found[name]
+        names |= found.keys()
+    if len(reasons) == len(addresses):
+        raise Unavailable("; ".join(reasons))
+    one = len(addresses) == 1
+    where = f"server at {addresses[0]} has" if one else f"servers at {', '.join(addresses)} have"
+    there = f"{'it has' if one else 'they have'} {sorted(names) or 'none'}"
+    raise NotFound(f"the replay {where} no table {name!r}, {there}: {instead}")

@@ -141,6 +141,7 @@ def open_sampler(
         directory=directory,
         max_in_flight_batches=max_in_flight_batches,
         mirror=mirror,
+        create=True,
     )
     stack.enter_context(sampler)
     collect(sampler, stack)

@@ -78,7 +78,7 @@ async def test_cancelled_calls_take_nothing(server: LocalServer) -> None:
 
 async def test_batches_of_a_dataset_that_is_closed_end(server: LocalServer) -> None:
     """`async for` ends, whatever else waits for the dataset; so does a thread that was waiting in `next`."""
-    dataset = ReplayDataset(server.address, steps_table(), 1)
+    dataset = ReplayDataset(server.address, steps_table(), 1, create=True)
     in_thread = asyncio.create_task(asyncio.to_thread(next, dataset))
     iterating = asyncio.create_task(_batches(dataset))
     assert await _is_blocked(iterating)

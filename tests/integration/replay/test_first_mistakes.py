@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.numbered_steps import SIGNATURE, STEP, numbered_step, steps_table
 from tests.support.replay_service import LocalServer
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tidemill.replay import (
     ItemWindow,
@@ -47,13 +47,16 @@ def test_table_that_is_there_is_named(server: LocalServer) -> None:
 
 
 def test_table_that_is_not_there_is_not_made(server: LocalServer) -> None:
-    """A misspelt name is an error that says which there are, at once, for who writes and who reads."""
+    """A misspelt name is an error that says which there are, at once; of readers also where it is in a TableConfig."""
     with ReplayClient(server.address) as client:
         client.create_table(steps_table())
         makes: tuple[Callable[[], object], ...] = (
             lambda: ReplayWriter(server.address, "tt"),
             lambda: ReplayDataset(server.address, "tt", 1),
+            lambda: ReplayDataset(server.address, steps_table("tt"), 1),
+            lambda: ReplayDataset(server.address, {steps_table(): 0.5, steps_table("tt"): 0.5}, 2),
             lambda: ReplaySampler([server.address], "tt", 1),
+            lambda: ReplaySampler([server.address], steps_table("tt"), 1),
         )
         for make in makes:
             with pytest.raises(NotFound, match=r"no table 'tt', it has \['t'\]"):
@@ -61,6 +64,20 @@ def test_table_that_is_not_there_is_not_made(server: LocalServer) -> None:
         assert [table.config.name for table in client.list_tables()] == ["t"]
     with pytest.raises(Unavailable, match=r"at 127\.0\.0\.1:9 within 0\.1 s: .*refused"):
         ReplayWriter("127.0.0.1:9", "t", timeout_s=0.1)
+
+
+def test_reader_makes_a_table_where_it_is_told_to(server: LocalServer) -> None:
+    """It may then be opened before what writes to the table; a name alone is not enough to make one."""
+    with (
+        ReplayDataset(server.address, steps_table(), 1, timeout_s=WAIT_S, create=True) as dataset,
+        ReplayClient(server.address) as client,
+    ):
+        wait_until(client.list_tables, "the table")
+        with ReplayWriter(server.address, "t", windows=ItemWindow(1)) as writer:
+            writer.append(numbered_step(7))
+        assert next(dataset)["number"][0, -1] == 7
+    with pytest.raises(InvalidArgument, match="create is True with the name 't': give a TableConfig"):
+        ReplayDataset(server.address, "t", 1, create=True)
 
 
 def test_prioritized_has_the_exponent_of_its_paper() -> None:

@@ -227,7 +227,7 @@ def test_fractions_that_do_not_add_up(server: LocalServer) -> None:
         ({first: 0.5, steps_table("third", max_item_steps=2): 0.5}, 8, "differ in signature or max_item_steps"),
     ):
         with pytest.raises(InvalidArgument, match=message):
-            ReplayDataset(server.address, tables, size)
+            ReplayDataset(server.address, tables, size, create=True)
 
 
 def test_batch_that_does_not_come_says_why(server: LocalServer) -> None:
@@ -258,7 +258,7 @@ def test_no_server_is_said_at_once() -> None:
     with pytest.raises(Unavailable, match=r"no replay service at 127.0.0.1:1 within 0.2 s"):
         ReplayWriter("127.0.0.1:1", steps_table(), timeout_s=0.2)
     with (
-        ReplayDataset("127.0.0.1:1", steps_table(), 1, timeout_s=0.2) as dataset,
+        ReplayDataset("127.0.0.1:1", steps_table(), 1, timeout_s=0.2, create=True) as dataset,
         pytest.raises(Unavailable, match=r"no replay server answers at 127.0.0.1:1"),
     ):
         next(dataset)

@@ -87,7 +87,7 @@ def test_close_ends_within_two_seconds_whatever_the_server_does() -> None:
                 writer.append(numbered_step(number), timeout_s=1.0)
             with pytest.raises(Unavailable, match="did not acknowledge"):
                 writer.append(numbered_step(3), timeout_s=0.2)
-            late = ReplayDataset(server.address, table, 1)
+            late = ReplayDataset(server.address, table, 1, create=True)
             for client in (writer, dataset, late):
                 began_s = time.monotonic()
                 client.close()

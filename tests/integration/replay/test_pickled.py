@@ -43,7 +43,7 @@ def test_another_process_opens_its_own(server: LocalServer) -> None:
 def test_event_of_this_process_does_not_travel(server: LocalServer) -> None:
     """The error names the argument."""
     with (
-        ReplayDataset(server.address, steps_table(), 1, stop=threading.Event()) as dataset,
+        ReplayDataset(server.address, steps_table(), 1, create=True, stop=threading.Event()) as dataset,
         pytest.raises(TypeError, match="a ReplayDataset with `stop` cannot be pickled"),
     ):
         pickle.dumps(dataset)

@@ -36,7 +36,7 @@ def test_sigterm_ends_the_server_cleanly_while_streams_are_open() -> None:
     """With a waiting sampler and an idle appender connected, the process ends with 0, well within its grace."""
     with (
         server_process("127.0.0.1:0", "--replay.server.grace-s", str(10 * WAIT_S)) as server,
-        ReplaySampler([server.address], make_config(), 4),
+        ReplaySampler([server.address], make_config(), 4, create=True),
         open_appender(server.address) as appender,
     ):
         wait_until(lambda: appender.connected, "the appender's stream")
@@ -95,7 +95,7 @@ def test_restarted_server_is_an_empty_one_and_clients_begin_anew() -> None:
     config = make_config()
     with server_process() as first:
         address = first.address
-        stream = ReplaySampler([address], config, 4, max_in_flight_batches=1)
+        stream = ReplaySampler([address], config, 4, max_in_flight_batches=1, create=True)
         appender = open_appender(address)
         write(appender, 0)
         assert appender.flush(WAIT_S)

@@ -56,7 +56,7 @@ def test_sample_blocks_below_min_size_and_goes_on_at_once(
 ) -> None:
     """A sampler waits, and says so in the description, until the insert that reaches min_size."""
     config = make_config(limiter=RateLimiterConfig(min_size=8))
-    with ReplaySampler([server.address], config, 4, max_in_flight_batches=1) as stream:
+    with ReplaySampler([server.address], config, 4, max_in_flight_batches=1, create=True) as stream:
         wait_until(lambda: server.replay.tables, "the table")
         with open_appender(server.address) as appender:
             write(appender, range(4))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.waiting import WAIT_S
-from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument
+from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from tidemill.replay import (
     ItemWindow,
     RateLimiterConfig,
@@ -21,6 +21,7 @@ from tidemill.replay import (
     Server,
     TableConfig,
 )
+from tidemill.replay.shards.table import shard_config
 
 _TABLE = steps_table(
     sampler=SelectorConfig(SelectorKind.PRIORITIZED),
@@ -69,6 +70,17 @@ def test_one_configuration_is_divided_over_them(servers: list[Server]) -> None:
                 seen |= set(batch["number"][:, -1].tolist())
                 dataset.update_priorities(batch, [2.0] * 64)
             assert {number // 10 for number in seen} == set(range(9))
+
+
+def test_table_that_only_the_last_server_has_is_found(servers: list[Server]) -> None:
+    """A single writer fills one of them; readers find the table by its name, and by its configuration."""
+    addresses = [server.address for server in servers]
+    with ReplayClient(addresses[-1]) as client:
+        client.create_table(shard_config(_TABLE, 3))
+    for table in (_TABLE, "t"):
+        ReplayDataset(addresses, table, 1).close()
+    with pytest.raises(NotFound, match=r"servers at 127.* have no table 'u', they have \['t'\]: start what creates"):
+        ReplayDataset(addresses, steps_table("u"), 1)
 
 
 def test_another_server_takes_over_for_one_that_is_lost(servers: list[Server]) -> None:

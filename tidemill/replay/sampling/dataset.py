@@ -21,7 +21,7 @@ from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, 
 from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
-from tidemill.replay.named_table import addresses_of, whole_table
+from tidemill.replay.named_table import addresses_of, read_table
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler
@@ -134,14 +134,15 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         chunk_length: int = 16,
         item_counts: bool = False,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        create: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
-        """Start connecting in the background; tables are created where they do not exist.
+        """Find the tables, and start connecting in the background.
 
         Args:
             addresses: `host:port` or `unix:///path` of the replay server, or of each of several.
-            tables: The table, or the name of one that is there already; or several, with the fraction of a batch that
-                comes from each. Fractions add up to 1.
+            tables: The table or its name; or several, with the fraction of a batch that comes from each. Fractions add
+                up to 1.
             batch_size: Items of a batch.
             timeout_s: Longest wait for a batch; None waits until `close` or `stop`.
             beta: Exponent of the importance weights (Schaul et al., 2016, section 3.4); 0 makes them all 1.
@@ -154,14 +155,16 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             chunk_length: With a mirror, the greatest `chunk_length` of the writers.
             item_counts: Whether batches have `ages` and `times_sampled`.
             max_message_bytes: Bytes of the largest message taken, at least 65,536; larger batches come in parts.
+            create: Whether the tables may be created, which takes their configurations. They need not be there then,
+                and neither does the server. A table that a server has lost since it was found is always created again.
             stop: Ends every wait when set.
 
         Raises:
-            InvalidArgument: An argument is out of range, the mirror is too small for a batch, or tables differ in
-                signature or longest item.
+            InvalidArgument: An argument is out of range, the mirror is too small for a batch, tables differ in
+                signature or longest item, or a name is to be created.
             TypeError: An argument is of another type.
-            NotFound: The server has no table of the name.
-            Unavailable: A table was named, and the server cannot be reached.
+            NotFound: No server has the table, and `create` is False.
+            Unavailable: No server answered within 10 s, and `create` is False.
         """
         check_number("timeout_s", timeout_s, or_none=True)
         _check(prefetch, batches_per_sample, beta)
@@ -171,7 +174,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         instead = "a TableConfig, the name of a table, or a dict with several and their fractions"
         check_type("tables", tables, (TableConfig, str, Mapping), instead)
         fractions: Mapping[Any, float] = tables if isinstance(tables, Mapping) else {tables: 1.0}
-        given = {whole_table(self._addresses, table): fraction for table, fraction in fractions.items()}
+        given = {read_table(self._addresses, table, create=create): fraction for table, fraction in fractions.items()}
         self._tables, self._sizes = tuple(given), _split(batch_size, given)
         self._timeout_s, self._beta = timeout_s, beta
         # a sample counts as handed out whole: of items that may be used up it is one batch
@@ -190,6 +193,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             max_in_flight_batches=ahead,
             item_counts=item_counts,
             max_message_bytes=max_message_bytes,
+            create=True,  # those that must be there were found above
             stop=self._stop,
         )
         with ExitStack() as stack:

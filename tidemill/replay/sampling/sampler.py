@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tidemill.errors import InvalidArgument
 from tidemill.replay.argument_types import check_integer
 from tidemill.replay.limits import LEAST_MESSAGE_BYTES
-from tidemill.replay.named_table import addresses_of, whole_table
+from tidemill.replay.named_table import addresses_of, read_table
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_stream import SampleStream
@@ -85,13 +85,14 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         mirror: TableMirror | None = None,
         item_counts: bool = False,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        create: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
-        """Start connecting in the background; the table is created where it does not exist.
+        """Find the table, and start connecting in the background.
 
         Args:
             addresses: `host:port` or `unix:///path` of each replay server, or a single `dns:///name:port`.
-            table: The whole table, or the name of one that is there already.
+            table: The whole table, or its name.
             batch_size: Items in each batch, 1 .. 65536.
             shard_count: Over how many servers the table is divided; 0 takes the number of addresses.
             directory: The shards behind `addresses`, if the caller has them already; stays the caller's to close.
@@ -100,21 +101,23 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
             mirror: Keeps the rows that come, so that each step crosses the wire once; batches are then without blocks.
             item_counts: Whether batches say how old each item is and how often it was sampled.
             max_message_bytes: Bytes of the largest message taken, at least 65,536; larger batches come in parts.
+            create: Whether the table may be created, which takes its configuration. It need not be there then, and
+                neither does the server. A table that a server has lost since it was found is always created again.
             stop: Ends every wait when set.
 
         Raises:
-            InvalidArgument: `addresses` is empty, has one twice, or mixes a DNS name with others, or
-                `max_message_bytes` is out of range.
+            InvalidArgument: `addresses` is empty, has one twice, or mixes a DNS name with others,
+                `max_message_bytes` is out of range, or a name is to be created.
             TypeError: An argument is of another type.
-            NotFound: The server has no table of the name.
-            Unavailable: A table was named, and the server cannot be reached.
+            NotFound: No server has the table, and `create` is False.
+            Unavailable: No server answered within 10 s, and `create` is False.
         """
         if max_message_bytes < LEAST_MESSAGE_BYTES:
             raise InvalidArgument(f"max_message_bytes is {max_message_bytes}, must be at least {LEAST_MESSAGE_BYTES}")
         self._owner = OwnerProcess("ReplaySampler")
         addresses = addresses_of(addresses)
         check_integer("batch_size", batch_size)
-        table = whole_table(addresses, table)
+        table = read_table(addresses, table, create=create)
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         with ExitStack() as stack:
             if directory is None and is_sharded(addresses):
