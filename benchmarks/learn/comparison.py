@@ -1,4 +1,4 @@
-"""Verdicts: whether a result is above or below what it is compared with, by intervals, where both had the same budget."""
+"""Verdicts: whether a result is above or below another of the same budget, by their intervals."""
 
 from __future__ import annotations
 

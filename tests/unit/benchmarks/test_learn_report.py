@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.learn.committed import read_committed
 from benchmarks.learn.curve import CURVE_COLUMNS
 from benchmarks.learn.ran import versions_to_test
-from benchmarks.learn.committed import read_committed
 from benchmarks.learn.report import Document, write_report
 from tests.unit.benchmarks.run_folders import COMMIT, add_test, make_run, store_params
 from tidemill.errors import NotFound
