@@ -16,7 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.learn.carry_out import carry_out
+from benchmarks.learn.carry_out import carry_out, check_committed
 from benchmarks.learn.committed import read_committed
 from benchmarks.learn.plan import RESULTS, make_plan
 from benchmarks.learn.report import write_report
@@ -81,6 +81,7 @@ def _report(arguments: argparse.Namespace) -> int:
         if is_reported(row, plan.results, plan.text):
             print(f"{row.name}: reported already", flush=True)
             continue
+        check_committed()
         print(f"{row.name}: the seeds {', '.join(map(str, row.seeds))}", flush=True)
         carry_out(plan, plan.seeds, jobs=jobs, again=False, limit_s=limit_s)
         document = write_report(plan.name, plan.seeds, declared=True, timed=not arguments.untimed)

@@ -10,13 +10,15 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.learn.atomic import write_json
-from benchmarks.learn.plan import Plan
+from benchmarks.learn.plan import RESULTS, Plan
 from benchmarks.learn.processes import Processes
 from benchmarks.learn.ran import versions_to_test
 from benchmarks.rows import machine
 from tidemill.errors import ConfigError
 from tidemill.services.launcher.installation import versions
 
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout."""
 _GRACE_S = 600.0
 """Seconds a run may take beyond its own limit, for start, last evaluation, confirmation, video."""
 _CLI = (sys.executable, "-m", "tidemill.services.launcher")
@@ -122,16 +124,38 @@ def _peer(plan: Plan, seed: int, processes: Processes, limit_s: float, *, again:
 
 def provenance() -> dict[str, object]:
     """Return what a run depends on besides its settings."""
-    return {"commit": _commit(), "machine": machine(), "versions": versions()}
+    return {"commit": commit(), "machine": machine(), "versions": versions()}
 
 
-def _commit() -> str:
-    """Return the commit that is checked out, `-dirty` if files differ from it; empty without git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+def commit(root: Path = ROOT) -> str:
+    """Return the commit that is checked out in a folder; empty without git.
+
+    Returns:
+        It ends in `-dirty` if files differ from the commit. Those of results do not count: each result that is written
+        changes the table of all.
+    """
     try:
-        return subprocess.check_output(command, text=True, cwd=Path(__file__).parent, timeout=30).strip()
+        number = _git(root, "rev-parse", "--short=12", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", f":(exclude){RESULTS}")
     except (OSError, subprocess.SubprocessError):
         return ""
+    return f"{number}-dirty" if changed else number
+
+
+def check_committed(root: Path = ROOT) -> None:
+    """Refuse to begin a report that nobody could make again.
+
+    Raises:
+        ConfigError: Files differ from the commit, or there is none.
+    """
+    if (number := commit(root)).endswith("-dirty") or not number:
+        raise ConfigError(
+            f"the checkout {root} is {number or 'without git'}: a report needs files as committed; commit"
+        )
+
+
+def _git(root: Path, *words: str) -> str:
+    return subprocess.check_output(["git", *words], text=True, cwd=root, timeout=30, stderr=subprocess.DEVNULL).strip()
 
 
 def _has_result(folder: Path) -> bool:

@@ -47,9 +47,9 @@ whose evaluation and then fresh episodes have a mean of R. *Measured* says which
 updates), to 1 %; what else it was made with, network and updates among it, may differ. A return is `above` or `below`
 if its whole interval is; one seed has no interval and gets no verdict. *Seeds* says whether a trial had seen them when
 the settings were chosen, as far as that is known ([seeds.yaml](seeds.yaml)): a mean over seeds that were seen leans to
-the better. *To target* is the median of the seeds whose target fresh episodes confirmed. Seconds count from the start of
-the processes; runs that shared their machine have none. Steps, updates and seconds are medians over seeds. Sources of
-thresholds and published figures are in `references.yaml`.
+the better. *To target* is the median of the seeds whose target fresh episodes confirmed. Seconds count from the start
+of the processes; runs that shared their machine have none. Steps, updates and seconds are medians over seeds. Sources
+of thresholds and published figures are in `references.yaml`.
 
 | Result | Environment | Algorithm | Network | Seeds | Budget | Env steps | Updates | Measured | Return | Last | Best \
 | Compared with | To target | Wall s |
