@@ -24,6 +24,9 @@ from tidemill.programs.child import PARENT_VARIABLE
 ENDS_WITH_INPUT = "TIDEMILL_ENDS_WITH_INPUT"
 """Environment variable that tells a launcher to stop its run when its standard input ends."""
 
+HELD_UP = 75
+"""Exit code of a process that its environment holds up: EX_TEMPFAIL of sysexits.h, to be started again."""
+
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc

@@ -19,6 +19,7 @@ from tidemill.config.load import load
 from tidemill.config.on_policy import windows_per_version
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.make import make_env
+from tidemill.envs.watch import EnvWatch
 from tidemill.inference.client import InferenceClient
 from tidemill.inference.wire import Opening
 from tidemill.params.version import Precision
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _log.info("listening", address=address, metrics=metrics)
             if config.run.deterministic:
                 seed = training_seed(config.run.seed, config.actor.index or 0)
-                act_in_lock_step(config, seed, server.set_serving, stop)
+                act_in_lock_step(config, seed, server, stop)
             else:
                 act(config, server, stop)
         return 0
@@ -83,7 +84,10 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     EXPECTED.set(settings.count)
     identify(config.run.name, f"actor-{index}")
     slot = ActorSlot(index, num_envs, settings.count)
-    with closing(make_env(config.env, num_envs, training=True)) as env:
+    with (
+        EnvWatch(config.env, server.health) as watch,
+        closing(watch.watched(make_env(config.env, num_envs, training=True))) as env,
+    ):
         window = item_window(config.agent, config.table, env.spec.frame_stack)
         signature = stored_columns(config.agent, env.spec)
         chunk_length = fitting_chunk_length(signature, config.table.chunk_length)

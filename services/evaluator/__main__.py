@@ -19,6 +19,7 @@ import torch
 from tidemill.callbacks import CallbackThread, make_callbacks
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.envs.watch import EnvWatch
 from tidemill.errors import TidemillError
 from tidemill.params.run_end import RunEnd
 from tidemill.params.version import VERDICT
@@ -70,8 +71,9 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
     made = make_callbacks("evaluator.callbacks", config.evaluator.callbacks, config.run, config)
     timeout_s = config.cluster.connect_timeout_s
     source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s)
-    runner = EpisodeRunner(config, ProgressFile(config.run.folder))
-    with closing(logs), closing(source), closing(runner), ExitStack() as stack:
+    watch = EnvWatch(config.env, server.health)
+    runner = EpisodeRunner(config, ProgressFile(config.run.folder), watch.watched)
+    with closing(logs), closing(source), closing(runner), watch, ExitStack() as stack:
         callbacks = stack.enter_context(closing(CallbackThread(made)))
         source.connect()
         end = None if config.run.supervisor == "launcher" else _run_end(config, finish, stack)
@@ -90,7 +92,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
             os._exit(0)
 
         if end is None or not _has_ended(end, config.run.folder):
-            verdict = Evaluator(
+            evaluator = Evaluator(
                 config,
                 source,
                 runner,
@@ -98,7 +100,14 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
                 stop=stop,
                 finish=finish,
                 events=EvaluatorEvents(callbacks.on_evaluation, end_training, give_up),
-            ).run()
+            )
+
+            def on_hang() -> None:
+                if (verdict := evaluator.without_more()) is not None:
+                    give_up(verdict)
+
+            watch.on_hang = on_hang
+            verdict = evaluator.run()
             if verdict is not None:
                 if end is not None:  # before the report, so that the learner does not continue to train meanwhile
                     end.mark(timeout_s, verdict.version)

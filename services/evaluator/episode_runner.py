@@ -25,13 +25,23 @@ _PAST_SCHEDULES = 2**62
 class EpisodeRunner:
     """One policy and the environments it is evaluated in."""
 
-    def __init__(self, config: EvaluatorConfig, progress: ProgressFile | None = None) -> None:
-        """Build the policy; `progress` is told of each episode that has ended.
+    def __init__(
+        self,
+        config: EvaluatorConfig,
+        progress: ProgressFile | None = None,
+        watched: Callable[[VectorEnv], VectorEnv] = lambda env: env,
+    ) -> None:
+        """Build the policy.
+
+        Args:
+            config: Settings of the evaluation.
+            progress: Told of each episode that has ended.
+            watched: Wraps each environment.
 
         Raises:
             ConfigError: there is no such environment, or the algorithm or the protocol cannot act in it.
         """
-        settings, self._config, self._progress = config.evaluator, config, progress
+        settings, self._config, self._progress, self._watched = config.evaluator, config, progress, watched
         noop_max = config.env.noop_max if settings.noop_max is None else settings.noop_max
         self._env = replace(config.env, noop_max=noop_max)
         self._spec = spec_of(self._env)
@@ -64,7 +74,7 @@ class EpisodeRunner:
     ) -> EpisodeSummary | None:
         """Let `recorder` play these parameters in an environment with pictures."""
         env = make_env(self._env, 1, training=False, render=True)
-        return recorder(env, self._eval_policy(params))
+        return recorder(self._watched(env), self._eval_policy(params))
 
     def close(self) -> None:
         """Free the environments."""
@@ -94,7 +104,7 @@ class EpisodeRunner:
         )
 
     def _make_slot_env(self) -> VectorEnv:
-        return make_env(self._env, 1, training=False)
+        return self._watched(make_env(self._env, 1, training=False))
 
 
 def epsilon_of(config: EvaluatorConfig) -> float:

@@ -96,6 +96,8 @@ class Evaluator:
         self._longest_s = 0.0
         """Of the evaluations so far."""
         self._due_s = now()
+        self._ending = ""  # why the run is over, once it is
+        self._verdict: RunVerdict | None = None
         self._best_tagged = 0  # by this process: after a restart the tag is set once more
 
     def run(self) -> RunVerdict | None:
@@ -103,10 +105,17 @@ class Evaluator:
 
         The version that decided is tagged as the verdict: the learner ends there.
         """
-        verdict = self._until_over()
+        verdict = self._verdict = self._until_over()
         if verdict is not None and verdict.version is not None:
             self._source.tag(VERDICT, verdict.version)
         return verdict
+
+    def without_more(self) -> RunVerdict | None:
+        """Return how the run ends if nothing more can be measured, for another thread.
+
+        None before the last evaluation: a process that is started again may complete it.
+        """
+        return self._verdict or (self._unmeasured(self._ending) if self._ending else None)
 
     def _until_over(self) -> RunVerdict | None:
         seen = self._logs.scores.last_version
@@ -177,6 +186,7 @@ class Evaluator:
             or limit_reached(self._config.run, params.version.metadata, wall_s)
             or reason
         )
+        self._ending = reason
         if not self._finish.is_set():
             self._events.on_limit(params.number)
         score = self._logs.scores.of_version(params.number) or self._measure_last(params, reason)

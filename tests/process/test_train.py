@@ -101,6 +101,23 @@ def test_run_goes_to_its_end_when_nobody_can_be_told(config_file: Path, tmp_path
     assert json.loads((folder / "result.json").read_text())["learner_steps"] == 300
 
 
+@pytest.mark.parametrize(
+    "env", [("--env.id", "tests.support.envs:hanging"), ("--env.vector", "tests.support.envs:hanging_vector")]
+)
+def test_run_reaches_its_end_with_an_environment_that_hangs(
+    config_file: Path, tmp_path: Path, env: tuple[str, str]
+) -> None:
+    """Actor and evaluator end when a step does not return, and are restarted with the reason on screen."""
+    hangs = (*env, "--env.kwargs", "call", "150", "--env.step-timeout-s", "2", "--evaluator.video", "false")
+    limit = ("--run.max_env_steps", "2000", "--table.min-size", "50")
+    with launched("train", "--config", str(config_file), *hangs, *limit) as cluster:
+        name = f"{env[0][2:]} '{env[1]}'"
+        cluster.until(rf"actor-0: {re.escape(name)} has not returned from step for 2\.\d s.*; restarting in 0\.1 s")
+        assert cluster.wait() == 0
+    result = json.loads((tmp_path / "runs" / "small" / "result.json").read_text())
+    assert result["reason"].startswith("run.max_env_steps (2,000) reached")  # the last evaluation may hang, too
+
+
 _WANDERER = """
 import os, gymnasium
 class Wanderer(gymnasium.Wrapper):

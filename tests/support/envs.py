@@ -5,6 +5,8 @@ Reached by id, as a user's own would be: `tests.support.envs:counting`.
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -75,6 +77,32 @@ class FailingEnv(CountingEnv):
         if self._how == "shape":
             return observation[:1]
         return observation * np.nan if self._how == "observation" else observation
+
+
+class HangingEnv(CountingEnv):
+    """Does not return from one call of `step` or `reset`, counted from 1 over all episodes of this object."""
+
+    def __init__(self, method: str = "step", call: int = 3) -> None:
+        """Set which call it is, and of what."""
+        super().__init__(length=20)
+        self._method, self._call, self._calls = method, call, 0
+        self.released = threading.Event()
+        """Lets the call return; otherwise it does after ten minutes."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Vector, dict[str, Any]]:
+        """Start the next episode."""
+        self._count("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: np.int64) -> Result:
+        """Act once."""
+        self._count("step")
+        return super().step(action)
+
+    def _count(self, method: str) -> None:
+        self._calls += method == self._method
+        if method == self._method and self._calls == self._call:
+            self.released.wait(600)
 
 
 class EchoEnv(gymnasium.Env[Any, Any]):
@@ -228,6 +256,16 @@ def counting(length: int = 5, end: str = "terminated") -> CountingEnv:
 def failing(step: int = 3, how: str = "raise") -> FailingEnv:
     """Return a `FailingEnv`."""
     return FailingEnv(step, how)
+
+
+def hanging(method: str = "step", call: int = 3) -> HangingEnv:
+    """Return an environment that hangs, for `module:function` ids."""
+    return HangingEnv(method, call)
+
+
+def hanging_vector(num_envs: int, call: int = 3) -> gymnasium.vector.AsyncVectorEnv:
+    """Return a batch of environments in processes of their own, all of which hang."""
+    return gymnasium.vector.AsyncVectorEnv([partial(HangingEnv, "step", call)] * num_envs)
 
 
 def masked(mask: str = "info", bad_step: int = -1) -> MaskedEnv:

@@ -22,6 +22,9 @@ _FIXED: Mapping[str, tuple[str, ...]] = {
 }
 """Names by section; none stands for all of it."""
 
+_FREE = ("env.step_timeout_s",)
+"""Settings of these sections that nothing depends on."""
+
 _NAMED = 3  # differences in a message
 
 
@@ -32,7 +35,7 @@ def fixed_settings(config: object) -> dict[str, Any]:
         f"{section}.{name}": value
         for section, names in _FIXED.items()
         for name, value in document.get(section, {}).items()
-        if not names or name in names
+        if (not names or name in names) and f"{section}.{name}" not in _FREE
     }
 
 

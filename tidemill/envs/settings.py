@@ -54,6 +54,9 @@ class EnvSettings:
     max_evaluation_steps: int = 0
     """Agent decisions after which an evaluation episode is truncated; 0 keeps the environment's own limit.
     An environment without one needs it, or the evaluation of a policy that never fails would not end."""
+    step_timeout_s: float = 300.0
+    """Longest time for one step or reset, in seconds. After half of it the process reports that it is not well, after
+    all of it the process ends and is restarted. 0 waits for ever."""
     flatten: bool = False
     """Whether any observation (dict, tuple, image) becomes one float32 vector; discrete parts are one-hot.
     Without it a Dict or Tuple is stored as a column of each part, and images and vectors have networks of their own."""
@@ -95,6 +98,7 @@ class EnvSettings:
         _check(self.num_envs >= 1, "num_envs", self.num_envs, "at least 1")
         _check(self.max_episode_steps >= 0, "max_episode_steps", self.max_episode_steps, "0 or more")
         _check(self.max_evaluation_steps >= 0, "max_evaluation_steps", self.max_evaluation_steps, "0 or more")
+        _check(self.step_timeout_s >= 0, "step_timeout_s", self.step_timeout_s, "0 or more")
         _check(
             min(self.observation_indices, default=0) >= 0,
             "observation_indices",

@@ -43,15 +43,22 @@ class Health:
         """Whether the process is serving."""
         self._clock = clock
         self._beaten_s: float | None = None
+        self._complaint = ""
 
     def beat(self) -> None:
         """Report that the event loop is running. After the first call it must be called every few seconds."""
         self._beaten_s = self._clock()
 
+    def complain(self, complaint: str) -> None:
+        """Report what is wrong beside that; empty if it is well again."""
+        self._complaint = complaint
+
     def complaint(self) -> str:
         """Return a description of what is wrong; empty if the process is healthy."""
         if not self.serving:
             return "NOT_SERVING"
+        if self._complaint:
+            return self._complaint
         silent_s = 0.0 if self._beaten_s is None else self._clock() - self._beaten_s
         return f"the event loop has not turned for {silent_s:.0f} s" if silent_s > _SILENCE_S else ""
 

@@ -18,6 +18,7 @@ from tidemill.config.lock_step import LockStep, lock_step_of
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.interface import VectorEnv
 from tidemill.envs.make import make_env
+from tidemill.envs.watch import EnvWatch
 from tidemill.errors import ConfigError
 from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
@@ -28,6 +29,7 @@ from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.agents.registry import extra_columns_of, stored_columns
 from tidemill.rl.exploration import ActorSlot
+from tidemill.rpc.background import BackgroundServer
 from tidemill.services.actor.lock_step.history import History
 from tidemill.services.actor.lock_step.policy import RoundPolicy
 from tidemill.services.actor.lock_step.round_file import RoundEnd
@@ -39,15 +41,13 @@ from tidemill.types import EnvSpec, Signature
 _log = structlog.get_logger()
 
 
-def act_in_lock_step(
-    config: ActorConfig, seed: int, set_serving: Callable[[bool], None], stop: threading.Event
-) -> None:
+def act_in_lock_step(config: ActorConfig, seed: int, server: BackgroundServer, stop: threading.Event) -> None:
     """Act in rounds until `stop` is set; what a former process of this actor played is played again first.
 
     Args:
         config: The settings; the same in every process of this actor.
         seed: Of its first environment.
-        set_serving: Sets the health of the process.
+        server: Tells of the health of the process.
         stop: Ends it.
 
     Raises:
@@ -69,7 +69,8 @@ def act_in_lock_step(
     file = folder / f"{actor_id}.round"
     with ExitStack() as stack:
         history = stack.enter_context(closing(History(folder / f"{actor_id}.history")))
-        env = stack.enter_context(closing(make_env(config.env, config.env.num_envs, training=True)))
+        watch = stack.enter_context(EnvWatch(config.env, server.health))
+        env = stack.enter_context(closing(watch.watched(make_env(config.env, config.env.num_envs, training=True))))
         appender = stack.enter_context(_connect(config, actor_id, stored_columns(config.agent, env.spec), file, stop))
         if not open_epoch(appender, file, stop):
             return
@@ -81,10 +82,10 @@ def act_in_lock_step(
         metrics = ActorMetrics(settings.log_every_s, open_curves(config, actor_id, pacer.env_steps, stack))
         loop = _loop(config, env, policy, params, messages, metrics, partial(pacer.wait, params), stop)
         if pacer.load(params, stop):
-            set_serving(True)
+            server.set_serving(True)
             _log.info("acting in lock-step", actor_id=actor_id, index=index, seed=seed, rounds_before=history.rounds)
             loop.run(seed, stop)
-        set_serving(False)
+        server.set_serving(False)
     _log.info("stopped", unacknowledged_chunks=appender.unacknowledged_chunks, epoch=appender.epoch)
 
 

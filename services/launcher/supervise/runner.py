@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidemill.errors import TidemillError
-from tidemill.process import ENDS_WITH_INPUT, StopRequests
+from tidemill.process import ENDS_WITH_INPUT, HELD_UP, StopRequests
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 from tidemill.services.launcher.supervise.child import DEFAULTS, Child
@@ -176,8 +176,9 @@ class ClusterRunner:
         process = self._supervisor.processes[event.name]
         if process.phase is Phase.BACKOFF:
             pause_s = (process.deadline_s or now_s) - now_s
-            message = f"{event.name} {process.reason}; restarting in {pause_s:.1f} s"
-            self._reporter.event(message, self._last_lines(event.name))
+            lines = self._last_lines(event.name)
+            why = f": {lines[-1]}" if event.exit_code == HELD_UP and lines else f" {process.reason}"
+            self._reporter.event(f"{event.name}{why}; restarting in {pause_s:.1f} s", lines)
         elif event.exit_code and not was_expected:
             message = f"{event.name} {describe_exit(event.exit_code)}"
             self._reporter.event(message, self._last_lines(event.name))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidemill.config.services import LauncherSettings
+from tidemill.process import HELD_UP
 from tidemill.services.launcher.supervise.service_spec import (
     ACTOR,
     EVALUATOR,
@@ -173,7 +174,9 @@ class Supervisor:
             return []
         if exit_code == _CONFIG_ERROR:
             return self._end(Outcome(_CONFIG_ERROR, f"{name} refused its settings"), now_s)
-        return self._restart_later(process, process.fault or describe_exit(exit_code), now_s)
+        return self._restart_later(
+            process, process.fault or describe_exit(exit_code), now_s, counts=exit_code != HELD_UP
+        )
 
     def on_timer(self, now_s: float) -> list[Action]:
         """Time passed: carry out what was due."""
@@ -215,16 +218,18 @@ class Supervisor:
         process.fault = ""
         return Action(Verb.START, name)
 
-    def _restart_later(self, process: Process, reason: str, now_s: float) -> list[Action]:
+    def _restart_later(self, process: Process, reason: str, now_s: float, *, counts: bool) -> list[Action]:
+        """Restart a process after a pause; one that stepped its environment until that hung is not counted."""
         restarts = process.restarts
         while restarts and restarts[0] <= now_s - RESTART_WINDOW_S:
             restarts.popleft()
         process.reason = reason
-        if len(restarts) >= self.settings.max_restarts:
+        if counts and len(restarts) >= self.settings.max_restarts:
             count = f"{len(restarts)} restarts within ten minutes"
             return self._end(Outcome(1, f"{process.spec.name} {reason}, after {count}"), now_s)
         backoff_s = min(self.settings.restart_backoff_s * 2.0 ** len(restarts), _MAX_BACKOFF_S)
-        restarts.append(now_s)
+        if counts:
+            restarts.append(now_s)
         process.restarts_total += 1
         process.phase, process.deadline_s = Phase.BACKOFF, now_s + backoff_s
         return []
@@ -282,4 +287,6 @@ def describe_exit(exit_code: int) -> str:
     """Return a description of how a process ended."""
     if exit_code < 0:
         return f"was killed by signal {-exit_code}"
+    if exit_code == HELD_UP:
+        return "ended because its environment does not return"
     return f"ended with exit code {exit_code}"

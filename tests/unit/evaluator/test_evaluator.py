@@ -343,6 +343,25 @@ def test_environment_that_never_returns_from_a_step_has_a_result_all_the_same(tm
     assert [verdict.version for verdict in told] == [None]
 
 
+def test_run_ends_as_it_is_only_once_it_is_over(tmp_path: Path) -> None:
+    """An environment that hangs before the last evaluation costs a restart; in it, or after it, the run ends."""
+    scene = _scene(tmp_path, {1: [50.0]}, _SETTINGS, max_env_steps=100)
+    assert scene.evaluator.without_more() is None
+    during: list[RunVerdict | None] = []
+    run = scene.runner.run
+
+    def note(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        during.append(scene.evaluator.without_more())
+        return run(params, seeds, is_stopped)
+
+    scene.runner.run = note  # type: ignore[method-assign]
+    verdict = scene.evaluator.run()
+    assert [each.reason for each in during if each] == [
+        "run.max_env_steps (100) reached; the last evaluation was not completed"
+    ]
+    assert scene.evaluator.without_more() == verdict
+
+
 def test_scores_wait_for_room_on_the_disk(tmp_path: Path) -> None:
     """A file that cannot grow is tried again, and has each row once; stopping ends the wait."""
     tries: list[int] = []

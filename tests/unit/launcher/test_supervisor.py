@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tidemill.config.services import LauncherSettings
+from tidemill.process import HELD_UP
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 from tidemill.services.launcher.supervise.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 
@@ -88,6 +89,17 @@ def test_restart_limit_ends_the_run_as_failed() -> None:
     assert not supervisor.is_over
     supervisor.on_exit("actor-0", 0, 41.0)
     assert supervisor.is_over
+
+
+def test_restart_of_what_its_environment_held_up_is_not_counted() -> None:
+    """It made steps until then, and may make more; the pause stays the first one."""
+    supervisor = _running()
+    for now_s in range(0, 100, 10):
+        supervisor.on_exit("actor-0", HELD_UP, float(now_s))
+        assert supervisor.next_timer_s() == now_s + 1.0
+        supervisor.on_timer(now_s + 1.0)
+    assert supervisor.outcome is None
+    assert supervisor.processes["actor-0"].reason == "ended because its environment does not return"
 
 
 def test_restarts_older_than_ten_minutes_are_forgotten() -> None:

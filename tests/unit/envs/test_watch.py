@@ -1,0 +1,116 @@
+"""The watch over environments: what it takes for a hang, what it says of it, and what it ends the process with."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+
+from tests.support.envs import HangingEnv
+from tests.support.waiting import wait_until
+from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
+from tidemill.envs.interface import VectorEnv
+from tidemill.envs.settings import EnvSettings
+from tidemill.envs.watch import EnvWatch
+from tidemill.errors import ConfigError
+from tidemill.process import HELD_UP
+from tidemill.rpc.server import Health
+
+_ACTION = np.zeros(1, np.int64)
+
+
+class _Scene:
+    """An environment that hangs in a thread of its own, and its watch."""
+
+    def __init__(self, method: str, call: int, limit_s: float) -> None:
+        self.env, self.health = HangingEnv(method, call), Health()
+        self.health.serving = True
+        self.codes: list[int] = []
+        self.heard = threading.Event()
+        self.returned = threading.Event()
+        self._settings = EnvSettings("tests.support.envs:hanging", step_timeout_s=limit_s)
+        self.told: list[str] = []
+        self._thread = threading.Thread(target=self._play, daemon=True)
+        self._thread.start()
+
+    def _play(self) -> None:
+        with EnvWatch(self._settings, self.health, end=self._end) as watch:
+            watch.on_hang = lambda: self.told.append("hang")
+            made = GymnasiumVectorEnv(lambda: self.env, 1)
+            with closing(watch.watched(made)) as env:
+                self._act(env)
+        self.returned.set()
+
+    def _act(self, env: VectorEnv) -> None:
+        env.reset(1)
+        for _ in range(self.env._call + 2):
+            env.step(_ACTION)
+        if self.env._method == "reset":
+            env.reset(2)
+
+    def _end(self, code: int) -> None:
+        self.codes.append(code)
+        self.heard.set()
+        self.env.released.set()  # the process would be over
+
+    def close(self) -> None:
+        self.env.released.set()
+        self._thread.join(60)
+
+
+@contextmanager
+def _hanging(method: str = "step", call: int = 3, limit_s: float = 0.2) -> Iterator[_Scene]:
+    with closing(_Scene(method, call, limit_s)) as scene:
+        yield scene
+
+
+@pytest.mark.parametrize("method", ["step", "reset"])
+def test_call_that_does_not_return_ends_the_process(method: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The line names environment, method, time and place, and the exit code asks for another start."""
+    with _hanging(method, 2) as scene:
+        assert scene.heard.wait(60)
+        assert scene.returned.wait(60)
+    assert scene.told[0] == "hang"
+    assert scene.codes[0] == HELD_UP
+    said = capfd.readouterr().err
+    assert f"env.id 'tests.support.envs:hanging' has not returned from {method} for 0.2 s (envs.py, line " in said
+
+
+def test_first_call_that_does_not_return_is_a_failed_start() -> None:
+    """A process that never stepped would only hang again, so its restarts are counted."""
+    with _hanging("reset", 1) as scene:
+        assert scene.heard.wait(60)
+    assert scene.codes[0] == 1
+
+
+def test_health_reports_a_call_at_half_its_time_until_it_returns() -> None:
+    """`/healthz` names the environment meanwhile; the process goes on when the call has returned."""
+    with _hanging(limit_s=20.0) as scene:
+        wait_until(lambda: "has not returned from step" in scene.health.complaint(), "a complaint", 60)
+        scene.env.released.set()
+        assert scene.returned.wait(60)
+        assert scene.codes == []
+
+
+def test_time_between_calls_is_not_counted() -> None:
+    """An actor that waits for the rate limiter is not one that hangs."""
+    codes: list[int] = []
+    with EnvWatch(EnvSettings("x", step_timeout_s=0.05), end=codes.append) as watch:
+        env = watch.watched(GymnasiumVectorEnv(lambda: HangingEnv(call=100), 1))
+        env.reset(1)
+        time.sleep(0.5)  # ten times the limit
+        env.step(_ACTION)
+    assert codes == []
+
+
+def test_zero_watches_nothing() -> None:
+    """The environment is used as it is."""
+    with EnvWatch(EnvSettings("x", step_timeout_s=0.0)) as watch:
+        env = GymnasiumVectorEnv(HangingEnv, 1)
+        assert watch.watched(env) is env
+    with pytest.raises(ConfigError, match=r"env\.step_timeout_s is -1"):
+        EnvSettings("x", step_timeout_s=-1.0)

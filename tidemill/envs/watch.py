@@ -1,0 +1,190 @@
+"""Ends a process whose environment does not return from a reset or a step, so that it is started again.
+
+Such a process looks healthy: its health checks are answered by other threads. What is timed is the environment alone,
+so an actor that waits for the rate limiter, for parameters or for a server is not taken for one that hangs.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+from prometheus_client import Counter
+
+from tidemill.envs.interface import MasksActions, VectorEnv, VectorStep
+from tidemill.envs.settings import EnvSettings
+from tidemill.process import HELD_UP
+from tidemill.rpc.server import Health
+from tidemill.types import EnvSpec
+
+_HANGS = Counter(
+    "tidemill_env_hangs_total",
+    "Calls of the environment that did not return within half of env.step_timeout_s, by the method called.",
+    ("method",),
+)
+_log = structlog.get_logger()
+
+_LONGEST_POLL_S = 1.0
+_POLLS = 20  # in a time limit
+_GRACE_S = 60.0
+_LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parent))
+
+
+class EnvWatch:
+    """Times the calls of the environments of a process, which are made one at a time by the thread that creates it."""
+
+    def __init__(
+        self,
+        settings: EnvSettings,
+        health: Health | None = None,
+        *,
+        end: Callable[[int], Any] = os._exit,
+    ) -> None:
+        """Start a thread that watches, unless `env.step_timeout_s` is 0.
+
+        Args:
+            settings: The limit, and what the environment is called in messages.
+            health: Reports the environment once half of the limit has passed.
+            end: Ends the process with an exit code.
+        """
+        self._name = f"env.vector {settings.vector!r}" if settings.vector else f"env.id {settings.id!r}"
+        self._limit_s, self._health, self._end = settings.step_timeout_s, health, end
+        self.on_hang: Callable[[], None] = lambda: None
+        """Called in another thread when the limit has passed, before the process is ended."""
+        self._thread_id = threading.get_ident()
+        self._calls = self._steps = 0
+        self._method = ""  # of the call that is being made
+        self._closed = threading.Event()
+        if self._limit_s:
+            threading.Thread(target=self._watch, name="env-watch", daemon=True).start()
+
+    def watched(self, env: VectorEnv) -> VectorEnv:
+        """Return an environment whose calls are timed."""
+        return _WatchedEnv(env, self) if self._limit_s else env
+
+    def begin(self, method: str) -> None:
+        """Note that a method of an environment is called."""
+        self._calls += 1
+        self._method = method
+
+    def returned(self) -> None:
+        """Note that it has returned or raised."""
+        self._steps += self._method == "step"
+        self._method = ""
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Stop watching."""
+        self.close()
+
+    def _watch(self) -> None:
+        """Count polls instead of reading a clock: a process that was stopped meanwhile has not waited."""
+        poll_s = min(self._limit_s / _POLLS, _LONGEST_POLL_S)
+        call, waited_s, has_warned = 0, 0.0, False
+        while not self._closed.wait(poll_s):
+            # For an environment that holds the interpreter's lock, under which this thread does not run either.
+            faulthandler.dump_traceback_later(2 * self._limit_s + _GRACE_S, exit=True)
+            method, calls = self._method, self._calls
+            if not method or calls != call:
+                if has_warned:
+                    _log.info("environment has returned", env=self._name, after_s=round(waited_s, 1))
+                    self._complain("")
+                call, waited_s, has_warned = calls, 0.0, False
+                continue
+            waited_s += poll_s
+            if waited_s >= self._limit_s:
+                self._give_up(method, waited_s)
+            elif waited_s >= self._limit_s / 2 and not has_warned:
+                has_warned = True
+                _HANGS.labels(method).inc()
+                _log.warning("environment does not return", env=self._name, method=method, for_s=round(waited_s, 1))
+                self._complain(f"{self._name} has not returned from {method} for {waited_s:.1f} s")
+        faulthandler.cancel_dump_traceback_later()
+
+    def _complain(self, complaint: str) -> None:
+        if self._health is not None:
+            self._health.complain(complaint)
+
+    def _give_up(self, method: str, waited_s: float) -> None:
+        sys.stderr.write(
+            f"{self._name} has not returned from {method} for {waited_s:.1f} s{self._place()}, after {self._steps:,} "
+            "steps of this process (env.step_timeout_s)\n"
+        )
+        sys.stderr.flush()
+        self.on_hang()
+        for child in multiprocessing.active_children():  # of an asynchronous vector environment
+            child.kill()
+        self._end(HELD_UP if self._steps else 1)
+
+    def _place(self) -> str:
+        """Return the line of the user's code that is being run; empty if there is none."""
+        stack = reversed(traceback.extract_stack(sys._current_frames().get(self._thread_id)))
+        for frame in takewhile(lambda each: each.filename != __file__, stack):
+            if not frame.filename.startswith(_LIBRARIES) and "site-packages" not in frame.filename:
+                return f" ({Path(frame.filename).name}, line {frame.lineno})"
+        return ""
+
+
+class _WatchedEnv:
+    """A `VectorEnv` that tells a watch of its calls."""
+
+    def __init__(self, env: VectorEnv, watch: EnvWatch) -> None:
+        self._env, self._watch = env, watch
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._env.spec
+
+    @property
+    def num_envs(self) -> int:
+        return self._env.num_envs
+
+    @property
+    def action_mask(self) -> NDArray[np.bool_]:
+        env: Any = self._env
+        masks: MasksActions = env
+        return masks.action_mask
+
+    def reset(self, seed: int) -> NDArray[Any]:
+        self._watch.begin("reset")
+        try:
+            return self._env.reset(seed)
+        finally:
+            self._watch.returned()
+
+    def step(self, action: NDArray[Any]) -> VectorStep:
+        self._watch.begin("step")
+        try:
+            return self._env.step(action)
+        finally:
+            self._watch.returned()
+
+    def render(self, env_index: int = 0) -> NDArray[np.uint8] | None:
+        self._watch.begin("render")
+        try:
+            return self._env.render(env_index)
+        finally:
+            self._watch.returned()
+
+    def close(self) -> None:
+        self._env.close()
