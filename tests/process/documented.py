@@ -205,6 +205,7 @@ ELSEWHERE = (
     Elsewhere(
         "nvidia-smi .*", "tests/unit/launcher/test_doctor_gpu.py", "needs a driver, which `tidemill doctor` asks"
     ),
+    Elsewhere("tidemill doctor --network .*", "tests/process/test_doctor_network.py", "runs where the module is"),
     Elsewhere(
         "tidemill train .* --learner.device cuda .*",
         "tests/process/test_pretended_gpus.py::test_run_on_four_gpus_survives_a_rank_and_goes_on_with_two_and_with_none",

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 _ATEN = torch.ops.aten
 _WAITING = {
     _ATEN._local_scalar_dense.default,
+    _ATEN.item.default,  # in inference mode, which does not take it apart
     _ATEN.nonzero.default,
     _ATEN.masked_select.default,
     _ATEN.equal.default,
@@ -117,7 +118,7 @@ class Watch(TorchDispatchMode):
         if name.startswith("_fused_adam"):
             self._look_at_fused(func, args)
         self._look_at_generator(func, kwargs.get("generator"))
-        if func is _ATEN._local_scalar_dense.default:  # there is no number: any will do
+        if func in (_ATEN._local_scalar_dense.default, _ATEN.item.default):  # there is no number: any will do
             dtype = args[0].dtype
             return False if dtype is torch.bool else 0.0 if dtype.is_floating_point else 1
         if func is _ATEN._fused_adam_.tensor_lr:  # torch cannot do it without memory

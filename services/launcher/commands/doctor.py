@@ -1,4 +1,4 @@
-"""`tidemill doctor`: checks what a run needs from this machine, and reports what to do about anything missing."""
+"""`tidemill doctor`: checks what a run needs from this machine, or a network from a GPU, and says what to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.services.launcher.doctor import gpu, machine, software
+from tidemill.services.launcher.doctor import gpu, machine, network, software
+from tidemill.services.launcher.doctor.finding import Finding
 
 _ABOUT = "Check what a run needs from this machine, and print what to do about anything missing."
 
@@ -18,7 +19,10 @@ def doctor(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--certs", type=Path, default=Path("certs"), help="folder of `tidemill certs`, if there is one (default: certs)"
     )
+    network.add_options(parser)
     arguments = parser.parse_args(list(argv))
+    if arguments.network:
+        return _told(network.rehearsed(network.question(parser, arguments)), " with it on a GPU")
     findings = [
         *software.python(),
         *software.command(),
@@ -36,10 +40,15 @@ def doctor(argv: Sequence[str]) -> int:
         *machine.disk(arguments.root),
         *machine.certificates(arguments.certs),
     ]
+    return _told(findings)
+
+
+def _told(findings: Sequence[Finding], on: str = "") -> int:
+    """Print every finding; return 0, or 1 if a run would fail."""
     for finding in findings:
         print(f"{finding.mark:4}  {finding.text}")
         if finding.advice:
             print(f"      -> {finding.advice}")
     failures = sum(finding.mark == "FAIL" for finding in findings)
-    print("\n" + (f"{failures} to fix before training" if failures else "ready to train"))
+    print("\n" + (f"{failures} to fix before training{on}" if failures else f"ready to train{on}"))
     return 1 if failures else 0
