@@ -43,8 +43,12 @@ class Metrics:
         self.watchers = Gauge(f"{_PREFIX}_watchers", "Watch calls open.", registry=registry)
         self.fetches = Gauge(f"{_PREFIX}_fetches", "Fetch calls open, also waiting ones.", registry=registry)
         self.corrupt_versions = counter("corrupt_versions_total", "Times stored bytes were found corrupt.")
-        self.stale_publishes = counter("stale_publishes_total", "Publishes refused as not the next one.")
-        self.refused_publishes = counter("refused_publishes_total", "Publishes refused for any other reason.")
+        self.stale_publishes = counter(
+            "stale_publishes_total", "Publishes refused because their version is not the next one."
+        )
+        self.refused_publishes = counter(
+            "refused_publishes_total", "Publishes refused for another reason than their version."
+        )
 
 
 def _stored_bytes(catalog: Catalog) -> int:

@@ -111,7 +111,9 @@ class ReplayCollector:
 
     def _waiting(self) -> Metric:
         family = GaugeMetricFamily(
-            f"{_PREFIX}_waiting", "ActiveStreams of this side that wait.", labels=("table", "side")
+            f"{_PREFIX}_waiting",
+            "Calls that the rate limiter makes wait, by side (insert, sample).",
+            labels=("table", "side"),
         )
         for table in self._replay.tables:
             for side in ("insert", "sample"):
@@ -124,14 +126,19 @@ class ReplayCollector:
         yield GaugeMetricFamily(f"{_PREFIX}_chunks", "Chunks of all tables.", value=replay.chunks)
         for name, (about, value) in {
             "stored_bytes": ("Bytes of memory behind all that is stored.", budget.size_bytes + budget.beside_bytes),
-            "stored_limit_bytes": ("Most of them, half of the budget; 0 means no limit.", budget.stored_limit),
+            "stored_limit_bytes": (
+                "Limit of `tidemill_replay_stored_bytes`: half of the memory budget; 0 means no limit.",
+                budget.stored_limit,
+            ),
             "batch_bytes": ("Bytes of memory behind batches that their callers have not taken.", budget.batch_bytes),
             "message_bytes": ("Bytes of memory behind messages that wait to be stored.", budget.message_bytes),
         }.items():
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", about, value=value)
         about = "Items removed because memory had no room for what came."
         yield CounterMetricFamily(f"{_PREFIX}_memory_evictions", about, value=replay.memory.evictions)
-        yield GaugeMetricFamily(f"{_PREFIX}_streams", "Streams known.", value=replay.streams.count)
+        yield GaugeMetricFamily(
+            f"{_PREFIX}_streams", "Streams of all actors that the service remembers.", value=replay.streams.count
+        )
         yield CounterMetricFamily(f"{_PREFIX}_env_steps", "Agent decisions stored.", value=replay.env_steps)
 
 
@@ -139,7 +146,7 @@ def _log_metrics(log: ReplayLog) -> Iterator[Metric]:
     journal, blobs, recovered = log.journal, log.blobs, log.recovered
     gauges = {
         "log_bytes": ("Bytes of the log on disk.", journal.size_bytes),
-        "log_segments": ("Files of the log.", len(journal.segment_sizes)),
+        "log_segments": ("Segment files of the log.", len(journal.segment_sizes)),
         "log_pending_bytes": ("Bytes on their way to the log.", log.commits.pending_bytes),
         "log_full": ("1 while the disk has no room and nothing is acknowledged.", int(log.is_full)),
         "memory_bytes": ("Bytes of chunks in memory, as compressed.", recovered.budget.size_bytes),
@@ -150,8 +157,8 @@ def _log_metrics(log: ReplayLog) -> Iterator[Metric]:
     counters = {
         "corrupt_records": ("Records and chunks found corrupt or missing on disk.", log.corrupt_records),
         "missing_records": ("Records missing from the log at the last start.", recovered.corruption.missing_records),
-        "cold_reads": ("Chunks read from the log because memory had them no more.", blobs.reads),
-        "cold_read_bytes": ("Their bytes.", blobs.read_bytes),
+        "cold_reads": ("Chunks read from the log because they were no longer in memory.", blobs.reads),
+        "cold_read_bytes": ("Bytes of the chunks read from the log.", blobs.read_bytes),
         "snapshots": ("Snapshots taken.", log.snapshots.taken),
     }
     for name, (about, value) in counters.items():

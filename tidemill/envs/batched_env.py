@@ -238,11 +238,16 @@ class BatchedEnv:
         return returned
 
 
+def purpose(function: Callable[..., Any], *, training: bool) -> dict[str, bool]:
+    """Return `training` as an argument of what makes an environment, if it has a parameter of this name."""
+    return {"training": training} if "training" in inspect.signature(function).parameters else {}
+
+
 def make_batched(settings: EnvSettings, num_envs: int, *, training: bool, render: bool) -> VectorEnv:
     """Make the batch that `env.vector` names; see `tidemill.envs.make.make_env` for the arguments.
 
     What it names is called with `num_envs` and `env.kwargs`; if it has parameters of these names, also with
-    `max_episode_steps` where that is limited, and with `render_mode` where pictures are wanted.
+    `max_episode_steps` where that is limited, with `render_mode` where pictures are wanted, and with `training`.
 
     Raises:
         ConfigError: It is not there, refuses its arguments, or made no vector environment of that size.
@@ -252,7 +257,7 @@ def make_batched(settings: EnvSettings, num_envs: int, *, training: bool, render
     if not callable(function):
         raise ConfigError(f"env.vector is {name!r}, which is no function or class")
     parameters = inspect.signature(function).parameters
-    arguments = dict(settings.kwargs) | {"num_envs": num_envs}
+    arguments = purpose(function, training=training) | dict(settings.kwargs) | {"num_envs": num_envs}
     if limit:
         setting = "env.max_episode_steps" if training else "env.max_evaluation_steps"
         if "max_episode_steps" not in parameters:

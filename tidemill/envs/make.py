@@ -15,7 +15,7 @@ from tidemill.config.check import nearest
 from tidemill.config.user_code import import_user_module
 from tidemill.envs.action_mask import MaskFromObservation, info_key
 from tidemill.envs.atari_env import game_ids, make_atari
-from tidemill.envs.batched_env import make_batched
+from tidemill.envs.batched_env import make_batched, purpose
 from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
 from tidemill.envs.observations import flattened, select
@@ -102,7 +102,7 @@ def _construct(settings: EnvSettings, *, training: bool, render_mode: str | None
     function = _function(settings.id)
     if function is None:
         return _make_registered(settings.id, limit, arguments)
-    env = _call(function, settings.id, arguments)
+    env = _call(function, settings.id, purpose(function, training=training) | arguments)
     return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
 
 

@@ -41,7 +41,8 @@ class EnvSettings:
 
     id: str = "LunarLanderContinuous-v3"
     """A gymnasium id (`CartPole-v1`), or an Atari game (`ALE/Pong-v5` or `ALE/Pong`).
-    Also an id that a module registers (`module:Id-v0`), or what makes a gymnasium.Env (`module:function`)."""
+    Also an id that a module registers (`module:Id-v0`), or what makes a gymnasium.Env (`module:function`), called with
+    `env.kwargs` and, if it has a parameter `training`, with true in actors and false in evaluation."""
     kwargs: Mapping[str, EnvArgument] = field(default_factory=dict)
     """Arguments of the environment's constructor, by name. Must be empty for an `ALE/` game of Tidemill's own."""
     vector: str = ""

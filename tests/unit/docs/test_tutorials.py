@@ -21,9 +21,9 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "tutorials" / "own-environ
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The files of the tutorial where a reader has put them."""
     text = PAGE.read_text()
-    code, check = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    code, check, shaped = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (settings,) = re.findall(r"`thermostat.yaml`:\n\n```yaml\n(.*?)```", text, re.DOTALL)
-    for name, content in (("thermostat.py", code), ("check.py", check), ("thermostat.yaml", settings)):
+    for name, content in (("thermostat.py", f"{code}\n{shaped}"), ("check.py", check), ("thermostat.yaml", settings)):
         (tmp_path / name).write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -49,3 +49,15 @@ def test_environment_of_the_tutorial_is_made_by_its_config(folder: Path) -> None
     finally:
         env.close()
     assert importlib.import_module("thermostat").Thermostat()._outside == 5.0
+
+
+def test_reward_of_the_tutorial_is_shaped_in_training_alone(folder: Path) -> None:
+    """An unheated room soon costs more than 0.2 a minute, but not the actors."""
+    document = read_document(folder / "thermostat.yaml")
+    config = load_config(document | {"env": document["env"] | {"id": "thermostat:forgiving"}})
+    for training in (True, False):
+        env = tidemill.make_env(config.env, 1, training=training)
+        env.reset(1)
+        rewards = [float(env.step(np.full((1, 1), -1.0, np.float32)).reward[0]) for _ in range(20)]
+        env.close()
+        assert bool(min(rewards) < -0.25) is not training

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -69,6 +72,36 @@ def test_max_evaluation_steps_truncates_in_evaluation_only() -> None:
         env.reset(0)
         episodes = [episode for _ in range(6) for episode in env.step(np.array([0])).episodes]
         assert (episodes[0].length, episodes[0].terminated) == (length, terminated)
+
+
+def doubled(length: int = 2, *, training: bool) -> gymnasium.Env[Any, Any]:
+    """An environment whose reward is doubled in training."""
+    env = CountingEnv(length)
+    return gymnasium.wrappers.TransformReward(env, lambda reward: 2 * float(reward)) if training else env
+
+
+def doubled_batch(num_envs: int, *, training: bool) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    """A batch of them."""
+    return gymnasium.vector.SyncVectorEnv([partial(doubled, training=training)] * num_envs)
+
+
+@pytest.mark.parametrize(
+    "settings", [EnvSettings(f"{__name__}:doubled"), EnvSettings("d", vector=f"{__name__}:doubled_batch")]
+)
+def test_reward_is_shaped_in_training_alone(settings: EnvSettings) -> None:
+    """What makes environments is told what they are for if it has a parameter `training`."""
+    for training, episode_return in ((True, 6.0), (False, 3.0)):
+        env = make_env(settings, 1, training=training)
+        env.reset(0)
+        episodes = [episode for _ in range(2) for episode in env.step(np.array([0])).episodes]
+        assert [episode.episode_return for episode in episodes] == [episode_return]
+
+
+def test_arguments_are_passed_over_the_purpose() -> None:
+    """Whoever sets `training` among the arguments means it for both."""
+    env = make_env(EnvSettings(f"{__name__}:doubled", {"training": True}), 1, training=False)
+    env.reset(0)
+    assert env.step(np.array([0])).reward[0] == 2.0
 
 
 def test_limit_that_only_the_info_tells_is_a_truncation() -> None:
