@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from tests.compose.engine import NoEngine, running_engine
+from tests.compose.manifests import copy_manifests
 from tests.compose.stack import OURS, Stack
 from tests.compose.stand_ins import image_settings
 
@@ -32,3 +34,9 @@ def stack() -> Iterator[Stack]:
         cluster.compose("build", *images, bound_s=900)
         cluster.up(actors=2)
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the manifests for Kubernetes, with the files that components/secrets says to make."""
+    return copy_manifests(tmp_path_factory.mktemp("kubernetes"))

@@ -17,6 +17,7 @@ from tidemill.config.sections import (
     LearnerConfig,
     ParamServerConfig,
     ReplayConfig,
+    RunConfig,
 )
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.tls import is_local
@@ -31,6 +32,7 @@ CONFIGS: dict[str, type[Any]] = {
     "actor": ActorConfig,
     "evaluator": EvaluatorConfig,
     "inference": InferenceConfig,
+    "page": RunConfig,
 }
 
 

@@ -3,73 +3,51 @@
 from __future__ import annotations
 
 import base64
-import os
-import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
 from scripts.kubernetes_rules import prometheus_rule
-from tests.compose.dashboards import rules
-from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as, run
+from tests.compose.dashboards import DASHBOARDS, rules
+from tests.compose.manifests import (
+    KUBERNETES,
+    KUSTOMIZATIONS,
+    Object,
+    check_valid,
+    objects,
+    of_kind,
+    pods,
+    told_values,
+    with_components,
+    words_of,
+)
+from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as
 from tidemill.config.services import LearnerSettings
+from tidemill.errors import ConfigError
+from tidemill.rl.exploration import ActorSlot, epsilon_ladder
 from tidemill.rpc.access import ROLES
-from tidemill.services.launcher.commands.certs import COMMON_HOST, SERVICES, make_services
+from tidemill.services.launcher.commands.certs import COMMON_HOST, SERVICES
+from tidemill.services.launcher.commands.check import check
 
-KUBERNETES = ROOT / "deploy/kubernetes"
-KUSTOMIZATIONS = ("base", "overlays/single-node", "overlays/multi-node")
-CUSTOM_KINDS = {
-    "Certificate": "cert-manager.io/v1",
-    "Issuer": "cert-manager.io/v1",
-    "PodMonitor": "monitoring.coreos.com/v1",
-    "PrometheusRule": "monitoring.coreos.com/v1",
-    "ScaledObject": "keda.sh/v1alpha1",
-}
-
-
-@pytest.fixture(scope="module")
-def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the manifests, with the files that components/secrets says to make."""
-    copied = tmp_path_factory.mktemp("kubernetes") / "kubernetes"
-    shutil.copytree(KUBERNETES, copied, ignore=shutil.ignore_patterns("certs"))
-    make_services(copied / "components/secrets/certs")
-    return copied
-
-
-def objects(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield what a kustomization builds."""
-    built = run("kubectl", "kustomize", str(folder))
-    yield from (item for item in yaml.safe_load_all(built) if item)
-
-
-def words_of(container: dict[str, Any], values: dict[str, str]) -> list[str]:
-    """Return the command line of a service, after torchrun's options, with the values of variables in their places."""
-    words = [re.sub(r"\$\((\w+)\)", lambda match: values.get(match[1], "0"), word) for word in container["args"]]
-    return words[words.index("tidemill.services.learner") + 1 :] if "tidemill.services.learner" in words else words
-
-
-def pods(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the specification of each kind of pod, by the name of its container."""
-    specs = [item["spec"]["template"]["spec"] for item in found if "template" in item.get("spec", {})]
-    return {spec["containers"][0]["name"]: spec for spec in specs}
+_ROLES_OF_PODS = SERVICES | {"page": SERVICES["evaluator"]}
+"""The page looks, and steers nothing: it has the evaluator's token."""
 
 
 @pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
 def test_kubernetes_objects_are_valid(kustomization: str, kubernetes: Path) -> None:
-    """Each object has exactly the fields its kind has; those of an operator's kinds are known by name."""
-    kinds = set()
-    for item in objects(kubernetes / kustomization):
-        kinds.add(item["kind"])
-        if item["kind"] in CUSTOM_KINDS:
-            assert item["apiVersion"] == CUSTOM_KINDS[item["kind"]]
-        else:
-            kubernetes_validate.validate(item, "1.31", strict=True)
-    assert {"StatefulSet", "Job", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
+    """Each object has exactly the fields its kind has, and neither a namespace nor a storage class of its own."""
+    found = list(objects(kubernetes / kustomization))
+    check_valid(found)
+    assert {"StatefulSet", "Deployment", "Job", "PodDisruptionBudget", "NetworkPolicy"} <= {
+        item["kind"] for item in found
+    }
+    assert not [item for item in found if item["kind"] == "Namespace" or "namespace" in item["metadata"]]
+    claims = [item["spec"] for item in found if item["kind"] == "PersistentVolumeClaim"]
+    claims += [claim["spec"] for item in found for claim in item.get("spec", {}).get("volumeClaimTemplates", [])]
+    assert len(claims) == 3
+    assert not [claim for claim in claims if "storageClassName" in claim]
 
 
 COMPONENTS = [("podmonitor", "PodMonitor"), ("prometheusrule", "PrometheusRule"), ("keda", "Scaled"), ("hpa", "Horiz")]
@@ -78,16 +56,42 @@ COMPONENTS = [("podmonitor", "PodMonitor"), ("prometheusrule", "PrometheusRule")
 @pytest.mark.parametrize("component, kind", COMPONENTS)
 def test_kubernetes_component_adds_to_any_overlay(component: str, kind: str, kubernetes: Path, tmp_path: Path) -> None:
     """A component is added by one line; what scales actors names their Deployment."""
-    base, added = (os.path.relpath(kubernetes / part, tmp_path) for part in ("base", f"components/{component}"))
-    overlay = {"namespace": "tidemill", "resources": [base], "components": [added]}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
-    found = [item for item in objects(tmp_path) if item["kind"].startswith(kind)]
+    built = with_components(kubernetes, "base", [component], tmp_path)
+    found = [item for item in built if item["kind"].startswith(kind)]
     assert [item["metadata"]["namespace"] for item in found] == ["tidemill"]
     if target := found[0]["spec"].get("scaleTargetRef"):
         assert (target["kind"], target["name"]) == ("StatefulSet", "actor")
-        told = next(item for item in objects(kubernetes / "base") if item["kind"] == "ConfigMap")["data"]
         spec = found[0]["spec"]
-        assert (spec.get("minReplicas") or spec.get("minReplicaCount")) == int(told["ACTORS"])
+        assert (spec.get("minReplicas") or spec.get("minReplicaCount")) == int(told_values(built)["ACTORS"])
+
+
+def test_scaled_actors_explore_evenly(kubernetes: Path) -> None:
+    """However many the autoscaler runs, the whole ladder is explored and no rung by two actors more than another."""
+    found = list(objects(kubernetes / "overlays/multi-node"))
+    count, scaler = int(told_values(found)["ACTORS"]), of_kind(found, "HorizontalPodAutoscaler")["spec"]
+    rungs = [epsilon_ladder(ActorSlot(index, 2, count), 0.4, 7.0).tolist() for index in range(scaler["maxReplicas"])]
+    for actors in range(scaler["minReplicas"], scaler["maxReplicas"] + 1):
+        played = [rungs[:actors].count(rung) for rung in rungs[:count]]
+        assert sum(played) == actors
+        assert min(played) >= 1
+        assert max(played) - min(played) <= 1
+
+
+def test_dashboards_are_those_of_grafana(kubernetes: Path, tmp_path: Path) -> None:
+    """Each is a ConfigMap that Grafana's sidecar finds, small enough for `kubectl apply`, which notes it twice."""
+    found = with_components(kubernetes, "base", ["dashboards"], tmp_path)
+    maps = [item for item in found if item["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
+    check_valid(maps)
+    built = {name: text for item in maps for name, text in item["data"].items()}
+    assert built == {file.name: file.read_text(encoding="utf-8") for file in DASHBOARDS}
+    assert max(map(len, built.values())) < 200_000
+
+
+def test_images_may_come_from_a_closed_registry(kubernetes: Path, tmp_path: Path) -> None:
+    """Every pod runs under the account that a component gives a secret for pulling."""
+    found = with_components(kubernetes, "overlays/multi-node", ["pull-secret"], tmp_path)
+    assert of_kind(found, "ServiceAccount")["imagePullSecrets"] == [{"name": "registry"}]
+    assert {pod["serviceAccountName"] for pod in pods(found).values()} == {"tidemill"}
 
 
 def test_kubernetes_has_the_rules_of_prometheus() -> None:
@@ -119,20 +123,30 @@ def test_adapter_serves_what_the_autoscaler_asks_for(kubernetes: Path) -> None:
 def test_kubernetes_pods_are_confined_and_probed(kustomization: str, kubernetes: Path) -> None:
     """Every pod runs as a user, on a read-only root, with a memory limit; every process is asked as Docker asks it."""
     found = [item for item in objects(kubernetes / kustomization) if "template" in item.get("spec", {})]
-    assert len(found) == 5
+    assert len(found) == 6
     for item in found:
         pod = item["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"], item["metadata"]["name"]
         assert pod["automountServiceAccountToken"] is False
-        for container in pod["containers"]:
+        assert [container["name"] for container in pod.get("initContainers", [])] == (
+            ["check"] if item["kind"] == "Job" else []
+        )
+        for container in (*pod["containers"], *pod.get("initContainers", [])):
             confined = container["securityContext"]
             assert confined["readOnlyRootFilesystem"]
             assert confined["capabilities"] == {"drop": ["ALL"]}
             assert container["resources"]["limits"]["memory"]
-            health = {"path": HEALTH_PATH, "port": "metrics"}
+            assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+        for container in pod["containers"]:
+            health: Object = {"path": HEALTH_PATH, "port": "metrics"}
+            if container["name"] == "page":  # which refuses foreign names
+                health = {"path": "/", "port": "http", "httpHeaders": [{"name": "Host", "value": "localhost"}]}
             probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
             assert [probe["httpGet"] for probe in probes] == [health] * 3
-            assert {"name": "metrics", "containerPort": 9400} in container["ports"]
+            assert {
+                "name": health["port"],
+                "containerPort": 8100 if container["name"] == "page" else 9400,
+            } in container["ports"]
             alive = probes[2]
             patience_s = alive["periodSeconds"] * alive["failureThreshold"]
             # torchrun starts the learners of a pod again itself, after a wait for those of others
@@ -146,12 +160,13 @@ def test_kubernetes_counts_agree(kustomization: str, learners: int, kubernetes: 
         (item["kind"], item["metadata"]["name"].partition("run-")[0]): item
         for item in objects(kubernetes / kustomization)
     }
-    told = {name: int(value) for name, value in found["ConfigMap", "tidemill-"]["data"].items() if value.isdigit()}
+    told = {name: int(value) for name, value in told_values(found.values()).items() if value.isdigit()}
     assert found["StatefulSet", "replay"]["spec"]["replicas"] == told["REPLAY_SHARDS"]
     assert found["StatefulSet", "actor"]["spec"].get("replicas", told["ACTORS"]) == told["ACTORS"]
     job = found["Job", "learner"]["spec"]
     assert job["completions"] == job["parallelism"] == told["LEARNER_NODES"]
-    container = job["template"]["spec"]["containers"][0]
+    pod = job["template"]["spec"]
+    container = pod["containers"][0]
     here = told["LEARNERS_PER_NODE"]
     requests, limits = container["resources"]["requests"], container["resources"]["limits"]
     assert int(limits.get("nvidia.com/gpu", 1)) == here
@@ -161,21 +176,22 @@ def test_kubernetes_counts_agree(kustomization: str, learners: int, kubernetes: 
         f"{16 * here}Gi",
     )
     assert told["LEARNER_NODES"] * here == learners
+    tolerated = [toleration["key"] for toleration in pod.get("tolerations", [])]
+    assert tolerated == (["nvidia.com/gpu"] if "nvidia.com/gpu" in limits else [])
 
 
 @pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
 def test_every_learner_of_a_pod_is_scraped(kustomization: str, kubernetes: Path) -> None:
     """Each has the port after the one before it, which the monitor asks and the network lets through."""
     found = list(objects(kubernetes / kustomization))
-    told = next(item["data"] for item in found if item["kind"] == "ConfigMap")
-    (job,) = (item for item in found if (item["kind"], item["metadata"]["name"]) == ("Job", "learner"))
+    told, job = told_values(found), of_kind(found, "Job", "learner")
     named = {port["name"]: port["containerPort"] for port in job["spec"]["template"]["spec"]["containers"][0]["ports"]}
     names = ["metrics", *(f"metrics-{place}" for place in range(1, int(told["LEARNERS_PER_NODE"])))]
     assert [named.pop(name) for name in names] == list(range(9400, 9400 + len(names)))
     assert not any(name.startswith("metrics") for name in named)
     (monitor,) = yaml.safe_load_all((KUBERNETES / "components/podmonitor/podmonitor.yaml").read_text())
     assert set(names) <= {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
-    policy = next(item for item in found if (item["kind"], item["metadata"]["name"]) == ("NetworkPolicy", "metrics"))
+    policy = of_kind(found, "NetworkPolicy", "metrics")
     assert set(names) <= {port["port"] for port in policy["spec"]["ingress"][0]["ports"]}
 
 
@@ -185,10 +201,11 @@ def test_kubernetes_command_is_understood(
 ) -> None:
     """Each service accepts its command line, with the values of the ConfigMap in their places."""
     found = list(objects(kubernetes / kustomization))
-    values = next(item["data"] for item in found if item["kind"] == "ConfigMap") | {"SHARD": "0", "INDEX": "3"}
+    values = told_values(found)
     for pod in pods(found).values():
         container = pod["containers"][0]
-        config = load_as(container["name"], words_of(container, values), monkeypatch)
+        words = [word for word in words_of(container, values) if word != "--insecure"]  # of `tidemill page` itself
+        config = load_as(container["name"], words, monkeypatch)
         if container["name"] in ("learner", "evaluator"):
             assert config.run.supervisor == "job"
         if container["name"] == "learner":  # with GPUs it ends with a reason where `auto` would train on the CPU
@@ -202,16 +219,60 @@ def test_kubernetes_command_is_understood(
 
 
 @pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
+def test_settings_are_checked_before_a_job_runs(
+    kustomization: str, kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tidemill check` accepts what the manifests say, writes the run's config.yaml, and refuses what is wrong."""
+    found = list(objects(kubernetes / kustomization))
+    values = told_values(found)
+    checks = [pods(found)[name]["initContainers"][0] for name in ("learner", "evaluator")]
+    assert checks[0]["args"] == checks[1]["args"]
+    for container, name in zip(checks, ("learner", "evaluator"), strict=True):
+        assert container["command"] == ["tidemill", "check"]
+        assert container["image"].split(":")[0] == f"tidemill-{name}"
+        assert {"name": "runs", "mountPath": "/runs"} in container["volumeMounts"]
+    monkeypatch.chdir(ROOT)
+    words = [*words_of(checks[0], values), "--run.root", str(tmp_path)]
+    assert check(words) == 0
+    assert list(tmp_path.glob("*/config.yaml"))
+    with pytest.raises(ConfigError, match=r"cluster\.replay_shards is"):
+        check([*words, "--replay.shards", "7"])
+
+
+@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
+def test_folder_of_the_run_is_whole_in_one_pod(kustomization: str, kubernetes: Path) -> None:
+    """Settings, parameters and scores lie in one claim, whose pods share a node; one of them outlasts the run."""
+    found = list(objects(kubernetes / kustomization))
+    sharing = ["evaluator", "page", "paramserver"]
+    claimed = {
+        name: volume["persistentVolumeClaim"]["claimName"]
+        for name, pod in pods(found).items()
+        for volume in pod["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert claimed == dict.fromkeys(sharing, "runs") | {"learner": "learner-runs"}
+    for name in sharing:
+        (term,) = pods(found)[name]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+        assert sorted(term["labelSelector"]["matchExpressions"][0]["values"]) == sharing
+    page = of_kind(found, "Deployment", "page")["spec"]["template"]["spec"]["containers"][0]
+    assert page["image"].startswith("tidemill-evaluator:"), "tidemill export makes an environment"
+
+
+@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
 def test_pod_is_secured(kustomization: str, kubernetes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What others reach has TLS and tokens, who calls others has a CA, a token and a name that every server's has."""
     found = list(objects(kubernetes / kustomization))
-    values = next(item["data"] for item in found if item["kind"] == "ConfigMap") | {"SHARD": "0", "INDEX": "3"}
+    values = told_values(found)
     for name, pod in pods(found).items():
         container = pod["containers"][0]
         environment = {variable["name"]: variable.get("value", "") for variable in container.get("env", [])}
-        config = load_as(name, words_of(container, values), monkeypatch)
-        check_secured(name, getattr(config, name).server, environment)
-        if name in ("learner", "actor"):  # they reach the shards by addresses
+        if name == "page":
+            assert environment["TIDEMILL_TOKEN_FILE"] == "/certs/token"
+        else:
+            config = load_as(name, words_of(container, values), monkeypatch)
+            check_secured(name, getattr(config, name).server, environment)
+        if name in ("learner", "actor", "page"):  # they reach the shards by addresses
             assert environment["TIDEMILL_TLS_NAME"] == COMMON_HOST
 
 
@@ -224,7 +285,7 @@ def test_pod_has_its_own_secrets_alone(kustomization: str, kubernetes: Path) -> 
         (volume,) = (volume["projected"] for volume in pod["volumes"] if volume["name"] == "certs")
         assert volume["defaultMode"] == 0o440
         assert not [volume for volume in pod["volumes"] if "secret" in volume]
-        share = SERVICES[name]
+        share = _ROLES_OF_PODS[name]
         server = {("replay-tls", "tls.crt"): "server.pem", ("replay-tls", "tls.key"): "server.key"}
         expected = {(f"{name}-tls", key): path for (_, key), path in server.items()} if share.serves else {}
         expected |= {("tokens", "tokens.txt"): "tokens.txt"} if share.serves else {}
@@ -235,20 +296,11 @@ def test_pod_has_its_own_secrets_alone(kustomization: str, kubernetes: Path) -> 
         assert {(secret, item["key"]): item["path"] for secret, item in taken} == expected
 
 
-def with_inference(kubernetes: Path, folder: Path) -> list[dict[str, Any]]:
-    """Return what the overlay of one node builds with an inference service on top."""
-    parts = [os.path.relpath(kubernetes / part, folder) for part in ("overlays/single-node", "components/inference")]
-    text = yaml.safe_dump({"namespace": "tidemill", "resources": parts[:1], "components": parts[1:]})
-    (folder / "kustomization.yaml").write_text(text)
-    return list(objects(folder))
-
-
 def test_inference_is_added_by_one_line(kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its objects are valid, its pod is secured and found by the actors, and the network lets them talk."""
-    found = with_inference(kubernetes, tmp_path)
-    for item in found:
-        kubernetes_validate.validate(item, "1.31", strict=True)
-    values = next(item["data"] for item in found if item["kind"] == "ConfigMap") | {"INDEX": "3"}
+    found = with_components(kubernetes, "overlays/single-node", ["inference"], tmp_path)
+    check_valid(found)
+    values = told_values(found)
     specs = pods(found)
     container = specs["inference"]["containers"][0]
     config = load_as("inference", words_of(container, values), monkeypatch)
@@ -261,9 +313,27 @@ def test_inference_is_added_by_one_line(kubernetes: Path, tmp_path: Path, monkey
     assert policies["inference"]["egress"][0]["ports"] == policies["paramserver-from-inference"]["ingress"][0]["ports"]
 
 
+def test_each_gpu_has_an_inference_service(kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many pods as the actors know of, each with a GPU to itself, on nodes that are kept for those."""
+    found = with_components(kubernetes, "overlays/single-node", ["inference", "inference-gpus"], tmp_path)
+    check_valid(found)
+    values, service = told_values(found), of_kind(found, "StatefulSet", "inference")["spec"]
+    pod = service["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert container["image"] == "tidemill-inference:latest-cuda"
+    assert [toleration["key"] for toleration in pod["tolerations"]] == ["nvidia.com/gpu"]
+    config = load_as("inference", words_of(container, values), monkeypatch)
+    assert (config.inference.device, config.inference.index) == ("cuda", 0)
+    actor = load_as("actor", words_of(pods(found)["actor"]["containers"][0], values), monkeypatch)
+    assert actor.cluster.inference == tuple(
+        f"inference-{number}.inference:7406" for number in range(service["replicas"])
+    )
+
+
 def test_secrets_hold_what_pods_take_and_no_more(kubernetes: Path, tmp_path: Path) -> None:
     """Each secret that a pod names has the keys that it takes; servers have digests of tokens only."""
-    found = with_inference(kubernetes, tmp_path)
+    found = with_components(kubernetes, "overlays/single-node", ["inference"], tmp_path)
     secrets = {item["metadata"]["name"]: item["data"] for item in found if item["kind"] == "Secret"}
     taken: dict[str, set[str]] = {}
     for pod in pods(found).values():
@@ -278,10 +348,7 @@ def test_secrets_hold_what_pods_take_and_no_more(kubernetes: Path, tmp_path: Pat
 @pytest.mark.parametrize("overlay", KUSTOMIZATIONS[1:])
 def test_cert_manager_makes_the_same_secrets(overlay: str, kubernetes: Path, tmp_path: Path) -> None:
     """Its component replaces the CA and the servers' certificates, with the names that clients look for."""
-    parts = [os.path.relpath(kubernetes / part, tmp_path) for part in (overlay, "components/cert-manager")]
-    text = yaml.safe_dump({"namespace": "tidemill", "resources": parts[:1], "components": parts[1:]})
-    (tmp_path / "kustomization.yaml").write_text(text)
-    found = list(objects(tmp_path))
+    found = with_components(kubernetes, overlay, ["cert-manager"], tmp_path)
     before = {item["metadata"]["name"] for item in objects(kubernetes / overlay) if item["kind"] == "Secret"}
     left = {item["metadata"]["name"] for item in found if item["kind"] == "Secret"}
     made = {item["spec"]["secretName"]: item["spec"] for item in found if item["kind"] == "Certificate"}

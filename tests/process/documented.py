@@ -221,7 +221,7 @@ ELSEWHERE = (
         "export TIDEMILL_TLS_CA=.*|tidemill status .*",
         f"{_STACK}test_operator_steers_and_services_do_not",
         "the status of a cluster of Kubernetes",
-        page="docs/operations.md",
+        page="docs/kubernetes.md",
     ),
 )
 """Commands that are not run here."""

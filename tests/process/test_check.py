@@ -25,8 +25,9 @@ def _checked(root: Path, *arguments: str) -> tuple[int, str]:
 def test_right_settings_become_the_config_of_the_run(tmp_path: Path) -> None:
     """Those of every service, in the file that commands on a run read; a second time, as each `up` does, as well."""
     options = ["--learner.publish-every", "7", "--actor.count", "5", "--cluster.params", "paramserver:7402"]
-    for _ in range(2):
-        code, output = _checked(tmp_path, *options)
+    one_name = ["--cluster.replay", "dns:///replay:7401", "--cluster.replay-shards", "2", "--replay.shards", "2"]
+    for more in ([], one_name):
+        code, output = _checked(tmp_path, *options, *more)
         assert code == 0, output
     assert "sac on Pendulum-v1" in output
     written = from_document(RunConfig, read_document(tmp_path / "box" / "config.yaml"))
@@ -41,6 +42,10 @@ def test_right_settings_become_the_config_of_the_run(tmp_path: Path) -> None:
         (["--learner.publish-evry", "7"], "publish_every|publish-every"),
         (["--env.id", "CartPole-v1"], "actions are discrete"),
         (["--replay.shards", "2"], "replay.shards is 2, but cluster.replay lists 1.*TIDEMILL_REPLAY_SHARDS"),
+        (
+            ["--replay.shards", "3", "--cluster.replay-shards", "2"],
+            "replay.shards is 3, but cluster.replay_shards is 2",
+        ),
         (["--learner.callbacks", "nowhere:Callback"], "nowhere"),
     ],
 )

@@ -35,9 +35,15 @@ def check(argv: Sequence[str]) -> int:
 
 def _check_addresses(config: RunConfig) -> None:
     """Raise a `ConfigError` if a shard would be asked by nobody, or one be asked that is not there."""
-    asked, started = config.cluster.replay, config.replay.shards
-    if len(asked) != started:
+    cluster, started = config.cluster, config.replay.shards
+    if cluster.shard_count == started:
+        return
+    if cluster.replay_shards:
         raise ConfigError(
-            f"replay.shards is {started}, but cluster.replay lists {len(asked)}: {' '.join(asked)}; list every shard "
-            "once (for docker-compose.yml: TIDEMILL_REPLAY_SHARDS counts the addresses in TIDEMILL_REPLAY)"
+            f"replay.shards is {started}, but cluster.replay_shards is {cluster.replay_shards}: both count the shards, "
+            "give them the same number"
         )
+    raise ConfigError(
+        f"replay.shards is {started}, but cluster.replay lists {len(cluster.replay)}: {' '.join(cluster.replay)}; list "
+        "every shard once (for docker-compose.yml: TIDEMILL_REPLAY_SHARDS counts the addresses in TIDEMILL_REPLAY)"
+    )

@@ -1,0 +1,99 @@
+"""What docs/kubernetes.md shows: a run of one's own, and the arithmetic of a thousand actors."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.compose.manifests import KUSTOMIZATIONS, Object, check_valid, objects, of_kind, pods, told_values, words_of
+from tests.compose.shipped import ROOT
+from tidemill.services.launcher.commands.check import check
+
+_PAGE = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+_TUTORIAL = (ROOT / "docs/tutorials/own-environment.md").read_text(encoding="utf-8")
+_GIBIBYTES = {"Gi": 1.0, "Mi": 1 / 1024}
+
+
+def _block(text: str, language: str, beginning: str) -> str:
+    """Return the fenced block of a page that begins so."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    (block,) = (str(block) for block in blocks if block.startswith(beginning))
+    return block
+
+
+@pytest.fixture(scope="module")
+def own_run(kubernetes: Path) -> list[Object]:
+    """What the page's own kustomization builds, with the environment of the tutorial."""
+    folder = kubernetes.parents[1] / "my-run"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(_block(_PAGE, "yaml", "# my-run/kustomization.yaml"))
+    (folder / "thermostat.py").write_text(_block(_TUTORIAL, "python", '"""A room'))
+    (folder / "thermostat.yaml").write_text(_block(_TUTORIAL, "yaml", "run:\n  name: thermostat"))
+    return list(objects(folder))
+
+
+def test_own_config_and_environment_reach_every_pod(own_run: list[Object]) -> None:
+    """They are mounted from one ConfigMap, whose name changes with them, and modules are found where they lie."""
+    check_valid(own_run)
+    own = of_kind(own_run, "ConfigMap", "tidemill-own")
+    assert set(own["data"]) == {"thermostat.yaml", "thermostat.py"}
+    assert told_values(own_run)["TIDEMILL_CONFIG"] == "/own/thermostat.yaml"
+    for name, pod in pods(own_run).items():
+        (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "own")
+        assert volume["configMap"] == {"name": own["metadata"]["name"], "optional": True}
+        for container in (*pod["containers"], *pod.get("initContainers", [])):
+            assert {"name": "own", "mountPath": "/own", "readOnly": True} in container["volumeMounts"]
+            environment = {variable["name"]: variable.get("value") for variable in container.get("env", [])}
+            has_torch = name not in ("replay", "paramserver")
+            assert environment.get("PYTHONPATH") == ("/app/configs:/own" if has_torch else None)
+
+
+def test_own_run_is_what_the_page_says(own_run: list[Object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images come from the registry, the learner goes to its kind of GPU, and `tidemill check` accepts the settings."""
+    learner = pods(own_run)["learner"]
+    assert learner["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-L4"}
+    images = [container["image"] for pod in pods(own_run).values() for container in pod["containers"]]
+    assert {image.split("/")[0] for image in images} == {"registry.example"}
+    assert learner["containers"][0]["image"] == "registry.example/tidemill-learner:1-cuda"
+    for name, text in of_kind(own_run, "ConfigMap", "tidemill-own")["data"].items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # as in the pod: the environment is tried in a process of its own
+    monkeypatch.chdir(ROOT)
+    words = words_of(learner["initContainers"][0], told_values(own_run))
+    assert check([word.replace("/own/", f"{tmp_path}/") for word in words] + ["--run.root", str(tmp_path)]) == 0
+    assert (tmp_path / "thermostat/config.yaml").exists()
+
+
+def _gibibytes(pod: Object) -> float:
+    asked = [container["resources"]["requests"]["memory"] for container in pod["containers"]]
+    return sum(float(size[:-2]) * _GIBIBYTES[size[-2:]] for size in asked)
+
+
+@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
+def test_memory_of_a_thousand_actors_is_as_documented(kustomization: str, kubernetes: Path, tmp_path: Path) -> None:
+    """The page's table is the sum of what pods ask for, with a thousand actors in an overlay that still builds."""
+    overlay = {
+        "resources": [os.path.relpath(kubernetes / kustomization, tmp_path)],
+        "replicas": [{"name": "actor", "count": 1000}],
+        "configMapGenerator": [{"name": "tidemill-run", "behavior": "merge", "literals": ["ACTORS=1000"]}],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    asked = {"actor": 0.0, "replay": 0.0, "learner": 0.0, "others": 0.0}
+    for item in objects(tmp_path):
+        if "template" in item.get("spec", {}):
+            name, spec = item["metadata"]["name"], item["spec"]
+            count = spec.get("replicas") or spec.get("parallelism") or 1
+            asked[name if name in asked else "others"] += count * _gibibytes(spec["template"]["spec"])
+    numbers = [*asked.values(), sum(asked.values())]
+    (row,) = re.findall(rf"^\| `{kustomization}` \| (2,000 .*) \|$", _PAGE, re.MULTILINE)
+    assert [float(word.replace(",", "")) for word in row.split(" | ")] == numbers
+
+
+def test_page_says_what_nobody_has_run() -> None:
+    """It is the first thing that a reader learns after what the page is for."""
+    assert "**Validated, never run on a real cluster.**" in _PAGE.split("## ")[0]
