@@ -1,5 +1,6 @@
 """Builds the optional C library of tidemill/kernel where there is a compiler; pyproject.toml says everything else.
 
+`TIDEMILL_KERNEL=0` leaves the library out, `TIDEMILL_KERNEL=1` makes it an error that it cannot be built.
 With SOURCE_DATE_EPOCH set, the same sources give the same bytes of sdist and wheel, wherever and whenever it is.
 """
 
@@ -77,12 +78,13 @@ def compiles() -> bool:
     return subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 
+choice = os.environ.get("TIDEMILL_KERNEL")
 kernel = Extension(
     "tidemill.kernel.kernel",
     [SOURCE],
-    optional=True,  # a compiler that fails is as good as none
+    optional=choice != "1",  # a compiler that fails is as good as none
     extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-g0", "-Wall", "-Wextra"],
 )
 COMMANDS = {"build_ext": BuildKernel, "bdist_wheel": KernelWheel, "sdist": DatedSdist}
-wanted = os.environ.get("TIDEMILL_KERNEL") != "0" and compiles()
+wanted = choice == "1" or (choice != "0" and compiles())
 setup(ext_modules=[kernel] if wanted else [], cmdclass=COMMANDS)

@@ -240,6 +240,15 @@ def test_images_are_labelled_and_replay_holds_no_torch(stack: Stack) -> None:
         stack.engine.docker("run", "--rm", "--entrypoint", "python", stack.image(service), "-c", find)
 
 
+def test_kernel_is_in_use_in_every_image_and_its_compiler_in_none(stack: Stack) -> None:
+    """`tidemill doctor` says so, and decoding of each service takes that path."""
+    command = ["run", "--rm", "--network", "none", "--entrypoint", "sh", stack.image("evaluator"), "-c"]
+    assert "ok    the compiled kernel is in use" in stack.engine.docker(*command, "tidemill doctor || true")
+    look = "import shutil, tidemill.kernel as k; print(k.available, k.reason, shutil.which('gcc'))"
+    for service in OURS:
+        assert stack.inside(service, "python", "-c", look).split() == ["True", "None"], service
+
+
 @pytest.mark.parametrize("service", OURS)
 def test_metrics_pass_promtool(stack: Stack, service: str) -> None:
     """Names, units and help of everything on /metrics are as Prometheus wants them."""

@@ -340,6 +340,18 @@ def test_variable_turns_it_off() -> None:
     assert done.stdout == "False TIDEMILL_KERNEL=0\n"
 
 
+@pytest.mark.parametrize("choice, fails", [("1", True), ("", False), ("0", False)])
+def test_installation_without_a_compiler_fails_where_the_kernel_is_asked_for(
+    choice: str, fails: bool, tmp_path: Path
+) -> None:
+    """Images and wheels to be published set TIDEMILL_KERNEL=1, so that none of them lacks it unseen."""
+    environment = os.environ | {kernel.VARIABLE: choice, "CC": str(tmp_path / "none")}
+    command = [sys.executable, "setup.py", "build_ext", "--build-temp", str(tmp_path), "--build-lib", str(tmp_path)]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode != 0) == fails, done.stderr
+
+
 @pytest.mark.usefixtures("either_way")
 def test_blocks_decode_in_order() -> None:
     """A block may be written over the end of one before it, as decoding a batch in place does."""

@@ -2,6 +2,7 @@
 
 The library is built at installation where there is a C compiler. Everything works without it, by the Python code beside
 each use, with the same results bit for bit. `TIDEMILL_KERNEL=0` leaves it unused (and unbuilt, at installation).
+`TIDEMILL_KERNEL=1` at installation makes it an error that it cannot be built.
 """
 
 from __future__ import annotations
