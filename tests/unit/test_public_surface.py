@@ -79,7 +79,7 @@ def test_import_needs_neither_torch_nor_grpc() -> None:
 
 def test_replay_alone_imports_little() -> None:
     """`tidemill.replay` itself nothing; its writer and dataset NumPy and gRPC, but not what only servers need."""
-    heavy = "('torch', 'structlog', 'rich', 'yaml', 'tyro', 'prometheus_client', 'gymnasium')"
+    heavy = "('torch', 'structlog', 'rich', 'yaml', 'prometheus_client', 'gymnasium')"
     for names, allowed in (("*", "('numpy', 'grpc')"), ("ReplayWriter, ReplayDataset, ReplayClient", "()")):
         what = "import tidemill.replay" if names == "*" else f"from tidemill.replay import {names}"
         code = f"import sys; {what}; print([m for m in (*{heavy}, *{allowed}) if m in sys.modules])"

@@ -32,14 +32,19 @@ def settings(prefix: str, values: Any, *, with_servers: bool = False) -> Iterato
         values: The dataclass.
         with_servers: Whether those of a service's server are among them, instead of the server as one setting.
     """
-    kinds = typing.get_type_hints(type(values))
-    texts = _docstrings(type(values))
-    for field in dataclasses.fields(values):
+    for field in fields_of(type(values)):
         value, name = getattr(values, field.name), f"{prefix}.{field.name}"
         if dataclasses.is_dataclass(value) and (with_servers or not isinstance(value, ServerSettings)):
             yield from settings(name, value, with_servers=with_servers)
         else:
-            yield Setting(name, value, kinds[field.name], texts.get(field.name, ""))
+            yield field._replace(name=name, value=value)
+
+
+def fields_of(kind: type) -> Iterator[Setting]:
+    """Yield each field of a dataclass, with its default, or `dataclasses.MISSING`, as its value."""
+    kinds, texts = typing.get_type_hints(kind), _docstrings(kind)
+    for field in dataclasses.fields(kind):
+        yield Setting(field.name, field.default, kinds[field.name], texts.get(field.name, ""))
 
 
 def summary(kind: type) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
@@ -9,14 +10,14 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
 from tidemill.config.check import check
+from tidemill.config.documented import fields_of
 from tidemill.config.load import load
 from tidemill.config.sections import RunConfig
 from tidemill.errors import FatalError
@@ -294,17 +295,37 @@ def _measured() -> Mapping[str, Any]:
     return document
 
 
+def _options(argv: Sequence[str]) -> PlanOptions:
+    """Read the command line; what a config file says stands where an option is not given.
+
+    Raises:
+        SystemExit: An option is unknown, missing or no number.
+        ConfigError: A value is out of range, or the config cannot be read.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tidemill plan", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", metavar="FILE_OR_PRESET", help="a run, as for `tidemill train`")
+    for option in fields_of(PlanOptions):
+        arguments: dict[str, Any] = {"default": argparse.SUPPRESS, "help": option.text.replace("%", "%%")}
+        if option.kind is bool:
+            arguments["action"] = argparse.BooleanOptionalAction
+        else:
+            arguments |= {"type": option.kind, "metavar": option.name.upper()}
+        parser.add_argument(f"--{option.name.replace('_', '-')}", **arguments)
+    given = vars(parser.parse_args(list(argv)))
+    config = given.pop("config")
+    if config is not None:
+        run = load(RunConfig, ["--config", config], prog="tidemill plan", description=_ABOUT)
+        return dataclasses.replace(options_of(run, os.cpu_count() or 2), **given)
+    if missing := [f"--{name}" for name in ("cores", "env") if name not in given]:
+        parser.error(f"required: {' and '.join(missing)}, or --config")
+    return PlanOptions(**given)
+
+
 def plan(argv: Sequence[str]) -> int:
     """Print the plan for a machine; return the exit code."""
-    words = list(argv)
-    read = partial(tyro.cli, PlanOptions, prog="tidemill plan", description=_ABOUT, args=words)
-    if "--config" not in words:
-        options: PlanOptions = read()
-    else:
-        at = words.index("--config")
-        config = load(RunConfig, words[at : at + 2], prog="tidemill plan", description=_ABOUT)
-        words[at : at + 2] = []
-        options = read(default=options_of(config, os.cpu_count() or 2))
+    options = _options(argv)
     rates_ = measured_rates(options)
     found = make_plan(options, rates_)
     print("\n".join(found.lines() + advice(options, rates_, found)))

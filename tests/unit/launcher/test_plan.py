@@ -152,3 +152,25 @@ def test_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "--launcher.learners 1" in said
     assert "updates/s" in said
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--cores x --env y", "argument --cores: invalid int value: 'x'"),
+        ("--gpus 1", "required: --cores and --env, or --config"),
+        ("--cores 4 --env CartPole-v1 --gpu-count 1", "unrecognized arguments: --gpu-count 1"),
+    ],
+)
+def test_wrong_options_end_with_two(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As those of every other command."""
+    with pytest.raises(SystemExit) as ended:
+        plan(words.split())
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_options_stand_over_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+    """The environment and ratio are the preset's, the cores those that are given."""
+    assert plan(["--config", "quickstart", "--cores", "6", "--no-mirror"]) == 0
+    assert "actors" in capsys.readouterr().out
