@@ -139,7 +139,7 @@ def check_items(
     starts = first_steps[chunks] + offsets - lengths + 1
     _check_all("lengths", lengths, starts >= 0, "short enough not to reach before step 0")
     _check_all("lengths", lengths, starts >= held_from[chunks], "short enough to reach only steps that are still held")
-    check_priorities(items.priorities)
+    check_priorities(items.priorities, least=table.least_priority)
 
 
 def check_item_tables(items: Sequence[ItemBatch], table_count: int) -> None:

@@ -156,7 +156,7 @@ class ReplayServicer:
             raise InvalidArgument(f"priorities has {len(request.priorities)} entries, keys {len(request.keys)}")
         parts = _parts_of(request.keys)
         for part in parts:
-            check_priorities(np.array(request.priorities[part]), part.start)
+            check_priorities(np.array(request.priorities[part]), part.start, least=table.config.least_priority)
             await _pause(part)
         updated = 0
         for part in parts:

@@ -102,7 +102,15 @@ class ReplayClient(Reopened):
         with translated():
             return self._stub.DropTable(pb.DropTableRequest(name=_named(name)), timeout=self._deadline_s).removed
 
-    def update_priorities(self, table: str, keys: ArrayLike, priorities: ArrayLike, fencing_token: int = 0) -> int:
+    def update_priorities(
+        self,
+        table: str,
+        keys: ArrayLike,
+        priorities: ArrayLike,
+        fencing_token: int = 0,
+        *,
+        deadline_s: float | None = None,
+    ) -> int:
         """Set priorities [N] of items by key [N]; return how many keys were in the table.
 
         Args:
@@ -110,9 +118,11 @@ class ReplayClient(Reopened):
             keys: Keys of the items, [N].
             priorities: Their new priorities, [N].
             fencing_token: Of the learner that writes, see `ParamsClient.acquire_fencing_token`; 0 for none.
+            deadline_s: Longest wait for the answer; None for the client's.
 
         Raises:
-            InvalidArgument: a priority is not 0 to `MAX_PRIORITY`, or keys are not integers; none was set.
+            InvalidArgument: a priority is above 1e39 or below `TableConfig.least_priority`, or keys are not integers;
+                none was set.
             FailedPrecondition: the table has seen a newer fencing token; none was set.
             NotFound: no such table.
         """
@@ -123,7 +133,8 @@ class ReplayClient(Reopened):
             fencing_token=fencing_token,
         )
         with translated():
-            return self._stub.UpdatePriorities(request, timeout=self._deadline_s).updated
+            timeout_s = self._deadline_s if deadline_s is None else deadline_s
+            return self._stub.UpdatePriorities(request, timeout=timeout_s).updated
 
     def begin_update_priorities(
         self, table: str, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0

@@ -25,6 +25,9 @@ MAX_STEP_BYTES = 2**24
 MAX_COLUMNS = 64
 MAX_DIMENSIONS = 8
 MAX_PAYLOAD_BYTES = 64 * 1024
+MAX_PRIORITY = 1e39
+"""More than any float32, which is what priorities are computed in. Beyond, the probability of others would be 0."""
+
 _MAX_UINT32 = 2**32 - 1
 _EXPONENT = 0.6  # of prioritized replay (Schaul et al., 2016, table 3: the proportional variant)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -165,6 +168,12 @@ class TableConfig:
         _check_range("payload_bytes", self.payload_bytes, 0, MAX_PAYLOAD_BYTES)
         for name in ("min_size", "queue_size"):
             _check_range(f"rate_limiter.{name}", getattr(self.rate_limiter, name), 0, self.max_items)
+
+    @property
+    def least_priority(self) -> float:
+        """The lowest priority of an item: 0 with a PRIORITIZED selector, else -`MAX_PRIORITY`."""
+        prioritized = SelectorKind.PRIORITIZED in (self.sampler.kind, self.remover.kind)
+        return 0.0 if prioritized else -MAX_PRIORITY
 
 
 @dataclass(frozen=True)

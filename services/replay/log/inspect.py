@@ -60,7 +60,7 @@ def describe_table(table: Table, streams: StreamRegistry, files: BlobFiles) -> I
 
 
 def histogram(name: str, values: NDArray[np.generic], base: int) -> Iterator[str]:
-    """Yield a title and, from the least, how many of values [N], none negative, lie between two powers of a base."""
+    """Yield a title and, from the least, how many of values [N] lie between two powers of a base."""
     numbers = values.astype(np.float64)
     lowest, median, highest = np.quantile(numbers, (0.0, 0.5, 1.0))
     yield f"  {name}: {lowest:,.6g} to {highest:,.6g}, median {median:,.6g}"
@@ -68,7 +68,8 @@ def histogram(name: str, values: NDArray[np.generic], base: int) -> Iterator[str
     powers = np.floor(np.log(positive) / np.log(base) + 1e-9).astype(np.int64)
     if len(powers):
         width = int(powers.max() - powers.min()) // _MOST_ROWS + 1
-    counts = [("0", len(numbers) - len(positive))]
+    negative = int(np.count_nonzero(numbers < 0))
+    counts = [("below 0", negative), ("0", len(numbers) - len(positive) - negative)]
     for low in range(int(powers.min(initial=0)), int(powers.max(initial=-1)) + 1, width):
         count = int(np.count_nonzero((powers >= low) & (powers < low + width)))
         counts.append((f"{float(base) ** low:,.6g} to below {float(base) ** (low + width):,.6g}", count))

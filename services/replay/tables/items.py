@@ -30,7 +30,7 @@ class NewItems:
         first_chunks: Chunk of each item's first step, int64 [N].
         offsets: Position of that step in the chunk, int64 [N].
         lengths: Steps of each item, int64 [N].
-        priorities: float64 [N], 0 to `MAX_PRIORITY`.
+        priorities: float64 [N], from `TableConfig.least_priority` to `MAX_PRIORITY`.
         payloads: One for each item, or empty.
         times_sampled: How often each was sampled before, [N]; None for never.
     """

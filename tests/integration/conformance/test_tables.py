@@ -34,6 +34,17 @@ def test_deterministic_sampler_has_its_order(start: Start, sampler: str, order: 
     assert drained(server, 5) == order
 
 
+@pytest.mark.parametrize("sampler, order", [("max_heap", [2, 0, 3, 1]), ("min_heap", [1, 3, 0, 2])])
+def test_heap_takes_priorities_below_0(start: Start, sampler: str, order: list[int]) -> None:
+    """As first and as new priorities, in one order with 0 and those above it."""
+    server = filled(start(Spec(sampler=sampler)), [-1.0, -5.0, 2.0, -2.0])
+    assert drained(server, 4) == order
+    server = filled(start(Spec(sampler=sampler)), [1.0, 1.0])
+    (first,) = server.sample()
+    server.update(first.key, -7.0 if sampler == "max_heap" else 7.0)
+    assert values(server.sample()) == [1 - first.value]
+
+
 @pytest.mark.parametrize("sampler, exponent", [("uniform", 1.0), ("prioritized", 1.0), ("prioritized", 0.5)])
 def test_random_sampler_has_its_distribution(start: Start, sampler: str, exponent: float) -> None:
     """Each sample says the probability that its item has; the counts are as likely as those probabilities say."""

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,17 @@ import pytest
 from tests.support.documented import run_example
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.waiting import WAIT_S
-from tidemill.errors import DataLoss, FatalError, Unavailable
-from tidemill.replay import ItemWindow, ReplayClient, ReplaySampler, ReplayWriter, Server
+from tidemill.errors import DataLoss, FatalError, InvalidArgument, Unavailable
+from tidemill.replay import (
+    ItemWindow,
+    ReplayClient,
+    ReplayDataset,
+    ReplaySampler,
+    ReplayWriter,
+    SelectorConfig,
+    SelectorKind,
+    Server,
+)
 
 
 def _write(address: str, count: int) -> None:
@@ -80,6 +91,46 @@ def test_flush_says_what_a_restarted_server_has_lost() -> None:
         writer.flush()
         assert sum(_items(second.address)) == stored + 1
         writer.close()
+
+
+@pytest.mark.parametrize("kind", [SelectorKind.MAX_HEAP, SelectorKind.MIN_HEAP])
+def test_priorities_of_a_heap_may_be_negative(tmp_path: Path, kind: SelectorKind) -> None:
+    """As an item's first and as its new one, over a restart, with a snapshot and from the log alone."""
+    table = steps_table(sampler=SelectorConfig(kind), max_times_sampled=0)
+    with Server(tmp_path) as server:
+        with ReplayWriter(server.address, table) as writer:
+            for number, priority in enumerate((-3.0, -1e39, 0.0, -2.0)):
+                writer.append(numbered_step(number))
+                writer.create_item("t", last=1, priority=priority)
+        with ReplayDataset(server.address, table, 1, timeout_s=WAIT_S, prefetch=1) as dataset:
+            batch = next(dataset)
+            assert batch["number"][0, -1] == (2 if kind is SelectorKind.MAX_HEAP else 1)
+            dataset.update_priorities(batch, [-2.5])
+            with pytest.raises(InvalidArgument, match=r"priorities\[0\] is -1e\+40, must be finite, -1e\+39 to 1e\+39"):
+                dataset.update_priorities(batch, [-1e40])
+    highest = [3, 2, 0, 1] if kind is SelectorKind.MAX_HEAP else [0, 1, 3, 2]
+    with (
+        Server(tmp_path) as again,
+        ReplayDataset(again.address, "t", 4, timeout_s=WAIT_S, prefetch=1, without_replacement=True) as dataset,
+    ):
+        assert next(dataset)["number"][:, -1].tolist() == highest
+
+
+def test_priorities_of_a_prioritized_table_may_not_be_negative() -> None:
+    """Each door refuses them, with sampler or remover prioritized."""
+    rule = SelectorConfig(SelectorKind.PRIORITIZED)
+    for table in (steps_table("a", sampler=rule), steps_table("b", remover=rule)):
+        with Server() as server, ReplayClient(server.address) as client, ReplayWriter(server.address, table) as writer:
+            writer.append(numbered_step(0))
+            window = ItemWindow(1, priority=-1.0)
+            calls: tuple[Callable[[], object], ...] = (
+                partial(writer.create_item, table.name, last=1, priority=-1.0),
+                partial(client.update_priorities, table.name, [1], [-1.0]),
+                partial(ReplayWriter, server.address, table, windows=window),
+            )
+            for call in calls:
+                with pytest.raises(InvalidArgument, match=r"is -1.*, must be (finite and not negative|at least 0)"):
+                    call()
 
 
 def test_a_program_that_ends_without_close_loses_nothing(tmp_path: Path) -> None:

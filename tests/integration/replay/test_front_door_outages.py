@@ -27,6 +27,8 @@ from tidemill.replay import (
     ReplayDataset,
     ReplaySampler,
     ReplayWriter,
+    SelectorConfig,
+    SelectorKind,
 )
 
 
@@ -49,6 +51,36 @@ def test_killed_server_costs_nothing_that_was_acknowledged(tmp_path: Path) -> No
         assert (writer.restarts, writer.dropped_chunks, writer.dropped_items) == (0, 0, 0)
         with ReplayDataset(address, table, 20, timeout_s=WAIT_S, without_replacement=True) as dataset:
             assert sorted(next(dataset)["number"][:, -1].tolist()) == list(range(20))
+
+
+def test_priorities_wait_while_the_server_restarts(tmp_path: Path) -> None:
+    """They are set once it is back, or refused when their time is over; those of lost items change nothing."""
+    table = steps_table(max_times_sampled=0, sampler=SelectorConfig(SelectorKind.PRIORITIZED, 1.0))
+    options = ("--folder", str(tmp_path))
+    with ExitStack() as stack:
+        first = stack.enter_context(server_process("127.0.0.1:0", *options))
+        with ReplayWriter(first.address, table, windows=ItemWindow(1)) as writer:
+            writer.append(numbered_step(0))
+        dataset = stack.enter_context(ReplayDataset(first.address, table, 1, timeout_s=WAIT_S, prefetch=1))
+        threads = stack.enter_context(ThreadPoolExecutor())
+        batch = next(dataset)
+        os.kill(first.pid, signal.SIGKILL)
+        first.process.wait(WAIT_S)
+        with pytest.raises(Unavailable):
+            dataset.update_priorities(batch, [5.0], timeout_s=0.3)
+        waiting = threads.submit(dataset.update_priorities, batch, [5.0])
+        time.sleep(0.3)
+        assert not waiting.done()
+        with server_process(first.address, *options), ReplayClient(first.address) as client:
+            waiting.result(WAIT_S)
+            assert client.describe_table("t").total_weight == 5.0
+        with server_process(first.address):
+            dataset.update_priorities(batch, [6.0])  # the reader makes the table again, without its items
+        waiting = threads.submit(dataset.update_priorities, batch, [5.0])
+        time.sleep(0.3)
+        dataset.close()
+        with pytest.raises(FailedPrecondition, match="closed while priorities waited"):
+            waiting.result(WAIT_S)
 
 
 def test_server_that_kept_nothing_is_filled_again() -> None:

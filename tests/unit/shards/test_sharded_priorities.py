@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.replay_streams import make_config
 from tidemill.errors import FailedPrecondition, InvalidArgument
 from tidemill.replay.shards.priorities import ShardedPriorities
+from tidemill.replay.table_config import SelectorConfig, SelectorKind
 from tidemill.replay.v1 import replay_pb2 as pb
+
+_TABLE = make_config(sampler=SelectorConfig(SelectorKind.PRIORITIZED))
 
 
 class _Answer:
@@ -75,7 +79,7 @@ def keys(*pairs: tuple[int, int]) -> NDArray[np.uint64]:
 
 def made(*shards: _Shard | None) -> ShardedPriorities:
     """Return what sends to these shards, by number."""
-    return ShardedPriorities("t", lambda incarnation: shards[incarnation])  # type: ignore[arg-type, return-value]
+    return ShardedPriorities(_TABLE, lambda incarnation: shards[incarnation])  # type: ignore[arg-type, return-value]
 
 
 def test_priorities_go_to_the_shard_that_the_key_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.codec import CorruptBlocks, decode
-from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
@@ -27,7 +28,7 @@ from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.steps import LENGTH, SEPARATOR, nest, ragged_columns
-from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
+from tidemill.rpc.channel import DEADLINE_S, MAX_MESSAGE_BYTES, Backoff
 from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.reopened import Reopened
 
@@ -35,6 +36,7 @@ Array = NDArray[Any]
 
 _POLL_S = 0.2
 _EXPLAIN_S = 0.5
+_LEAST_S = 0.1  # an attempt to set priorities may take
 _MAX_SLOTS = 2**21
 _JOINED = ("lengths", "weights", "probabilities", "params_versions", "keys", "tables")
 _COUNTS = ("ages", "times_sampled")
@@ -231,29 +233,57 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             raise StopAsyncIteration from None
         return batch
 
-    def update_priorities(self, batch: ReplayBatch, priorities: ArrayLike) -> None:
+    def update_priorities(self, batch: ReplayBatch, priorities: ArrayLike, timeout_s: float | None = None) -> None:
         """Set new priorities of a batch's items; one that has left its table is skipped, never its successor changed.
+
+        With one server it waits while that is away, as during a restart. With several it never waits: what a server
+        cannot take is dropped.
 
         Args:
             batch: A batch of this dataset.
-            priorities: One for each item, 0 to 1e39, float64 [B].
+            priorities: One for each item, at most 1e39 and at least `TableConfig.least_priority`, float64 [B].
+            timeout_s: Longest wait; None takes that of the dataset.
 
         Raises:
             InvalidArgument: There are not B priorities, or one is out of range; none of its table was set.
-            Unavailable: The server cannot be reached.
+            Unavailable: The server did not answer in time, or `stop` was set. Another attempt may succeed.
+            NotFound: The server did not have the table in time.
             FailedPrecondition: The dataset is closed.
         """
         self._owner.check()
         if self._closed.is_set():
             raise FailedPrecondition("the dataset is closed: set priorities before")
         check_type("batch", batch, ReplayBatch, "a ReplayBatch, as `next` returned it")
+        check_number("timeout_s", timeout_s, or_none=True)
         values = np.asarray(priorities, np.float64).reshape(-1)
         if len(values) != len(batch):
             raise InvalidArgument(f"priorities has {len(values)} entries, must have {len(batch)} like the batch")
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         for i, sampler in enumerate(self._samplers):
             here = batch.tables == i
             if here.any():
-                sampler.update_priorities(batch.keys[here], values[here])
+                self._send_priorities(sampler, batch.keys[here], values[here], until_s)
+
+    def _send_priorities(
+        self, sampler: ReplaySampler, keys: NDArray[np.uint64], values: NDArray[np.float64], until_s: float
+    ) -> None:
+        """Set priorities [N] by key, again while the server is away, until a time of the monotonic clock."""
+        pause = Backoff(limit_s=1.0)
+        while True:
+            left_s = until_s - time.monotonic()
+            try:
+                return sampler.update_priorities(keys, values, deadline_s=min(max(left_s, _LEAST_S), DEADLINE_S))
+            except (Unavailable, NotFound):  # one that is restarted in memory has no table before a client creates it
+                if not self._closed.is_set() and left_s <= 0:
+                    raise
+                if not self._closed.is_set() and self._stop.wait(min(pause.next_s(), left_s)):
+                    raise
+            except ValueError:  # gRPC's, of a channel that another thread has closed
+                if not self._closed.is_set():
+                    raise
+            if self._closed.is_set():
+                raise FailedPrecondition("the dataset was closed while priorities waited for the server")
 
     def close(self) -> None:
         """End every call and thread within 2 s; waiting threads get StopIteration. May be called twice."""

@@ -85,10 +85,14 @@ class SampleStream:
         return batch
 
     def update_priorities(
-        self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0
+        self,
+        keys: NDArray[np.uint64],
+        priorities: NDArray[np.float64],
+        fencing_token: int = 0,
+        deadline_s: float | None = None,
     ) -> None:
         """Set the priorities [N] of items by key [N], see `ReplayClient.update_priorities`."""
-        self._call.client.update_priorities(self._table, keys, priorities, fencing_token)
+        self._call.client.update_priorities(self._table, keys, priorities, fencing_token, deadline_s=deadline_s)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
         """Remove items by key [N], see `ReplayClient.delete_items`."""

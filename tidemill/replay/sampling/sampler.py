@@ -162,17 +162,23 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         raise EndOfBatches
 
     def update_priorities(
-        self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0
+        self,
+        keys: NDArray[np.uint64],
+        priorities: NDArray[np.float64],
+        fencing_token: int = 0,
+        *,
+        deadline_s: float | None = None,
     ) -> None:
         """Set new priorities of sampled items; one that has left the table is skipped, never its successor changed.
 
-        With one server this waits for the answer, at most the client's deadline; with several it never waits, and what
-        a shard cannot take is counted in `priorities_dropped`.
+        With one server this waits for the answer, at most `deadline_s`; with several it never waits, and what a shard
+        cannot take is counted in `priorities_dropped`.
 
         Args:
             keys: Keys as they came with a batch of this sampler, uint64 [N], or [N, 2] from several shards.
-            priorities: Finite and not negative, float64 [N].
+            priorities: At most 1e39 and at least `TableConfig.least_priority`, float64 [N].
             fencing_token: Of the learner that writes, see `ParamsClient.acquire_fencing_token`; 0 for none.
+            deadline_s: Longest wait for the answer of the only server; None for 10 s.
 
         Raises:
             InvalidArgument: A priority is out of range; none was set.
@@ -182,7 +188,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
             NotFound: The only server has no such table.
         """
         self._owner.check()
-        self._stream.update_priorities(keys, priorities, fencing_token)
+        self._stream.update_priorities(keys, priorities, fencing_token, deadline_s)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
         """Remove sampled items from the table; those on a shard that is unavailable stay.

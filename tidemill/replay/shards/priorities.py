@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.errors import NotFound, Unavailable
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.writing.chunk import check_priorities
 from tidemill.rpc.status import from_rpc_error
@@ -26,9 +27,9 @@ class ShardedPriorities:
     Priorities are advice. Those for a shard that is unavailable, or behind with its answers, are counted and dropped.
     """
 
-    def __init__(self, table: str, client_of: Callable[[int], ReplayClient | None]) -> None:
-        """Take the table's name, and what finds the client of the shard with a number, None if it is unavailable."""
-        self._table, self._client_of = table, client_of
+    def __init__(self, table: TableConfig, client_of: Callable[[int], ReplayClient | None]) -> None:
+        """Take the table, and what finds the client of the shard with a number, None if it is unavailable."""
+        self._table, self._least, self._client_of = table.name, table.least_priority, client_of
         self._changed = threading.Condition()  # guards everything below
         self._underway: Counter[int] = Counter()
         self._dropped = self._unknown = 0
@@ -48,10 +49,10 @@ class ShardedPriorities:
         """Send the priorities [N] of items by key [N, 2], as sampled; never waits.
 
         Raises:
-            InvalidArgument: a priority is not 0 to `MAX_PRIORITY`, named with its place; none was sent.
+            InvalidArgument: a priority is out of range, named with its place; none was sent.
             TidemillError: a shard refused earlier ones for good.
         """
-        check_priorities(priorities)
+        check_priorities(priorities, least=self._least)
         if self._error is not None:
             raise self._error
         for incarnation in np.unique(keys[:, 1]).tolist():

@@ -100,7 +100,7 @@ class ShardedSampleStream:
         self._open_at_s: float | None = clock() + _OPENING_S
         self._error: BaseException | None = None
         self._closed = threading.Event()
-        self._priorities = ShardedPriorities(table.name, self.client_of)
+        self._priorities = ShardedPriorities(table, self.client_of)
         self._thread = threading.Thread(target=self._run, name=f"sample-shards-{table.name}", daemon=True)
         self._thread.start()
 
@@ -156,7 +156,11 @@ class ShardedSampleStream:
             )
 
     def update_priorities(
-        self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0
+        self,
+        keys: NDArray[np.uint64],
+        priorities: NDArray[np.float64],
+        fencing_token: int = 0,
+        deadline_s: float | None = None,  # noqa: ARG002 - as of `SampleStream`
     ) -> None:
         """Send the priorities [N] of items by key [N, 2], see `ShardedPriorities.send`; never waits."""
         self._priorities.send(keys, priorities, fencing_token)

@@ -137,7 +137,7 @@ class ExportedTable:
             self._check_tensors(file, of_items | {"payload": ("uint8", (self.config.payload_bytes,))})
             for parts, name in zip(items, ("first_row", "length"), strict=True):
                 parts.append(self._file(file["name"]).get_tensor(name))
-            check_priorities(self._file(file["name"]).get_tensor("priority"))
+            check_priorities(self._file(file["name"]).get_tensor("priority"), least=self.config.least_priority)
             times = self._file(file["name"]).get_tensor("times_sampled")
             if len(times) and not 0 <= times.min() <= times.max() < 2**32:
                 wrong = f"{times.min()} .. {times.max()}"

@@ -965,7 +965,9 @@ class ItemBatch(_message.Message):
 
     @_builtins.property
     def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Initial priority, 0 to 1e39; 0 is never sampled by a prioritized sampler."""
+        """Initial priority, at most 1e39. In a table with a prioritized selector at least 0, and 0 is never sampled; in others
+        at least -1e39.
+        """
 
     @_builtins.property
     def payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
@@ -1431,7 +1433,7 @@ class UpdatePrioritiesRequest(_message.Message):
 
     @_builtins.property
     def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """New priority of each, 0 to 1e39."""
+        """New priority of each, in the range of `ItemBatch.priorities`."""
 
     def __init__(
         self,

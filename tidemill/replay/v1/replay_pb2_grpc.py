@@ -217,8 +217,8 @@ class ReplayServiceServicer:
 
     def UpdatePriorities(self, request, context):
         """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
-        Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is negative, NaN
-        or above 1e39, or the lists differ in length; nothing was changed. FAILED_PRECONDITION: the fencing token was superseded.
+        Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is NaN, above 1e39
+        or below the least, see ItemBatch, or the lists differ in length; nothing was changed. FAILED_PRECONDITION: the fencing token was superseded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

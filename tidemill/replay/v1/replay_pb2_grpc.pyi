@@ -128,8 +128,8 @@ class ReplayServiceStub:
     """
     UpdatePriorities: _grpc.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
-    Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is negative, NaN
-    or above 1e39, or the lists differ in length; nothing was changed. FAILED_PRECONDITION: the fencing token was superseded.
+    Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is NaN, above 1e39
+    or below the least, see ItemBatch, or the lists differ in length; nothing was changed. FAILED_PRECONDITION: the fencing token was superseded.
     """
     DeleteItems: _grpc.UnaryUnaryMultiCallable[_replay_pb2.DeleteItemsRequest, _replay_pb2.DeleteItemsResponse]
     """Removes items. Unknown keys are counted, not an error. Never blocks, except on the disk if there is a log: answered
@@ -239,8 +239,8 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     """
     UpdatePriorities: _aio.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]  # type: ignore[assignment]
     """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
-    Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is negative, NaN
-    or above 1e39, or the lists differ in length; nothing was changed. FAILED_PRECONDITION: the fencing token was superseded.
+    Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is NaN, above 1e39
+    or below the least, see ItemBatch, or the lists differ in length; nothing was changed. FAILED_PRECONDITION: the fencing token was superseded.
     """
     DeleteItems: _aio.UnaryUnaryMultiCallable[_replay_pb2.DeleteItemsRequest, _replay_pb2.DeleteItemsResponse]  # type: ignore[assignment]
     """Removes items. Unknown keys are counted, not an error. Never blocks, except on the disk if there is a log: answered
@@ -392,8 +392,8 @@ class ReplayServiceServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.UpdatePrioritiesResponse, _abc.Awaitable[_replay_pb2.UpdatePrioritiesResponse]]:
         """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
-        Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is negative, NaN
-        or above 1e39, or the lists differ in length; nothing was changed. FAILED_PRECONDITION: the fencing token was superseded.
+        Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is NaN, above 1e39
+        or below the least, see ItemBatch, or the lists differ in length; nothing was changed. FAILED_PRECONDITION: the fencing token was superseded.
         """
 
     def DeleteItems(

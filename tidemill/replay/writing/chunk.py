@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
-
-MAX_PRIORITY = 1e39
-"""More than any float32, which is what priorities are computed in. Beyond, the probability of others would be 0."""
+from tidemill.replay.table_config import MAX_PRIORITY
 
 SMALLEST_PRIORITY = 1e-6
 """Added to each priority, since an item of priority 0 is never sampled (Schaul et al., 2016, 3.3)."""
@@ -46,7 +44,7 @@ class ItemBatch:
         chunk_indices: Index into the chunks of the same call of the chunk with the item's last step, [N].
         last_offsets: Position of the item's last step in that chunk, [N].
         lengths: Steps of each item, at least 1, [N].
-        priorities: First priority of each, 0 to `MAX_PRIORITY`, float64 [N].
+        priorities: First priority of each, from `TableConfig.least_priority` to `MAX_PRIORITY`, float64 [N].
         payloads: Opaque bytes handed back with each item, as many as the table says; empty if it says none.
         times_sampled: How often each was sampled before, such as in the table it is imported from, [N]; None for never.
     """
@@ -60,16 +58,16 @@ class ItemBatch:
     times_sampled: NDArray[np.integer] | None = None
 
 
-def check_priorities(priorities: NDArray[np.float64], first: int = 0) -> None:
-    """Raise InvalidArgument, with place and value, unless all priorities are 0 to `MAX_PRIORITY`.
+def check_priorities(priorities: NDArray[np.float64], first: int = 0, *, least: float = 0.0) -> None:
+    """Raise InvalidArgument, with place and value, unless all priorities are from `least` to `MAX_PRIORITY`.
 
     Args:
         priorities: Any numbers, [N].
         first: Place of the first of them, if they are part of a longer list.
+        least: `TableConfig.least_priority` of their table.
     """
-    right = (priorities >= 0) & (priorities <= MAX_PRIORITY)
+    right = (priorities >= least) & (priorities <= MAX_PRIORITY)
     if not right.all():
         at = int(right.argmin())
-        raise InvalidArgument(
-            f"priorities[{first + at}] is {priorities[at]}, must be finite and not negative, at most {MAX_PRIORITY:g}"
-        )
+        allowed = "finite and not negative, at most" if least == 0 else f"finite, {least:g} to"
+        raise InvalidArgument(f"priorities[{first + at}] is {priorities[at]}, must be {allowed} {MAX_PRIORITY:g}")

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.argument_types import check_integer, check_type
+from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.limits import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS, payload_room
-from tidemill.replay.table_config import TableConfig
+from tidemill.replay.table_config import MAX_PRIORITY, TableConfig
 from tidemill.replay.writing.chunk import ItemBatch, check_priorities
 from tidemill.replay.writing.stream_rows import StreamRows
 
@@ -44,7 +44,8 @@ class ItemWindow:
             raise InvalidArgument(f"length is {self.length} and stride is {self.stride}, must be at least 1")
         if self.partial < 0:
             raise InvalidArgument(f"partial is {self.partial}, must be at least 0")
-        check_priorities(np.array([self.priority], np.float64))
+        check_number("priority", self.priority)
+        check_priorities(np.array([self.priority], np.float64), least=-MAX_PRIORITY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,11 @@ def _checked(
             raise InvalidArgument(
                 f"length of the window of table {name!r} is {window.length}, "
                 f"must be at most its max_item_steps ({config.max_item_steps})"
+            )
+        if window.priority < config.least_priority:
+            raise InvalidArgument(
+                f"priority of the window of table {name!r} is {window.priority:g}, must be at least 0: it has a "
+                "prioritized selector"
             )
         if config.payload_bytes:
             raise InvalidArgument(f"table {name!r} has payloads, which windows have not: use `create_item`")

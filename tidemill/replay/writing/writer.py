@@ -239,7 +239,8 @@ class ReplayWriter(Reopened):
             table: Name of its table.
             last: How many steps, at most those of the episode and `max_item_steps` of the table; right after `flush`
                 one less, if that is more than 1.
-            priority: Its first priority, 0 to 1e39; 0 is never sampled by a prioritized selector.
+            priority: Its first priority, at most 1e39. With a prioritized selector at least 0, which is never sampled;
+                otherwise at least -1e39.
             payload: Opaque bytes that come back with it, as many as the table says.
             env: Whose steps they are; None makes an item of every environment's.
         """
@@ -258,7 +259,7 @@ class ReplayWriter(Reopened):
             )
         check_type("payload", payload, bytes, "bytes")
         check_number("priority", priority)
-        check_priorities(np.array([priority], np.float64))
+        check_priorities(np.array([priority], np.float64), least=config.least_priority)
         if len(payload) != config.payload_bytes:
             raise InvalidArgument(
                 f"payload has {len(payload)} bytes, must have {config.payload_bytes} in table {table!r}"

@@ -105,6 +105,12 @@ def test_histogram_has_a_dozen_rows_at_most_whatever_the_range() -> None:
     assert rows[0].split()[:2] == ["0", "2"]
 
 
+def test_histogram_has_a_row_for_what_is_below_0() -> None:
+    """Priorities of a heap may be."""
+    rows = [row.rstrip(" #").split() for row in histogram("priorities", np.array([-5.0, -1.0, 0.0, 3.0]), 10)]
+    assert rows[1:] == [["below", "0", "2"], ["0", "1"], ["1", "to", "below", "10", "1"]]
+
+
 def test_corrupt_log_is_described_and_exits_1(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing segment, a flipped bit in a record and one in a chunk are each named, and the lost items counted."""
     table = log.replay.find("t")

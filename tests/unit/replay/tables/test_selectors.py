@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.support.distribution import chi_square_bound, fits
-from tidemill.replay.table_config import SelectorConfig, SelectorKind
-from tidemill.replay.writing.chunk import MAX_PRIORITY
+from tidemill.replay.table_config import MAX_PRIORITY, SelectorConfig, SelectorKind
 from tidemill.services.learner.data.importance_weights import importance_weights
 from tidemill.services.replay.selectors.selector import Selector, make_selector
 
