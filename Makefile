@@ -38,7 +38,7 @@ mujoco: $(VENV)/.runtime ## add the MuJoCo simulator, for HalfCheetah-v5, Hopper
 dev: $(VENV)/.dev ## the tools of check and test too, into .venv
 
 .PHONY: test
-test: $(VENV)/.dev $(VENV)-extras/.installed ## every test: unit, integration, process, learning and containers
+test: $(VENV)/.dev $(VENV)-extras/.installed $(VENV)-helm/.installed ## every test: unit, integration, process, learning and containers
 	$(BIN)/python -m scripts.suite
 
 .PHONY: test-unit
@@ -112,6 +112,10 @@ bench-learner: $(VENV)/.dev $(VENV)-sb3/.installed ## a learner over gRPC beside
 
 $(VENV)-extras/.installed: requirements/extras.txt | $(BIN)/python
 	$(PIP_INSTALL) --no-deps --target $(VENV)-extras --require-hashes -r requirements/extras.txt
+	touch $@
+
+$(VENV)-helm/.installed: requirements/helm.txt | $(BIN)/python
+	$(PIP_INSTALL) --no-deps --ignore-requires-python --target $(VENV)-helm --require-hashes -r requirements/helm.txt
 	touch $@
 
 $(VENV)-sb3/.installed: requirements/sb3.txt

@@ -24,6 +24,7 @@ CHECKS = {
     "api": ("python", "-m", "scripts.api_reference", "--check"),
     "config": ("python", "-m", "scripts.docs.configuration", "--check"),
     "wire": ("python", "-m", "scripts.docs.wire", "--check"),
+    "chart": ("python", "-m", "scripts.helm_chart", "--check"),
     "links": ("python", "-m", "scripts.check_links"),
     "locks": ("python", "-m", "pip", "check"),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.compose.helm import render
 from tests.compose.manifests import KUSTOMIZATIONS, Object, check_valid, objects, of_kind, pods, told_values, words_of
 from tests.compose.shipped import ROOT
 from tidemill.services.launcher.commands.check import check
@@ -67,6 +68,22 @@ def test_own_run_is_what_the_page_says(own_run: list[Object], tmp_path: Path, mo
     words = words_of(learner["initContainers"][0], told_values(own_run))
     assert check([word.replace("/own/", f"{tmp_path}/") for word in words] + ["--run.root", str(tmp_path)]) == 0
     assert (tmp_path / "thermostat/config.yaml").exists()
+
+
+def test_chart_with_the_page_s_values_is_the_same_run(own_run: list[Object], tmp_path: Path) -> None:
+    """Helm and kustomize give a run of one's own the same pods."""
+    files = of_kind(own_run, "ConfigMap", "tidemill-own")["data"]
+    values = yaml.safe_load(_block(_PAGE, "yaml", "# my-values.yaml"))
+    values["run"]["own"] = files
+    rendered = render(tmp_path, values)
+    assert of_kind(rendered, "ConfigMap", "tidemill-own")["data"] == files
+    assert told_values(rendered) == told_values(own_run)
+    for name, pod in pods(own_run).items():
+        there = pods(rendered)[name]
+        for part in ("nodeSelector", "tolerations"):
+            assert there.get(part) == pod.get(part), name
+        for mine, other in zip(there["containers"], pod["containers"], strict=True):
+            assert (mine["image"], mine["args"]) == (other["image"], other["args"])
 
 
 def _gibibytes(pod: Object) -> float:

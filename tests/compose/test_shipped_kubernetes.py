@@ -77,6 +77,26 @@ def test_scaled_actors_explore_evenly(kubernetes: Path) -> None:
         assert max(played) - min(played) <= 1
 
 
+@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
+def test_network_policies_are_for_tidemill_alone(kustomization: str, kubernetes: Path) -> None:
+    """They leave other pods of the namespace as they are, which may be any, and let none of them in."""
+    for policy in (item for item in objects(kubernetes / kustomization) if item["kind"] == "NetworkPolicy"):
+        spec = policy["spec"]
+        rules = [rule for way in ("ingress", "egress") for rule in spec.get(way, [])]
+        peers = [peer for rule in rules for peer in (*rule.get("from", []), *rule.get("to", []))]
+        for selector in (spec["podSelector"], *(peer["podSelector"] for peer in peers if "podSelector" in peer)):
+            assert selector["matchLabels"]["app.kubernetes.io/name"] == "tidemill", policy["metadata"]["name"]
+
+
+def test_secrets_can_be_made_alone(kubernetes: Path) -> None:
+    """For the Helm chart: the same Secrets as an overlay's, and nothing else."""
+    alone = list(objects(kubernetes / "secrets"))
+    check_valid(alone)
+    overlay = [item for item in objects(kubernetes / "overlays/single-node") if item["kind"] == "Secret"]
+    assert sorted(item["metadata"]["name"] for item in alone) == sorted(item["metadata"]["name"] for item in overlay)
+    assert {item["kind"] for item in alone} == {"Secret"}
+
+
 def test_dashboards_are_those_of_grafana(kubernetes: Path, tmp_path: Path) -> None:
     """Each is a ConfigMap that Grafana's sidecar finds, small enough for `kubectl apply`, which notes it twice."""
     found = with_components(kubernetes, "base", ["dashboards"], tmp_path)

@@ -216,6 +216,7 @@ ELSEWHERE = (
         "tests/unit/benchmarks/test_gpu_report.py::test_report_is_written_step_by_step",
         "measures for 40 minutes",
     ),
+    Elsewhere("helm install .*", "tests/compose/test_shipped_helm.py", "needs a cluster of Kubernetes"),
     Elsewhere("kubectl .*", "tests/compose/test_shipped_kubernetes.py", "needs a cluster of Kubernetes"),
     Elsewhere(
         "export TIDEMILL_TLS_CA=.*|tidemill status .*",

@@ -1,0 +1,161 @@
+"""The Helm chart: with values that say so, it is what kustomize builds of the manifests that it is made from."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.helm_chart import generated
+from tests.compose.dashboards import DASHBOARDS
+from tests.compose.helm import CHART, Refused, render
+from tests.compose.manifests import Object, check_valid, objects, of_kind, pods, with_components
+from tests.compose.shipped import ROOT
+
+_MULTI_NODE = {
+    "replay": {"shards": 4},
+    "learner": {"nodes": 2, "gpus": 8, "storage": {"accessModes": ["ReadWriteMany"]}},
+    "autoscaling": {"enabled": True},
+    "podMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True},
+}
+_HASH = re.compile(r"-[a-z0-9]{10}$")
+
+
+def _plain(node: Any) -> Any:  # noqa: ANN401 - any part of an object
+    """Return a part without what they differ in: order of ports, hashes in names, for which Helm has a checksum."""
+    if isinstance(node, list):
+        has_ports = bool(node) and isinstance(node[0], dict) and "containerPort" in node[0]
+        return [_plain(child) for child in (sorted(node, key=lambda port: port["name"]) if has_ports else node)]
+    if not isinstance(node, dict):
+        return node
+    plain = {key: _plain(child) for key, child in node.items() if key != "annotations"}
+    if str(plain.get("name", "")).startswith(("tidemill-run", "tidemill-own")):
+        plain["name"] = _HASH.sub("", plain["name"])
+    return plain
+
+
+def _by_name(found: Iterable[Object]) -> dict[tuple[str, str], Object]:
+    plain = [_plain(item) for item in found if item["kind"] != "Secret"]
+    for item in plain:
+        item["metadata"].pop("namespace", None)
+    return {(item["kind"], item["metadata"]["name"]): item for item in plain}
+
+
+@pytest.mark.parametrize(
+    "overlay, components, values",
+    [
+        ("base", [], {}),
+        ("overlays/single-node", [], {"learner": {"gpus": 4}}),
+        ("overlays/multi-node", [], _MULTI_NODE),
+        ("base", ["inference"], {"inference": {"replicas": 1}}),
+        (
+            "overlays/single-node",
+            ["inference", "inference-gpus"],
+            {
+                "learner": {"gpus": 4},
+                "inference": {"replicas": 2, "gpu": True, "resources": {"limits": {"memory": "6Gi"}}},
+            },
+        ),
+        ("base", ["dashboards"], {"dashboards": {"enabled": True}}),
+        ("base", ["secrets", "cert-manager"], {"certManager": {"enabled": True}}),
+    ],
+)
+def test_chart_is_what_kustomize_builds(
+    overlay: str, components: list[str], values: Mapping[str, Any], kubernetes: Path, tmp_path: Path
+) -> None:
+    """Object by object and field by field; and every object is valid."""
+    rendered = render(tmp_path, values)
+    check_valid(rendered)
+    built = with_components(kubernetes, overlay, components, tmp_path) if components else objects(kubernetes / overlay)
+    helm, kustomize = _by_name(rendered), _by_name(built)
+    assert helm.keys() == kustomize.keys()
+    for name, item in kustomize.items():
+        assert helm[name] == item, name
+
+
+def test_values_reach_the_manifests(tmp_path: Path) -> None:
+    """Registry, pull secrets, own files, places, storage classes: all that a cluster of one's own has otherwise."""
+    values: dict[str, dict[str, Any]] = {
+        "image": {"registry": "registry.example/team", "tag": "7", "pullSecrets": ["registry"]},
+        "run": {"config": "/own/run.yaml", "own": {"run.yaml": "env: {id: a:B}\n", "a.py": "class B:\n    ...\n"}},
+        "learner": {"gpus": 1, "nodeSelector": {"gpu": "l4"}, "tolerations": [{"key": "mine", "operator": "Exists"}]},
+        "actor": {"tolerations": [{"key": "spot", "operator": "Exists"}], "replicas": 1000},
+        "replay": {"storage": {"className": "fast", "size": "1Ti"}},
+        "runs": {"className": "shared"},
+        "page": {"enabled": False},
+        "networkPolicies": {"enabled": False},
+    }
+    found = render(tmp_path, values)
+    check_valid(found)
+    assert not [item for item in found if item["kind"] in ("NetworkPolicy", "Deployment")]
+    assert not [item for item in found if "namespace" in item["metadata"]]
+    assert of_kind(found, "ServiceAccount")["imagePullSecrets"] == [{"name": "registry"}]
+    assert of_kind(found, "ConfigMap", "tidemill-own")["data"] == values["run"]["own"]
+    told = of_kind(found, "ConfigMap", "tidemill-run")["data"]
+    assert (told["TIDEMILL_CONFIG"], told["ACTORS"], told["LEARNERS_PER_NODE"]) == ("/own/run.yaml", "1000", "1")
+    learner, actor = pods(found)["learner"], of_kind(found, "StatefulSet", "actor")["spec"]
+    assert learner["containers"][0]["image"] == "registry.example/team/tidemill-learner:7-cuda"
+    assert learner["nodeSelector"] == {"gpu": "l4"}
+    assert [toleration["key"] for toleration in learner["tolerations"]] == ["nvidia.com/gpu", "mine"]
+    assert actor["replicas"] == 1000
+    assert [toleration["key"] for toleration in actor["template"]["spec"]["tolerations"]] == ["spot"]
+    (claim,) = of_kind(found, "StatefulSet", "replay")["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1Ti"
+    assert of_kind(found, "PersistentVolumeClaim", "runs")["spec"]["storageClassName"] == "shared"
+
+
+@pytest.mark.parametrize(
+    "values, words", [({"learner": {"gpu": 4}}, "gpu"), ({"replay": {"shards": "two"}}, "shards"), ({"hpa": {}}, "hpa")]
+)
+def test_value_that_there_is_not_is_refused(values: Mapping[str, Any], words: str, tmp_path: Path) -> None:
+    """By its name, before anything is rendered."""
+    with pytest.raises(Refused, match=words):
+        render(tmp_path, values)
+
+
+def test_settings_that_change_restart_the_services(tmp_path: Path) -> None:
+    """A checksum in the pods of services changes with them; a Job's pods cannot be changed."""
+
+    def checksums(config: str) -> dict[str, str]:
+        found = render(tmp_path, {"run": {"config": config}})
+        templates = {
+            item["metadata"]["name"]: item["spec"]["template"] for item in found if "template" in item.get("spec", {})
+        }
+        return {
+            name: template["metadata"]["annotations"]["checksum/run"]
+            for name, template in templates.items()
+            if "annotations" in template["metadata"]
+        }
+
+    before, after = checksums("configs/a.yaml"), checksums("configs/b.yaml")
+    assert before.keys() == {"replay", "paramserver", "actor", "page"}
+    assert not set(before.values()) & set(after.values())
+
+
+def test_chart_is_generated_from_the_manifests() -> None:
+    """Its templates are what the script writes; beside them lie Grafana's dashboards and the rules themselves."""
+    for path, text in generated().items():
+        assert path.read_text(encoding="utf-8") == text, f"python -m scripts.helm_chart rewrites {path}"
+    assert sorted(path.resolve() for path in (CHART / "dashboards").glob("*.json")) == DASHBOARDS
+    assert (CHART / "prometheusrule.yaml").resolve() == (
+        ROOT / "deploy/kubernetes/components/prometheusrule/prometheusrule.yaml"
+    )
+    assert (
+        subprocess.run([sys.executable, "-m", "scripts.helm_chart", "--check"], cwd=ROOT, check=False).returncode == 0
+    )
+
+
+def test_chart_has_the_version_of_the_package() -> None:
+    """Both of a release are found by one number."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert (chart["version"], chart["appVersion"]) == (version, version)
