@@ -140,6 +140,43 @@ def test_environment_may_change_the_working_directory(config_file: Path, tmp_pat
     assert list((folder / "checkpoints").glob("*.safetensors"))
 
 
+_SIMULATED = """
+import pathlib, subprocess, gymnasium
+class Simulated(gymnasium.Wrapper):
+    def __init__(self, folder, **settings):
+        super().__init__(gymnasium.make("CartPole-v1", **settings))
+        simulator = subprocess.Popen(["sleep", "1000"])
+        pathlib.Path(folder, str(simulator.pid)).touch()
+"""
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGKILL,), (signal.SIGINT, signal.SIGINT), (signal.SIGHUP,)], ids=str)
+def test_simulators_end_with_the_run_however_it_ends(
+    config_file: Path, tmp_path: Path, signals: tuple[signal.Signals, ...]
+) -> None:
+    """What an environment has started and never ends is killed, also when the launcher is."""
+    (tmp_path / "simulated.py").write_text(_SIMULATED)
+    simulators = tmp_path / "simulators"
+    simulators.mkdir()
+    env = ("--env.id", "simulated:Simulated", "--env.kwargs", "folder", str(simulators))
+    with launched("train", "--config", str(config_file), *env, cwd=tmp_path) as cluster:
+        cluster.until("actor-0 is ready")
+        cluster.until("evaluation ")
+        for number in signals:
+            cluster.send(number)
+        cluster.wait()
+    started = [int(file.name) for file in simulators.iterdir()]
+    assert len(started) >= 5  # of four environments and the check before
+    wait_until(lambda: not any(_runs(pid) for pid in started), "the end of the simulators")
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process is there that is not only waiting to be reaped."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
 _SCRIPT = """
 import sys, tidemill
 with tidemill.Cluster(sys.argv[1]) as cluster:

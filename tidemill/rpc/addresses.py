@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 
 LAST_PORT = 65535
-SERVER = "host:port (an IPv6 address in brackets, a port up to 65535) or unix:///path"
+LONGEST_SOCKET = 107
+"""Bytes of the longest path of a Unix socket (unix(7))."""
+_SOCKET = f"unix:///path of at most {LONGEST_SOCKET} bytes"
+SERVER = f"host:port (an IPv6 address in brackets, a port up to 65535) or {_SOCKET}"
 """What a server listens at, in words."""
-CLIENT = "host:port (an IPv6 address in brackets, a port up to 65535), dns:///name:port or unix:///path"
+CLIENT = f"host:port (an IPv6 address in brackets, a port up to 65535), dns:///name:port or {_SOCKET}"
 """What a client connects to, in words."""
 
 _SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
@@ -22,7 +26,8 @@ def is_server_address(address: str) -> bool:
     A host is a name, an IPv4 address, or an IPv6 address in brackets. Whether there is such a host is not asked.
     """
     if address.startswith("unix:"):
-        return len(address) > len("unix:")
+        path = address.removeprefix("unix:").removeprefix("//")
+        return bool(path) and len(os.fsencode(path)) <= LONGEST_SOCKET
     host, _, port = address.rpartition(":")
     return port.isascii() and port.isdigit() and int(port) <= LAST_PORT and _is_host(host)
 

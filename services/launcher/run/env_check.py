@@ -21,6 +21,7 @@ from tidemill.process import run
 from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_client import ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
+from tidemill.programs.group_guard import kill_group
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.services.launcher.run.continuation import changed_settings
 
@@ -69,6 +70,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
         finally:
             process.kill()
             process.wait()
+            kill_group(process.pid)  # simulators that it has left
         if (refusal := folder / _REFUSAL).exists():
             raise ConfigError(refusal.read_text(encoding="utf-8"))
         notice = folder / _NOTICE

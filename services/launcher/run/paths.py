@@ -6,27 +6,45 @@ service restarts, and no other user of the machine reaches them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, FatalError
+from tidemill.rpc.addresses import LONGEST_SOCKET
 from tidemill.rpc.settings import ServerSettings
 
 _PREFIX = "tidemill-"
+_LONGEST_NAME = len("/tidemill-12345678/inference-12345.sock")
 _DEFAULT = RunConfig()
 
 
 def make_socket_folder() -> Path:
-    """Make a folder only this user can enter; its path is short, as socket paths must be."""
-    return Path(tempfile.mkdtemp(prefix=_PREFIX))
+    """Make a folder only this user can enter: in TMPDIR, unless the paths of sockets in it would be too long.
+
+    Raises:
+        FatalError: No folder with a short path can be written to.
+    """
+    for place in _places():
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    tried, most = ", ".join(map(str, _places())) or "none", LONGEST_SOCKET - _LONGEST_NAME
+    raise FatalError(f"no place for sockets (tried: {tried}): set TMPDIR to a writable folder of at most {most} bytes")
+
+
+def _places() -> list[Path]:
+    """Return where the folders of sockets may be, the first choice first."""
+    places = dict.fromkeys(map(Path, (tempfile.gettempdir(), "/tmp", "/var/tmp")))
+    return [place for place in places if len(os.fsencode(place)) + _LONGEST_NAME <= LONGEST_SOCKET]
 
 
 def remove_socket_folder(folder: Path) -> None:
     """Remove a folder that `make_socket_folder` made; one that is gone, or is another's, is left alone."""
-    if folder.name.startswith(_PREFIX) and folder.parent == Path(tempfile.gettempdir()):
+    if folder.name.startswith(_PREFIX) and folder.parent in _places():
         shutil.rmtree(folder, ignore_errors=True)
 
 

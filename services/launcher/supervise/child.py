@@ -48,9 +48,9 @@ class Child:
     Ctrl-C on the terminal so reaches the launcher only, which ends its children in order.
     """
 
-    def __init__(self, process: _Process, log_file: Path) -> None:
-        """Take over a started process."""
-        self._process, self._log_file = process, log_file
+    def __init__(self, process: _Process, log_file: Path, log_start: int = 0) -> None:
+        """Take over a started process, whose log begins at `log_start`: what is before is of earlier ones."""
+        self._process, self._log_file, self._log_start = process, log_file, log_start
 
     @classmethod
     async def start(
@@ -69,6 +69,7 @@ class Child:
         environment = DEFAULTS | os.environ | {PARENT_VARIABLE: str(os.getpid()), **variables}
         process: _Process | None = None
         with log_file.open("ab") as log:
+            log_start = log.tell()
             if forks is not None:
                 order = Order(
                     spec.module, spec.arguments, environment, with_server=spec.forks, needs_torch=spec.needs_torch
@@ -90,7 +91,7 @@ class Child:
                 )
         if spec.nice:
             os.setpriority(os.PRIO_PROCESS, process.pid, spec.nice)
-        return cls(process, log_file)
+        return cls(process, log_file, log_start)
 
     @property
     def pid(self) -> int:
@@ -115,4 +116,5 @@ class Child:
     def last_lines(self, count: int) -> list[str]:
         """Return the newest lines of its log."""
         with self._log_file.open(encoding="utf-8", errors="replace") as log:
+            log.seek(self._log_start)
             return [line.rstrip() for line in deque(log, maxlen=count)]

@@ -17,6 +17,7 @@ from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 from tidemill.services.launcher.supervise.child import DEFAULTS, Child
 from tidemill.services.launcher.supervise.fork_server import ForkServer
+from tidemill.services.launcher.supervise.groups import Groups
 from tidemill.services.launcher.supervise.health import CHECK_EVERY_S, Silence, silences, until_serving
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 from tidemill.services.launcher.supervise.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
@@ -91,6 +92,7 @@ class ClusterRunner:
         specs = (process.spec for process in supervisor.processes.values())
         is_worth_it = supervisor.settings.fork_services and any(spec.needs_torch for spec in specs)
         self._forks = ForkServer(DEFAULTS | os.environ, forks) if is_worth_it else None
+        self._groups = Groups()
 
     def pid_of(self, name: str) -> int | None:
         """Return the process id of a service; None while it has no process."""
@@ -105,6 +107,7 @@ class ClusterRunner:
             loop.add_signal_handler(number, self._on_stop_signal, number)
         if ENDS_WITH_INPUT in os.environ:
             loop.add_reader(_INPUT, self._on_input)
+        self._groups.start()
         try:
             if self._forks is not None:
                 await self._forks.start()
@@ -200,6 +203,7 @@ class ClusterRunner:
     async def _start(self, spec: ServiceSpec) -> None:
         log, variables = log_file(self._folder.path, spec.name), {SESSION_VARIABLE: repr(self._started_s)}
         child = await Child.start(spec, log, variables, self._forks)
+        self._groups.add(child.pid)
         self._children[spec.name] = child
         self._health_tasks[spec.name] = asyncio.create_task(self._watch_health(spec, child))
         self._exit_tasks.add(task := asyncio.create_task(self._watch_exit(spec.name, child)))
@@ -216,7 +220,9 @@ class ClusterRunner:
             self._events.put_nowait(_Silent(spec.name, child, silence))
 
     async def _watch_exit(self, name: str, child: Child) -> None:
-        self._events.put_nowait(_Exited(name, await child.wait()))
+        code = await child.wait()
+        self._groups.end(child.pid)
+        self._events.put_nowait(_Exited(name, code))
 
     async def _abandon(self) -> None:
         """Leave nothing behind, however `run` ends."""
@@ -227,3 +233,4 @@ class ClusterRunner:
         if self._forks is not None:
             await self._forks.close()
         await asyncio.gather(*self._health_tasks.values(), *self._exit_tasks, return_exceptions=True)
+        self._groups.close()

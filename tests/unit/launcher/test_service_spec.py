@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import ActorConfig, ReplayConfig, RunConfig
 from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
 from tidemill.errors import ConfigError
+from tidemill.rpc.addresses import is_server_address
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.launcher.run.paths import (
+    inference_address,
     make_socket_folder,
     remove_socket_folder,
     socket_folder_of,
@@ -59,6 +62,21 @@ def test_socket_folder_is_private_and_removed_by_its_address_only() -> None:
     assert socket_folder_of(f"unix://{folder}/replay.sock") == folder
     assert socket_folder_of("127.0.0.1:7401") is None
     remove_socket_folder(Path("/tmp"))
+    remove_socket_folder(folder)
+    assert not folder.exists()
+
+
+def test_socket_folder_has_a_short_path_whatever_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes 107 bytes of a socket's path, so a long TMPDIR is left for another folder."""
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = make_socket_folder()
+    assert folder.parent == Path("/tmp")
+    assert is_server_address(inference_address(folder, 99_999))
+    assert not is_server_address(inference_address(long / folder.name, 0))
     remove_socket_folder(folder)
     assert not folder.exists()
 
