@@ -30,15 +30,8 @@ _SAMPLE, _CHUNKS, _COLUMN, _EXPORT, _EXPORT_CHUNKS = (
 )
 """Numbers of the fields that are written without a message, by name."""
 
-_CODECS = {Codec.RAW: pb.CODEC_RAW, Codec.LZ4: pb.CODEC_LZ4}
-_SELECTORS = {
-    SelectorKind.UNIFORM: pb.SELECTOR_KIND_UNIFORM,
-    SelectorKind.PRIORITIZED: pb.SELECTOR_KIND_PRIORITIZED,
-    SelectorKind.FIFO: pb.SELECTOR_KIND_FIFO,
-    SelectorKind.LIFO: pb.SELECTOR_KIND_LIFO,
-    SelectorKind.MAX_HEAP: pb.SELECTOR_KIND_MAX_HEAP,
-    SelectorKind.MIN_HEAP: pb.SELECTOR_KIND_MIN_HEAP,
-}
+_CODECS = {codec: pb.Codec.Value(f"CODEC_{codec.name}") for codec in Codec}
+_SELECTORS = {kind: pb.SelectorKind.Value(f"SELECTOR_KIND_{kind.name}") for kind in SelectorKind}
 _CODEC_OF = {message: codec for codec, message in _CODECS.items()}
 _SELECTOR_OF = {message: kind for kind, message in _SELECTORS.items()}
 
