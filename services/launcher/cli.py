@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from tidemill import process
 from tidemill.config.check import nearest
@@ -19,106 +21,20 @@ class Entry:
 
     Attributes:
         summary: What it does, one line.
-        load: Imports the command; called only when it is the one that was asked for.
+        place: `module:function` in `commands/`, imported when it is the one that was asked for; or another service's
+            module, which takes the place of this process.
     """
 
     summary: str
-    load: Callable[[], Command]
+    place: str
 
-
-def _train() -> Command:
-    from tidemill.services.launcher.commands.train import train
-
-    return train
-
-
-def _resume() -> Command:
-    from tidemill.services.launcher.commands.train import resume
-
-    return resume
-
-
-def _check() -> Command:
-    from tidemill.services.launcher.commands.check import check
-
-    return check
-
-
-def _status() -> Command:
-    from tidemill.services.launcher.commands.control import status
-
-    return status
-
-
-def _ctl() -> Command:
-    from tidemill.services.launcher.commands.control import ctl
-
-    return ctl
-
-
-def _page() -> Command:
-    from tidemill.services.launcher.commands.page import page
-
-    return page
-
-
-def _export() -> Command:
-    from tidemill.services.launcher.commands.export import export
-
-    return export
-
-
-def _plot() -> Command:
-    from tidemill.services.launcher.commands.plot import plot
-
-    return plot
-
-
-def _sweep() -> Command:
-    from tidemill.services.launcher.commands.sweep import sweep
-
-    return sweep
-
-
-def _log() -> Command:
-    from tidemill.services.launcher.commands.log import log
-
-    return log
-
-
-def _configs() -> Command:
-    from tidemill.services.launcher.commands.configs import configs
-
-    return configs
-
-
-def _completion() -> Command:
-    from tidemill.services.launcher.commands.completion import completion
-
-    return completion
-
-
-def _certs() -> Command:
-    from tidemill.services.launcher.commands.certs import certs
-
-    return certs
-
-
-def _doctor() -> Command:
-    from tidemill.services.launcher.commands.doctor import doctor
-
-    return doctor
-
-
-def _plan() -> Command:
-    from tidemill.services.launcher.commands.plan import plan
-
-    return plan
-
-
-def _module(name: str) -> Callable[[], Command]:
-    """Return the loader of a command that another service's module runs in place of this process."""
-    return lambda: exec_module(name)
+    def load(self) -> Command:
+        """Import the command."""
+        module, _, function = self.place.partition(":")
+        if not function:
+            return exec_module(f"tidemill.services.{module}")
+        found = importlib.import_module(f"tidemill.services.launcher.commands.{module}")
+        return cast(Command, getattr(found, function))
 
 
 def exec_module(module: str) -> Command:
@@ -136,36 +52,29 @@ def exec_module(module: str) -> Command:
     return command
 
 
-COMMANDS: dict[str, Entry] = {
-    "train": Entry("run a whole cluster on this machine", _train),
-    "resume": Entry("continue a run from where it stopped", _resume),
-    "evaluate": Entry(
-        "evaluate the trained policy of a run or of an exported folder", _module("tidemill.services.evaluator.offline")
-    ),
-    "plot": Entry("draw the learning curves of runs, and compare them", _plot),
-    "export": Entry("write the trained policy of a run into a folder to pass on", _export),
-    "sweep": Entry("train a config with other settings, many times, and say which do best", _sweep),
-    "log": Entry("send a run's curves to Weights & Biases, MLflow or a logger of your own", _log),
-    "check": Entry("check the settings of a cluster before an engine starts it", _check),
-    "status": Entry("show the status of a running cluster", _status),
-    "ctl": Entry("pause, resume, checkpoint or stop a running cluster", _ctl),
-    "page": Entry("serve the status page of a running cluster", _page),
-    "replay": Entry(
-        "start one replay service; look at, change or check its tables", _module("tidemill.services.replay")
-    ),
-    "paramserver": Entry("start one parameter server", _module("tidemill.services.paramserver")),
-    "learner": Entry("start one learner", _module("tidemill.services.learner")),
-    "inference": Entry(
-        "start one inference service, which passes through the network for actors",
-        _module("tidemill.services.inference"),
-    ),
-    "actor": Entry("start one actor; it joins a running cluster", _module("tidemill.services.actor")),
-    "evaluator": Entry("start one evaluator", _module("tidemill.services.evaluator")),
-    "configs": Entry("list the presets that --config takes by name", _configs),
-    "certs": Entry("make certificates and tokens for a cluster of several machines", _certs),
-    "plan": Entry("compute how many processes of each kind fill a machine", _plan),
-    "completion": Entry("print what completes this command in bash, zsh or fish", _completion),
-    "doctor": Entry("check the installation and report what to fix", _doctor),
+COMMANDS = {
+    "train": Entry("run a whole cluster on this machine", "train:train"),
+    "resume": Entry("continue a run from where it stopped", "train:resume"),
+    "evaluate": Entry("evaluate the trained policy of a run or of an exported folder", "evaluator.offline"),
+    "plot": Entry("draw the learning curves of runs, and compare them", "plot:plot"),
+    "export": Entry("write the trained policy of a run into a folder to pass on", "export:export"),
+    "sweep": Entry("train a config with other settings, many times, and say which do best", "sweep:sweep"),
+    "log": Entry("send a run's curves to Weights & Biases, MLflow or a logger of your own", "log:log"),
+    "check": Entry("check the settings of a cluster before an engine starts it", "check:check"),
+    "status": Entry("show the status of a running cluster", "control:status"),
+    "ctl": Entry("pause, resume, checkpoint or stop a running cluster", "control:ctl"),
+    "page": Entry("serve the status page of a running cluster", "page:page"),
+    "replay": Entry("start one replay service; look at, change or check its tables", "replay"),
+    "paramserver": Entry("start one parameter server", "paramserver"),
+    "learner": Entry("start one learner", "learner"),
+    "inference": Entry("start one inference service, which computes actions for actors", "inference"),
+    "actor": Entry("start one actor; it joins a running cluster", "actor"),
+    "evaluator": Entry("start one evaluator", "evaluator"),
+    "configs": Entry("list the presets that --config takes by name", "configs:configs"),
+    "certs": Entry("make certificates and tokens for a cluster of several machines", "certs:certs"),
+    "plan": Entry("compute how many processes of each kind fill a machine", "plan:plan"),
+    "completion": Entry("print what completes this command in bash, zsh or fish", "completion:completion"),
+    "doctor": Entry("check the installation and report what to fix", "doctor:doctor"),
 }
 
 
