@@ -354,6 +354,6 @@ def test_every_alert_is_explained_and_tested() -> None:
     for rule in alerts:
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert f"### {rule['alert']}\n" in guide
-        chapter = f"{{{{ $externalLabels.docs }}}}/operations.md#{rule['alert'].lower()}"
+        chapter = f"{{{{ $externalLabels.docs }}}}#{rule['alert'].lower()}"
         assert rule["annotations"]["runbook_url"] == chapter
     assert fired == {rule["alert"] for rule in alerts}

@@ -25,6 +25,7 @@ from tests.compose.manifests import (
 )
 from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as
 from tidemill.config.services import LearnerSettings
+from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.exploration import ActorSlot, epsilon_ladder
 from tidemill.rpc.access import ROLES
@@ -169,8 +170,14 @@ def test_kubernetes_pods_are_confined_and_probed(kustomization: str, kubernetes:
             } in container["ports"]
             alive = probes[2]
             patience_s = alive["periodSeconds"] * alive["failureThreshold"]
-            # torchrun starts the learners of a pod again itself, after a wait for those of others
-            assert patience_s > (2 * LearnerSettings().ranks_timeout_s if container["name"] == "learner" else 30)
+            # torchrun starts the learners of a pod again itself, after a wait for those of others; an environment that hangs
+            # makes its process unwell after half of a time, and end after all of it, with the reason
+            least_s = {
+                "learner": 2 * LearnerSettings().ranks_timeout_s,
+                "actor": EnvSettings("any").step_timeout_s,
+                "evaluator": EnvSettings("any").step_timeout_s,
+            }
+            assert patience_s > least_s.get(container["name"], 30)
 
 
 @pytest.mark.parametrize("kustomization, learners", list(zip(KUSTOMIZATIONS, (1, 4, 16), strict=True)))
