@@ -14,11 +14,11 @@ def main(target: str) -> int:
     """Ask once; return 0 if the answer is 200, else 1, with the reason on stderr.
 
     Args:
-        target: IP address, port and path, e.g. `127.0.0.1:9400/healthz`.
+        target: IP address, port and path, e.g. `127.0.0.1:9400/healthz` or `[::1]:9400/healthz`.
     """
     address, _, path = target.partition("/")
     host, _, port = address.rpartition(":")
-    status, reason = _ask(host, int(port), path)
+    status, reason = _ask(host.strip("[]"), int(port), path)
     if status != "200":
         sys.stderr.write(f"{target}: {reason}\n")
     return 0 if status == "200" else 1
@@ -26,7 +26,8 @@ def main(target: str) -> int:
 
 def _ask(host: str, port: int, path: str) -> tuple[str, str]:
     """Return the status code of the answer, empty without one, and the answer's first line or the reason."""
-    connection = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+    family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
+    connection = _socket.socket(family, _socket.SOCK_STREAM)
     try:
         connection.settimeout(_TIMEOUT_S)
         connection.connect((host, port))

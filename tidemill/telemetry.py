@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from tidemill import kernel
 from tidemill.errors import FatalError
+from tidemill.rpc.addresses import host_and_port, joined, listening_at
 from tidemill.rpc.certificate import watch_certificates
 from tidemill.rpc.server import Health, why_not_bound
 from tidemill.rpc.settings import ServerSettings
@@ -161,8 +162,8 @@ def serve_metrics(settings: ServerSettings, health: Health | None = None, *, pla
         insecure=settings.insecure or settings.metrics_insecure,
         remedy="set server.metrics_insecure if the network is trusted",
     )
-    host, _, first_port = settings.metrics_address.rpartition(":")
-    port = int(first_port) and int(first_port) + place
+    host, first_port = host_and_port(settings.metrics_address)
+    port = first_port and first_port + place
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nothing reads
     _build_info().labels(version("tidemill"), platform.python_version()).set(1)
     _kernel_in_use().set(kernel.available)
@@ -171,9 +172,10 @@ def serve_metrics(settings: ServerSettings, health: Health | None = None, *, pla
     try:
         taken = start_http_endpoint(host, port, health)
     except OSError as error:
-        why = why_not_bound(f"{host}:{port}", "server.metrics_address")
-        raise FatalError(f"cannot serve metrics on {host}:{port}: {why}, or an empty address for no metrics") from error
-    return f"{host}:{taken}"
+        address = joined(host, port)
+        why = why_not_bound(address, "server.metrics_address")
+        raise FatalError(f"cannot serve metrics on {address}: {why}, or an empty address for no metrics") from error
+    return joined(host, taken)
 
 
 @cache
@@ -203,6 +205,11 @@ class _Server(ThreadingMixIn, WSGIServer):
 class _ServerV6(_Server):
     address_family = socket.AF_INET6
 
+    def server_bind(self) -> None:
+        """Take IPv4 as well where every address is meant, whatever the system's default is."""
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
 
 class _SilentHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
@@ -220,9 +227,9 @@ def start_http_endpoint(host: str, port: int, health: Health | None) -> int:
     Raises:
         OSError: The address cannot be bound.
     """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    family, address = listening_at(host, port)
     kind = _ServerV6 if family == socket.AF_INET6 else _Server
-    server = make_server(str(address[0]), port, _application(health), kind, _SilentHandler)
+    server = make_server(address, port, _application(health), kind, _SilentHandler)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     return server.server_port
 

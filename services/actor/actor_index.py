@@ -6,6 +6,7 @@ replicas has to be asked for (RFC 1035).
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
 import socket
@@ -56,7 +57,7 @@ def own_dns_name(resolv_conf: Path = Path("/etc/resolv.conf")) -> str:
     Raises:
         ConfigError: DNS does not answer, or knows no name for it.
     """
-    address = socket.gethostbyname(socket.gethostname())
+    address = str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
     lines = [line.split() for line in resolv_conf.read_text(encoding="ascii").splitlines()]
     servers = [words[1] for words in lines if len(words) > 1 and words[0] == "nameserver"]
     name = ask_name(address, servers[0]) if servers else ""
@@ -66,7 +67,7 @@ def own_dns_name(resolv_conf: Path = Path("/etc/resolv.conf")) -> str:
 
 
 def ask_name(address: str, server: str, port: int = _PORT) -> str:
-    """Ask a DNS server for the name of an IPv4 address; return nothing if it has none, or does not answer."""
+    """Ask a DNS server for the name of an IP address; return nothing if it has none, or does not answer."""
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as connection:
         connection.settimeout(_TIMEOUT_S)
@@ -85,7 +86,7 @@ def ask_name(address: str, server: str, port: int = _PORT) -> str:
 
 def _question(number: int, address: str) -> bytes:
     header = struct.pack(">6H", number, _RECURSION_DESIRED, 1, 0, 0, 0)
-    labels = [*reversed(address.split(".")), "in-addr", "arpa"]
+    labels = ipaddress.ip_address(address).reverse_pointer.split(".")
     name = b"".join(bytes([len(label)]) + label.encode("ascii") for label in labels)
     return header + name + b"\0" + struct.pack(">2H", _PTR, _INTERNET)
 

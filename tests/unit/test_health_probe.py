@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,17 @@ def test_probe_follows_the_health_of_the_service() -> None:
         server.set_serving(True)
         assert probe(target) == (0, "")
     assert probe(target)[0] == 1
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("listens, asked", [("[::1]", ["[::1]"]), ("0.0.0.0", ["[::1]", "127.0.0.1"])])
+def test_probe_and_endpoint_speak_ipv6(listens: str, asked: list[str]) -> None:
+    """An address of IPv6 stands in brackets; every address means those of both."""
+    settings = ServerSettings(metrics_address=f"{listens}:0", metrics_insecure=True)
+    host, _, port = serve_metrics(settings).rpartition(":")
+    assert host == listens
+    for each in asked:
+        assert probe(f"{each}:{port}/healthz") == (0, "")
 
 
 def test_probe_of_a_service_that_is_not_there_says_why() -> None:

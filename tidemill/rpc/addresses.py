@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import socket
 
 LAST_PORT = 65535
 LONGEST_SOCKET = 107
@@ -15,6 +16,7 @@ SERVER = f"host:port (an IPv6 address in brackets, a port up to 65535) or {_SOCK
 CLIENT = f"host:port (an IPv6 address in brackets, a port up to 65535), dns:///name:port or {_SOCKET}"
 """What a client connects to, in words."""
 
+_EVERY = ("0.0.0.0", "::")
 _SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
@@ -36,6 +38,31 @@ def is_client_address(address: str) -> bool:
     """Return whether a client can connect to an address as it is written: also `dns:///name:port`, `ipv4:`, `ipv6:`."""
     scheme = next((each for each in _SCHEMES if address.startswith(each)), "")
     return is_server_address(address.removeprefix(scheme))
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the two parts of `host:port`, an IPv6 address without its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def joined(host: str, port: int | str) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listening_at(host: str, port: int) -> tuple[socket.AddressFamily, str]:
+    """Return the family and address of a TCP socket that listens at a host.
+
+    Every address, `0.0.0.0` or `::`, means those of IPv4 and of IPv6 where the system has both, as gRPC takes it.
+
+    Raises:
+        OSError: There is no such host.
+    """
+    if host in _EVERY and socket.has_dualstack_ipv6():
+        return socket.AF_INET6, "::"
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return found[0][0], str(found[0][4][0])
 
 
 def _is_host(host: str) -> bool:

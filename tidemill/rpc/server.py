@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tidemill.errors import FatalError
 from tidemill.rpc.access import AccessInterceptor, Tokens
+from tidemill.rpc.addresses import host_and_port
 from tidemill.rpc.interceptors import CallInterceptor
 from tidemill.rpc.options import server_options
 from tidemill.rpc.settings import ServerSettings
@@ -149,9 +150,9 @@ def why_not_bound(address: str, setting: str = "server.address") -> str:
     another = f"choose another {setting}"
     if address.startswith("unix:"):
         return f"is its folder there and writable, and no other process listening? If not, {another}"
-    host, _, port = address.rpartition(":")
+    host, port = host_and_port(address)
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         return f"the host {host!r} is not known ({error.strerror}); use 127.0.0.1 or an address of this machine"
     try:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tidemill.config.sections import RunConfig
+from tidemill.rpc.addresses import host_and_port
 from tidemill.rpc.certificate import end_of
 from tidemill.services.launcher.doctor.finding import Finding, says
 from tidemill.services.launcher.installation import command_name
@@ -67,10 +68,10 @@ def ports() -> list[Finding]:
 
 
 def _port(name: str, address: str) -> Finding:
-    host, _, port = address.rpartition(":")
-    with socket.socket() as probe:
+    host, port = host_and_port(address)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         try:
-            probe.bind((host, int(port)))
+            probe.bind((host, port))
         except OSError as error:
             advice = f"only services started by hand use it; set cluster.{name} to a free port for them"
             return Finding("note", f"{name}: port {port} is not free ({error.strerror})", advice)

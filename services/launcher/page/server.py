@@ -27,6 +27,7 @@ from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import ConfigError, InvalidArgument, TidemillError
+from tidemill.rpc.addresses import listening_at
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -118,10 +119,13 @@ class _Server(ThreadingHTTPServer):
         self.read_s = read_s
         self.control_lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        super().__init__(address, _Handler)
+        self.address_family, host = listening_at(*address)
+        super().__init__((host, address[1]), _Handler)
 
     def server_bind(self) -> None:
         """Bind without the look-up of this machine's name that HTTPServer makes."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 

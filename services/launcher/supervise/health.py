@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
+from tidemill.rpc.addresses import host_and_port
 from tidemill.rpc.channel import open_aio_channel
 from tidemill.rpc.status import from_rpc_error
 
@@ -94,8 +95,7 @@ async def _listens(address: str) -> bool:
         if address.startswith("unix:"):
             _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:").removeprefix("//"))
         else:
-            host, _, port = address.rpartition(":")
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.open_connection(*host_and_port(address))
     except (ConnectionRefusedError, FileNotFoundError):
         return False
     except OSError:  # its queue of connections is full: the process does not accept them

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from tidemill.rpc.addresses import host_and_port, joined
 from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view.status import ProcessRow, ProcessUsage
 
@@ -82,7 +83,7 @@ class AskedEndpoints:
         """Bring the processes in line with what names resolve to."""
         found: dict[str, _Process] = {}
         for endpoint in self._endpoints:
-            host, _, port = endpoint.rpartition(":")
+            host, port = host_and_port(endpoint)
             addresses = _addresses(host, port)
             known = [address for address in addresses if address in self._processes]
             taken = {self._processes[address].name for address in known}
@@ -129,12 +130,12 @@ class AskedEndpoints:
                 self._event(f"{process.name} answers again")
 
 
-def _addresses(host: str, port: str) -> list[str]:
+def _addresses(host: str, port: int) -> list[str]:
     """Return the addresses of a name; the name itself where it has none, so that it is seen to be silent."""
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return sorted({f"{address[0]}:{port}" for *_, address in found})
-    return [f"{host}:{port}"]
+        return sorted({joined(str(address[0]), port) for *_, address in found})
+    return [joined(host, port)]
 
 
 def _names(host: str, count: int) -> list[str]:
@@ -147,8 +148,7 @@ def _in_order(name: str) -> tuple[str, int]:
 
 
 def _get(address: str, path: str, accepted: tuple[int, ...] = (200,)) -> str:
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=_ANSWER_S)
+    connection = http.client.HTTPConnection(*host_and_port(address), timeout=_ANSWER_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

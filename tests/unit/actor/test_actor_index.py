@@ -64,6 +64,15 @@ def test_name_is_read_from_the_answer() -> None:
     assert asked[0][12:] == labels("7", "0", "20", "172", "in-addr", "arpa") + b"\0\x00\x0c\x00\x01"
 
 
+def test_name_of_an_ipv6_address_is_asked_for() -> None:
+    """By its digits backwards, as in RFC 3596."""
+    asked: list[bytes] = []
+    reply = named((12, labels("run-actor-2", "run_cluster") + b"\0"))
+    with dns_server(lambda question: (asked.append(question), reply(question))[1]) as port:
+        assert ask_name("fd00::7", "127.0.0.1", port) == "run-actor-2.run_cluster"
+    assert asked[0][12:].startswith(labels("7", *"0" * 27, *"00df", "ip6", "arpa"))
+
+
 def test_compressed_name_is_followed() -> None:
     """A server may point to a name that the message has already: here the end of the question's."""
     place_of_arpa = 12 + len(labels("7", "0", "20", "172", "in-addr"))

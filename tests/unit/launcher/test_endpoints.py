@@ -39,7 +39,8 @@ class _Process:
             def log_message(self, *_: Any) -> None:  # noqa: ANN401
                 """Say nothing."""
 
-        self.server = ThreadingHTTPServer((address, port), _Handler)
+        server = type("Server", (ThreadingHTTPServer,), {"address_family": socket.AF_INET6 if ":" in address else 2})
+        self.server: ThreadingHTTPServer = server((address, port), _Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -84,6 +85,17 @@ def test_name_stands_for_as_many_processes_as_it_has_addresses(two: tuple[_Proce
     assert rows["actor-0"].usage.memory_bytes == 2_000_000
     assert asked.lines("actor-1") == ["a line of two", "another"]
     assert asked.lines("nobody") == []
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_process_at_an_ipv6_address_is_asked() -> None:
+    """Listed with brackets, as everywhere."""
+    with closing(_Process("::1", 0, "one")) as process:
+        port = process.server.server_port
+        with closing(AskedEndpoints([f"[::1]:{port}"])) as asked:
+            (row,) = asked()
+            assert row.phase.value == "serving", row.reason
+            assert asked.lines(row.name) == ["a line of one", "another"]
 
 
 def test_restart_and_silence_are_events(two: tuple[_Process, _Process]) -> None:

@@ -55,6 +55,20 @@ def page(tmp_path: Path) -> Iterator[StatusPage]:
     served.close()
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_page_for_other_machines_is_reached_by_both_protocols() -> None:
+    """As a container's port is published on a network of either."""
+    served = StatusPage(lambda: {"name": "small"}, {}, _control, host="0.0.0.0", read_s=_READ_S)
+    try:
+        for host in ("127.0.0.1", "::1"):
+            connection = HTTPConnection(host, served.port, timeout=20)
+            connection.request("GET", "/", headers={"Host": f"localhost:{served.port}"})
+            assert connection.getresponse().status == 200
+            connection.close()
+    finally:
+        served.close()
+
+
 def _ask(
     page: StatusPage, method: str, path: str, headers: dict[str, str] | None = None, body: str | None = None
 ) -> tuple[int, dict[str, str], bytes]:

@@ -14,7 +14,7 @@ import pytest
 from tidemill.config.run import ClusterSettings
 from tidemill.errors import ConfigError, FatalError
 from tidemill.rpc.access import Tokens
-from tidemill.rpc.addresses import is_client_address, is_server_address
+from tidemill.rpc.addresses import host_and_port, is_client_address, is_server_address, joined
 from tidemill.rpc.server import why_not_bound
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.tls import check_exposure, check_server
@@ -61,6 +61,17 @@ def test_clients_resolve_names_by_dns() -> None:
     for address in ("dns:///replay:7401", "ipv4:10.0.0.1:7401", "ipv6:[::1]:7401"):
         assert is_client_address(address)
         assert not is_server_address(address)
+
+
+def test_host_and_port_are_parted_and_joined() -> None:
+    """Brackets are for the text alone."""
+    for address, parts in (
+        ("[::1]:70", ("::1", 70)),
+        ("10.0.0.1:0", ("10.0.0.1", 0)),
+        ("replay:7401", ("replay", 7401)),
+    ):
+        assert host_and_port(address) == parts
+        assert joined(*parts) == address
 
 
 def test_reason_is_told_apart() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tidemill.errors import InvalidArgument
 from tidemill.logger import LateLogger
+from tidemill.rpc.addresses import host_and_port, joined
 
 _DNS = "dns:///"
 _EVERY_S = 5.0
@@ -26,10 +27,9 @@ def is_sharded(addresses: Sequence[str]) -> bool:
 
 def resolve(name: str) -> list[str]:
     """Return the addresses of `host:port` by the system's resolver, sorted. OSError: it does not know now."""
-    host, _, port = name.rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    hosts = {str(entry[4][0]) for entry in found}
-    return sorted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts)
+    host, port = host_and_port(name)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({joined(str(entry[4][0]), port) for entry in found})
 
 
 class ShardDirectory:
