@@ -68,7 +68,12 @@ def test_name_of_an_ipv6_address_is_asked_for() -> None:
     """By its digits backwards, as in RFC 3596."""
     asked: list[bytes] = []
     reply = named((12, labels("run-actor-2", "run_cluster") + b"\0"))
-    with dns_server(lambda question: (asked.append(question), reply(question))[1]) as port:
+
+    def answer(question: bytes) -> bytes:
+        asked.append(question)
+        return reply(question)
+
+    with dns_server(answer) as port:
         assert ask_name("fd00::7", "127.0.0.1", port) == "run-actor-2.run_cluster"
     assert asked[0][12:].startswith(labels("7", *"0" * 27, *"00df", "ip6", "arpa"))
 
