@@ -94,11 +94,12 @@ class AdmissionQueue:
         *,
         limited: bool = True,
         has_room: Callable[[], bool] = lambda: True,
+        first: bool = False,
     ) -> T:
         """Run a sample of a table once it admits a batch of that size; return its result or raise its error.
 
         A sample that is not `limited` waits for items only, not for the rate limiter. Whatever makes `has_room` true
-        again must be followed by `changed`.
+        again must be followed by `changed`. One that is `first` does not wait in line if it is admitted now.
         """
         admitted = table.can_sample if limited else table.has_draws
         demand = self._demands.setdefault((table, without_replacement), _Demand())
@@ -107,7 +108,11 @@ class AdmissionQueue:
             if not table.has_draws(batch_size, without_replacement):
                 self.changed()  # an insert held back by the ratio may proceed now that a sample waits for items
             return await self._pass(
-                "sample", (table,), lambda: has_room() and admitted(batch_size, without_replacement), act
+                "sample",
+                (table,),
+                lambda: has_room() and admitted(batch_size, without_replacement),
+                act,
+                first=first,
             )
         finally:
             demand.remove(batch_size)
@@ -156,7 +161,13 @@ class AdmissionQueue:
         return demand is not None and demand.largest > 0 and not table.has_draws(demand.largest, without_replacement)
 
     async def _pass(
-        self, side: Side, tables: tuple[Table, ...], admitted: Callable[[], bool], act: Callable[[], T]
+        self,
+        side: Side,
+        tables: tuple[Table, ...],
+        admitted: Callable[[], bool],
+        act: Callable[[], T],
+        *,
+        first: bool = False,
     ) -> T:
         def may_act() -> bool:  # a dropped table keeps no call waiting
             return any(table.dropped for table in tables) or admitted()
@@ -167,7 +178,7 @@ class AdmissionQueue:
             return act()
 
         lines = [self._lines[side].setdefault(table, OrderedDict()) for table in tables]
-        if not any(lines) and may_act():
+        if (first or not any(lines)) and may_act():
             result = checked()
             self.changed()
             return result

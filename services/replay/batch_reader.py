@@ -116,9 +116,11 @@ class BatchReader:
             if wanted.seed is not None:
                 self.check_intact(table)
             limiter_counts = wanted.counted_by(table.limiter)
-            drawn = table.draw(wanted.items, opened.without_replacement, limiter_counts, wanted.seed)
+            drawn = table.draw(
+                wanted.items, opened.without_replacement, limiter_counts, wanted.seed, opened.rng, opened.epochs
+            )
             held.append(drawn)
-            counted = wanted.items if limiter_counts is None else limiter_counts
+            counted = len(drawn.keys) if limiter_counts is None else limiter_counts
             size = drawn.size_bytes(table.store, mirror)
             _check_size(len(drawn.keys), size, opened.most_bytes, room)
             longest = int(drawn.step_counts.max(initial=0))
@@ -135,6 +137,7 @@ class BatchReader:
                 draw,
                 limited=wanted.counted is None,
                 has_room=room.is_free,
+                first=wanted.first,
             )
             if self._blobs is not None:
                 return await self._complete(self._blobs, opened, wanted, drawn, held), counted
@@ -194,17 +197,19 @@ class BatchReader:
             redraw_all = without_replacement and not table.config.max_times_sampled  # or an item could come twice
             kept = drawn.without(drawn.chunks if redraw_all else corrupt)
             table.arrived(drawn.keys[~np.isin(drawn.keys, kept.keys)])  # what was used up does not come back corrupt
-            drawn = kept.concat(await self._draw_more(table, count - len(kept.keys), without_replacement, held))
+            if opened.epochs is None or not len(kept.keys):  # an epoch's batch is smaller without them
+                more = await self._draw_more(opened, count - len(kept.keys), held)
+                kept = kept.concat(more)
+            drawn = kept
 
-    async def _draw_more(
-        self, table: Table, count: int, without_replacement: bool, held: list[SampledItems]
-    ) -> SampledItems:
+    async def _draw_more(self, opened: OpenedSample, count: int, held: list[SampledItems]) -> SampledItems:
         """Draw replacements for corrupt items, which the rate limiter has already counted."""
+        table, without_replacement = opened.table, opened.without_replacement
         return await self._admission.sample(
             table,
             count,
             without_replacement,
-            lambda: _kept(held, table.draw(count, without_replacement, 0)),
+            lambda: _kept(held, table.draw(count, without_replacement, 0, None, opened.rng, opened.epochs)),
             limited=False,
         )
 

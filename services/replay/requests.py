@@ -254,6 +254,8 @@ def grant(queue: SampleQueue, leases: Leases, request: pb.SampleRequest) -> None
         leases.settle(number, returned=False)
     for number in request.returned:
         leases.settle(number, returned=True)
+    if request.smaller:
+        queue.smaller.set()
     queue.grant(request.credit)
     for draw in request.draws:
         queue.draw(

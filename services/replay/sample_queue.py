@@ -6,9 +6,12 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
+
 from tidemill.errors import InvalidArgument
 from tidemill.replay.limits import MAX_DRAWS
 from tidemill.services.replay.chunks.mirror import ChunkMirror
+from tidemill.services.replay.tables.epochs import Epochs
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
 from tidemill.services.replay.tables.table import Table
 
@@ -27,6 +30,7 @@ class SampleDemand:
         batch_size: Size of a batch that comes without one.
         seed: Of the draw; None draws by the table's generator.
         at_step_count: Steps of all streams at which it is drawn; None draws as soon as it can be.
+        first: Whether it takes what others wait to be more.
     """
 
     items: int
@@ -34,6 +38,7 @@ class SampleDemand:
     batch_size: int = 0
     seed: int | None = None
     at_step_count: int | None = None
+    first: bool = False
 
     def counted_by(self, limiter: RateLimiter) -> int | None:
         """Return the samples that a limiter counts for it; None if it is to count them by itself."""
@@ -54,6 +59,9 @@ class OpenedSample:
         most_bytes: Bytes of the largest batch that the caller can take.
         part_bytes: Bytes of a batch that go in one message.
         settles: Whether the caller says which batches it handed on.
+        rng: Source of the draws, if the caller gave a seed.
+        allow_smaller: Whether the caller may ask for a smaller batch.
+        epochs: Where the call is in the epochs of the table, if it draws by them.
     """
 
     table: Table
@@ -65,13 +73,26 @@ class OpenedSample:
     most_bytes: int = MAX_BATCH_BYTES
     part_bytes: int = MAX_BATCH_BYTES
     settles: bool = False
+    rng: np.random.Generator | None = None
+    allow_smaller: bool = False
+    epochs: Epochs | None = None
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the caller may say, while a batch is drawn, that it wants none or a smaller one."""
+        return self.settles or self.allow_smaller
 
 
 class SampleQueue:
     """What the reading side grants and the sending side takes, in that order."""
 
     def __init__(self, batch_size: int) -> None:
-        """Begin with nothing; `batch_size` is the size of a batch that comes without one."""
+        """Begin with nothing; `batch_size` is the size of a batch that comes without one.
+
+        Attributes:
+            smaller: Set when the caller asks for a smaller batch.
+        """
+        self.smaller = asyncio.Event()
         self._whole = SampleDemand(batch_size)
         self._waiting: deque[tuple[SampleDemand, int]] = deque()  # each so often
         self._draws = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from tidemill.replay.wire import (
     pack_sample,
     unpack_append,
     unpack_config,
+    unpack_epoch,
     unpack_signature,
     unpack_update,
 )
@@ -41,6 +43,7 @@ from tidemill.services.replay.metrics import describe
 from tidemill.services.replay.requests import Outgoing, add_handlers, grant, read, read_credit, read_each, times_of
 from tidemill.services.replay.sample_queue import MAX_BATCH_BYTES, OpenedSample, SampleDemand, SampleQueue
 from tidemill.services.replay.state import MAX_CHUNK_LENGTH, ReplayState
+from tidemill.services.replay.tables.epochs import Epochs
 from tidemill.services.replay.tables.table import Table
 
 _log = LateLogger()
@@ -227,8 +230,10 @@ class ReplayServicer:
             room = BatchRoom(self._replay.budget, self._admission.changed)
             try:
                 while (wanted := await queue.take()) is not None:
-                    drawing = self._draw(opened, wanted, room, leases)
-                    data = await (drawing if not opened.settles else _unless_closed(drawing, queue))
+                    if opened.may_change:
+                        data = await self._draw_asking(opened, wanted, room, leases, queue)
+                    else:
+                        data = await self._draw(opened, wanted, room, leases)
                     if data is None:
                         break
                     if len(data) <= opened.part_bytes:
@@ -287,7 +292,9 @@ class ReplayServicer:
             sample, counted = await self._batches.read(opened, wanted, room)
             number = leases.sent(sample, counted)
             stored = StoredSteps(self._replay.store_id, self._env_steps)
-            return pack_sample(sample, stored, table.limiter.diff, item_counts=opened.item_counts, number=number)
+            epoch = opened.epochs.place if opened.epochs is not None else None
+            counts = opened.item_counts
+            return pack_sample(sample, stored, table.limiter.diff, item_counts=counts, number=number, epoch=epoch)
         table.limiter.sampled(wanted.counted_by(table.limiter) or 0)
         self._admission.changed()
         return pb.SampleResponse(
@@ -297,6 +304,34 @@ class ReplayServicer:
             limiter_diff=table.limiter.diff,
             store_id=self._replay.store_id,
         ).SerializeToString()
+
+    async def _draw_asking(
+        self, opened: OpenedSample, wanted: SampleDemand, room: BatchRoom, leases: Leases, queue: SampleQueue
+    ) -> bytes | None:
+        """Draw a batch for a caller who may want a smaller one, or none, before it comes.
+
+        None, with nothing drawn, once a caller that settles grants no more: it could not settle it.
+        """
+        while True:
+            drawing = asyncio.ensure_future(self._draw(opened, wanted, room, leases))
+            closed = asyncio.ensure_future(queue.closed())
+            smaller = asyncio.ensure_future(queue.smaller.wait())
+            tasks: list[asyncio.Future[Any]] = [drawing, smaller, *([closed] if opened.settles else [])]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if opened.settles and closed.done():
+                    await closed
+                    return None
+                queue.smaller.clear()
+                if drawing.done():
+                    return await drawing
+            finally:
+                for task in (drawing, closed, smaller):
+                    task.cancel()
+                await asyncio.gather(drawing, closed, smaller, return_exceptions=True)
+            items = opened.table.fewer(wanted.items, opened.without_replacement) if opened.allow_smaller else 0
+            if items:
+                wanted = replace(wanted, items=items, first=True)
 
     def _corrupt_records(self) -> int:
         return self._log.corrupt_records if self._log is not None else 0
@@ -386,6 +421,10 @@ class ReplayServicer:
                 f"it must be at most {_MAX_BATCH_STEPS // table.config.max_item_steps}"
             )
         table.check_batch_size(opening.batch_size, opening.without_replacement)
+        epochs = None
+        if opening.HasField("epoch"):
+            table.check_epochs()
+            epochs = Epochs(unpack_epoch(opening.epoch))
         mirror = _open_mirror(opening, table) if opening.HasField("mirror") else None
         takes_parts = bool(opening.max_message_bytes)
         if takes_parts and opening.max_message_bytes < _LEAST_PART_BYTES:
@@ -403,6 +442,9 @@ class ReplayServicer:
             most_bytes=MAX_BATCH_BYTES if takes_parts else int(message_bytes * _MESSAGE_MARGIN),
             part_bytes=message_bytes - _PART_MARGIN if takes_parts else MAX_BATCH_BYTES,
             settles=opening.settles and bool(table.config.max_times_sampled),
+            rng=np.random.default_rng(opening.seed) if opening.HasField("seed") else None,
+            allow_smaller=opening.allow_smaller,
+            epochs=epochs,
         )
 
 
@@ -421,21 +463,6 @@ def _open_mirror(opening: pb.SampleOpen, table: Table) -> ChunkMirror:
             f"of up to {table.config.max_item_steps} steps, mirror.slot_steps {asked.slot_steps} and hold {asked.hold}"
         )
     return ChunkMirror(table.store, asked.slots, asked.hold)
-
-
-async def _unless_closed(drawing: Coroutine[Any, Any, bytes], queue: SampleQueue) -> bytes | None:
-    """Return what is drawn; None, with nothing drawn, once the caller grants no more: it could not settle it."""
-    tasks = asyncio.ensure_future(drawing), asyncio.ensure_future(queue.closed())
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[1].done():
-            return await tasks[0]
-        await tasks[1]
-        return None
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _parts_of(keys: Sequence[int]) -> list[slice]:

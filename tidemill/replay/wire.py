@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay import packed
-from tidemill.replay.sampling.batch import Blocks, SampledBatch, StoredSteps
+from tidemill.replay.sampling.batch import Blocks, EpochPlace, SampledBatch, StoredSteps
 from tidemill.replay.table_config import (
     RateLimiterConfig,
     SelectorConfig,
@@ -201,6 +201,7 @@ def pack_sample(
     *,
     item_counts: bool = False,
     number: int = 0,
+    epoch: EpochPlace | None = None,
 ) -> bytes:
     """Return the bytes of a batch's `SampleResponse`; arrays and blocks are copied into them as they are.
 
@@ -208,14 +209,16 @@ def pack_sample(
         batch: The batch.
         stored: What the server has stored.
         limiter_diff: How far inserts are ahead, in samples.
-        item_counts: Whether to say how old each item is and how often it was sampled.
+        item_counts: Whether to say how old each item is, how often it was sampled and which priority it has.
         number: Of the batch in its call.
+        epoch: The place behind the batch, if it was drawn by epochs.
     """
     counts: tuple[bytes, ...] = ()
-    if item_counts and batch.ages is not None and batch.times_sampled is not None:
+    if item_counts and batch.ages is not None and batch.times_sampled is not None and batch.priorities is not None:
         counts = (
             *packed.varints(_SAMPLE["ages"], batch.ages),
             *packed.varints(_SAMPLE["times_sampled"], batch.times_sampled),
+            *packed.fixed(_SAMPLE["priorities"], batch.priorities),
         )
     chunks = [
         *packed.varints(_CHUNKS["step_counts"], batch.step_counts),
@@ -234,6 +237,7 @@ def pack_sample(
         limiter_diff=limiter_diff,
         store_id=stored.store_id,
         number=number,
+        epoch=pack_epoch(epoch) if epoch is not None else None,
     )
     return b"".join(
         (
@@ -326,8 +330,20 @@ def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> Samp
         sent=np.array(chunks.sent, dtype=np.int64) if mirrored else None,
         ages=np.array(message.ages, dtype=np.int64) if message.ages else None,
         times_sampled=np.array(message.times_sampled, dtype=np.int64) if message.times_sampled else None,
+        priorities=np.array(message.priorities, dtype=np.float64) if message.priorities else None,
+        epoch=unpack_epoch(message.epoch) if message.HasField("epoch") else None,
         number=message.number,
     )
+
+
+def pack_epoch(place: EpochPlace) -> pb.EpochPlace:
+    """Return a place in the epochs of a table as a message."""
+    return pb.EpochPlace(seed=place.seed, number=place.number, slots=place.slots, next=place.next)
+
+
+def unpack_epoch(message: pb.EpochPlace) -> EpochPlace:
+    """Return what `pack_epoch` was given."""
+    return EpochPlace(message.seed, message.number, message.slots, message.next)
 
 
 def unpack_stored(message: pb.SampleResponse) -> StoredSteps:

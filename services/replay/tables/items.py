@@ -328,12 +328,17 @@ class ItemSampler:
         """Stop counting those of items [N]."""
         self.left -= self._draws_of(slots)
 
-    def sample(self, count: int, without_replacement: bool) -> tuple[Ints, NDArray[np.float64], Ints]:
-        """Return slots [count], their probabilities, and which of them this used up, gone from the selector."""
+    def sample(
+        self, count: int, without_replacement: bool, rng: np.random.Generator | None = None
+    ) -> tuple[Ints, NDArray[np.float64], Ints]:
+        """Return slots [count], their probabilities, and which of them this used up, gone from the selector.
+
+        With `rng` they depend on that and the items alone, not on what happened before.
+        """
         selector, total_weight = self._selector, self._selector.total_weight
         slots, weights, exhausted = _NO_SLOTS, np.empty(0), _NO_SLOTS
         while len(slots) < count:  # again only for items that were picked more often than they may
-            picked = self._pick_some(count - len(slots), without_replacement)
+            picked = self._pick_some(count - len(slots), without_replacement, rng)
             slots = np.concatenate((slots, picked))
             weights = np.concatenate((weights, selector.weights(picked)))
             exhausted = np.concatenate((exhausted, self._use(picked)))
@@ -360,6 +365,11 @@ class ItemSampler:
         self._use(slots)
         return slots, selector.weights(slots) / selector.total_weight
 
+    def use(self, slots: Ints) -> NDArray[np.float64]:
+        """Count a sample of each of slots [N], picked uniformly elsewhere; return their probabilities."""
+        self._use(slots)
+        return np.full(len(slots), 1.0 / max(self._items.count, 1))
+
     def undo(self, slots: Ints) -> Ints:
         """Take back a sample of each of slots [N], which may repeat; return the items that may be picked again.
 
@@ -373,16 +383,21 @@ class ItemSampler:
         self.add(counted)
         return used_up[self._items.times_sampled[used_up] < limit] if limit else _NO_SLOTS
 
-    def _pick_some(self, count: int, without_replacement: bool) -> Ints:
-        selector, limit = self._selector, self._limit
+    def _pick_some(self, count: int, without_replacement: bool, seeded: np.random.Generator | None) -> Ints:
+        selector, limit, rng = self._selector, self._limit, seeded or self._rng
+        if seeded is not None and isinstance(selector, Uniform) and not limit:
+            held = self._items.count  # which it has in an order that depends on removals
+            if without_replacement:
+                return self._items.pick(rng.choice(held, size=min(count, held), replace=False))
+            return self._items.pick(rng.integers(held, size=count))
         if without_replacement:
-            return selector.take(count, self._rng)
+            return selector.take(count, rng)
         if not limit:
-            return selector.draw(count, self._rng)
+            return selector.draw(count, rng)
         if selector.random:
-            slots = selector.draw(count, self._rng)
+            slots = selector.draw(count, rng)
             return slots[self._items.times_sampled[slots] + _occurrences(slots) < limit]
-        slots = selector.take(count, self._rng)
+        slots = selector.take(count, rng)
         return np.repeat(slots, limit - self._items.times_sampled[slots].astype(np.int64))[:count]
 
     def _use(self, slots: Ints) -> Ints:

@@ -34,6 +34,7 @@ class SampledItems:
         total_weight: Sum of sampler weights at the draw.
         ages: Items inserted after each, int64 [B].
         times_sampled: How often each was sampled, this draw included, uint32 [B].
+        priorities: Priority of each, float64 [B].
     """
 
     keys: NDArray[np.uint64]
@@ -48,6 +49,7 @@ class SampledItems:
     total_weight: float
     ages: Ints
     times_sampled: NDArray[np.uint32]
+    priorities: NDArray[np.float64]
 
     def size_bytes(self, store: ChunkStore, mirror: ChunkMirror | None = None) -> int:
         """Return about how many bytes the batch has with the blocks that its caller lacks, as a message."""
@@ -88,6 +90,7 @@ class SampledItems:
             sent=sent,
             ages=self.ages,
             times_sampled=self.times_sampled.astype(np.int64),
+            priorities=self.priorities,
         )
 
     def overlapping(self, chunks: Ints) -> NDArray[np.bool_]:
@@ -114,6 +117,7 @@ class SampledItems:
             lengths=self.lengths[items],
             ages=self.ages[items],
             times_sampled=self.times_sampled[items],
+            priorities=self.priorities[items],
             payloads=payloads,
             chunks=self.chunks[stays],
             step_counts=self.step_counts[stays],
@@ -133,6 +137,7 @@ class SampledItems:
             lengths=np.concatenate((self.lengths, other.lengths)),
             ages=np.concatenate((self.ages, other.ages)),
             times_sampled=np.concatenate((self.times_sampled, other.times_sampled)),
+            priorities=np.concatenate((self.priorities, other.priorities)),
             payloads=payloads,
             chunks=np.concatenate((self.chunks, other.chunks)),
             step_counts=np.concatenate((self.step_counts, other.step_counts)),
@@ -169,4 +174,5 @@ def locate(
         total_weight=table[1],
         ages=items.ages(slots),
         times_sampled=items.times_sampled[slots],
+        priorities=items.priorities[slots],
     )

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound
 from tidemill.replay.sampling.batch import SampledBatch
-from tidemill.replay.table_config import TableConfig
+from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.services.replay.chunks.store import NONE, ChunkRefCounts, ChunkStore
 from tidemill.services.replay.selectors.selector import SelectorPair
+from tidemill.services.replay.tables.epochs import Epochs
 from tidemill.services.replay.tables.insertion_times import InsertionTimes
 from tidemill.services.replay.tables.items import Items, ItemSampler, NewItems, RestoredItems, slots_of
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
@@ -113,6 +114,22 @@ class Table:
                 f"has at most {draws} samples to give at a time"
             )
 
+    def check_epochs(self) -> None:
+        """Raise FailedPrecondition unless it can be drawn by epochs."""
+        kind, limit = self.config.sampler.kind, self.config.max_times_sampled
+        if kind is not SelectorKind.UNIFORM or limit:
+            raise FailedPrecondition(
+                f"table {self.config.name!r} has the sampler {kind.value} and max_times_sampled {limit}: "
+                "epochs need the uniform sampler and 0"
+            )
+
+    def fewer(self, batch_size: int, without_replacement: bool) -> int:
+        """Return how many items a smaller batch may have now; 0 if there is none, or it would not be smaller."""
+        pickable = self._selectors.sampler.pickable
+        most = self._sampler.left if self.config.max_times_sampled else batch_size
+        most = min(most, pickable if without_replacement else batch_size)
+        return most if self.limiter.can_sample(self.size) and most < batch_size else 0
+
     def insert(self, new: NewItems) -> Ints:
         """Insert items whose chunks are in the store; those the remover picks leave when the table is full.
 
@@ -150,25 +167,31 @@ class Table:
         without_replacement: bool = False,
         counted: int | None = None,
         seed: int | None = None,
+        rng: np.random.Generator | None = None,
+        epochs: Epochs | None = None,
     ) -> SampledItems:
         """Draw a batch; `has_draws` must hold. Items sampled often enough leave the table.
 
         The rate limiter counts `counted` samples, or the batch's size if that is None. The chunks stay until the
-        caller releases them. With a seed, the same items at the same slots give the same batch. The caller says by
-        `arrived` or `came_back` what became of the batch.
+        caller releases them. With a seed, the same items at the same slots give the same batch, and with `rng`, in the
+        same state, too. With `epochs` the batch has the next items of these, fewer at the end of one. The caller says
+        by `arrived` or `came_back` what became of the batch.
 
         Raises:
             FailedPrecondition: There is a seed, but the table does not draw at random, or not without a limit.
         """
         total_weight, size = self.total_weight, self.size
-        if seed is None:
-            slots, probabilities, exhausted = self._sampler.sample(batch_size, without_replacement)
+        if epochs is not None:
+            slots, exhausted = epochs.take(self.items, batch_size), _NO_SLOTS
+            probabilities = self._sampler.use(slots)
+        elif seed is None:
+            slots, probabilities, exhausted = self._sampler.sample(batch_size, without_replacement, rng)
         else:
             slots, probabilities, exhausted = *self._sampler.sample_seeded(batch_size, seed), _NO_SLOTS
         drawn = locate(self.items, self.store, slots, probabilities, (size, total_weight))
         drawn.acquire(self.store)
-        self.limiter.sampled(batch_size if counted is None else counted)
-        self.counters.samples += batch_size
+        self.limiter.sampled(len(slots) if counted is None else counted)
+        self.counters.samples += len(slots)
         self.counters.sampled_age += int(drawn.ages.sum())
         if self.config.max_times_sampled:
             self.items.begin_samples(slots)

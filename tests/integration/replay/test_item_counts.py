@@ -59,6 +59,25 @@ def test_batches_of_several_tables_have_each_ones_own(server: LocalServer) -> No
     newest = np.where(batch.tables == 0, 9, 3)
     assert batch.ages is not None
     np.testing.assert_array_equal(batch.ages, newest - batch["number"][:, 0])
+    assert batch.table_items.tolist() == (newest + 1).tolist()
+
+
+def test_priorities_are_those_of_the_draw(server: LocalServer) -> None:
+    """The first ones, and then those that were set; of several servers each item has its own."""
+    ranked = TableConfig("t", TABLE.signature, SelectorConfig(SelectorKind.PRIORITIZED, 1.0), 100, 1)
+    write(server.address, 4, ranked)
+    with ReplayDataset(server.address, ranked, 8, timeout_s=WAIT_S, prefetch=1, item_counts=True) as dataset:
+        batch = next(dataset)
+        assert batch.priorities is not None
+        assert batch.priorities.tolist() == [1.0] * 8
+        dataset.update_priorities(batch, batch["number"][:, 0] + 2.0)
+        next(dataset)  # drawn before
+        batch = next(dataset)
+        assert batch.priorities is not None
+        weights = batch.probabilities * batch.priorities.sum() / batch.probabilities.sum()
+        np.testing.assert_allclose(weights, batch.priorities)
+        assert set(batch.priorities.tolist()) <= {1.0, 2.0, 3.0, 4.0, 5.0}
+        assert batch.priorities.max() > 1.0
 
 
 def test_shards_count_for_themselves() -> None:
@@ -94,4 +113,4 @@ def test_counts_come_to_those_who_ask(server: LocalServer, asked: bool) -> None:
     assert batch is not None
     assert (batch.ages is not None, batch.times_sampled is not None) == (asked, asked)
     taken = batch.take(np.array([3, 3]))
-    assert (taken.ages is not None) == asked
+    assert (taken.ages is not None, taken.priorities is not None) == (asked, asked)

@@ -65,6 +65,7 @@ def batches(draw: st.DrawFn) -> tuple[SampledBatch, pb.SampleResponse]:
         sent=signed(sent) if is_mirrored else None,
         ages=signed(slots),
         times_sampled=signed(sent),
+        priorities=np.array(probabilities, dtype=np.float64),
     )
     message = pb.SampleResponse(
         keys=keys,
@@ -96,6 +97,8 @@ def test_batch_has_the_bytes_of_its_message(case: tuple[SampledBatch, pb.SampleR
     assert wire.pack_sample(batch, stored, message.limiter_diff) == message.SerializeToString()
     assert batch.ages is not None
     assert batch.times_sampled is not None
+    assert batch.priorities is not None
     message.ages.extend(batch.ages.tolist())
     message.times_sampled.extend(batch.times_sampled.tolist())
+    message.priorities.extend(batch.priorities.tolist())
     assert wire.pack_sample(batch, stored, message.limiter_diff, item_counts=True) == message.SerializeToString()

@@ -35,6 +35,23 @@ class StoredSteps:
     env_steps: int
 
 
+@dataclass(frozen=True, slots=True)
+class EpochPlace:
+    """A place in the epochs of a table, see `EpochPlace` of the contract.
+
+    Attributes:
+        seed: Seed of the order of all epochs.
+        number: Number of the epoch, from 0.
+        slots: Slots of the table that the epoch goes through; 0 before it has begun.
+        next: How many of them it has gone through.
+    """
+
+    seed: int
+    number: int = 0
+    slots: int = 0
+    next: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledBatch:
     """B items and the C chunks that hold them, each chunk once. `tidemill.codec.decode` opens the columns.
@@ -57,6 +74,8 @@ class SampledBatch:
         writes: Once its chunks are kept in a `TableMirror`, how often each one's slot was filled by then, int64 [C].
         ages: If asked for, items inserted into the table after each item, until the batch was drawn, int64 [B].
         times_sampled: If asked for, how often each item was sampled, all of this batch included, int64 [B].
+        priorities: If asked for, the priority of each item when the batch was drawn, float64 [B].
+        epoch: If drawn by epochs, the place behind the batch, with the number of the batch's epoch.
         limiter_diff: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
         number: Of the batch in the call that brought it, from 1; 0 if it is not one call's.
     """
@@ -78,6 +97,8 @@ class SampledBatch:
     writes: NDArray[np.int64] | None = None
     ages: NDArray[np.int64] | None = None
     times_sampled: NDArray[np.int64] | None = None
+    priorities: NDArray[np.float64] | None = None
+    epoch: EpochPlace | None = None
     number: int = 0
 
     def needing(self, chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -100,6 +121,7 @@ class SampledBatch:
             payloads=tuple(self.payloads[i] for i in places.tolist()) if self.payloads else (),
             ages=self.ages[places] if self.ages is not None else None,
             times_sampled=self.times_sampled[places] if self.times_sampled is not None else None,
+            priorities=self.priorities[places] if self.priorities is not None else None,
         )
 
     @property

@@ -25,7 +25,8 @@ from tidemill.replay.limits import least_slots
 from tidemill.replay.named_table import addresses_of, read_table
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
-from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler
+from tidemill.replay.sampling.sample_stream import seed_of
+from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler, check_seed
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.steps import LENGTH, SEPARATOR, nest, ragged_columns
 from tidemill.rpc.channel import DEADLINE_S, MAX_MESSAGE_BYTES, Backoff
@@ -36,10 +37,12 @@ Array = NDArray[Any]
 
 _POLL_S = 0.2
 _EXPLAIN_S = 0.5
+_SMALLER_S = 1.0
+"""Longest wait for a smaller batch that was asked for, in seconds."""
 _LEAST_S = 0.1  # an attempt to set priorities may take
 _MAX_SLOTS = 2**21
-_JOINED = ("lengths", "weights", "probabilities", "params_versions", "keys", "tables")
-_COUNTS = ("ages", "times_sampled")
+_JOINED = ("lengths", "weights", "probabilities", "params_versions", "keys", "tables", "table_items")
+_COUNTS = ("ages", "times_sampled", "priorities")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,8 +59,10 @@ class ReplayBatch:
         payloads: Payload of each item; empty when none has one.
         keys: Keys of the items, uint64 [B], or [B, 2] from several servers.
         tables: Which of the dataset's tables each item comes from, int64 [B].
+        table_items: Items of each item's table when it was sampled, int64 [B].
         ages: With `item_counts`, items inserted into the table after each item, int64 [B].
         times_sampled: With `item_counts`, how often each item was sampled, all of its sample included, int64 [B].
+        priorities: With `item_counts`, the priority of each item when it was sampled, float64 [B].
     """
 
     columns: dict[str, Array]
@@ -69,8 +74,10 @@ class ReplayBatch:
     payloads: tuple[bytes, ...]
     keys: NDArray[np.uint64]
     tables: NDArray[np.int64]
+    table_items: NDArray[np.int64]
     ages: NDArray[np.int64] | None = None
     times_sampled: NDArray[np.int64] | None = None
+    priorities: NDArray[np.float64] | None = None
 
     def __getitem__(self, column: str) -> Array:
         """Return a column, [B, L, ...]. KeyError: there is none of this name; the message has those that there are."""
@@ -136,6 +143,10 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         chunk_length: int = 16,
         item_counts: bool = False,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        seed: int | None = None,
+        epochs: int | None = None,
+        allow_smaller: bool = False,
+        end_on_timeout: bool = False,
         create: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
@@ -155,8 +166,19 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             mirror_mib: Memory for steps of each table, uncompressed, in MiB: each step that has room crosses the wire
                 and is decoded once, not in every batch, which pays for images. 0: none.
             chunk_length: With a mirror, the greatest `chunk_length` of the writers.
-            item_counts: Whether batches have `ages` and `times_sampled`.
+            item_counts: Whether batches have `ages`, `times_sampled` and `priorities`.
             max_message_bytes: Bytes of the largest message taken, at least 65,536; larger batches come in parts.
+            seed: Seed of the draws, 0 to 2**64 - 1. Two datasets with the same seed and arguments then draw the same
+                items from the same table, as long as nothing changes it, new priorities included. None: draws differ.
+                It takes a single server.
+            epochs: Draw without replacement over an epoch, every item once in random order, and end after so many
+                epochs; 0 goes on without end. None draws each batch from all items. It takes a single server, and a
+                single table with the uniform sampler.
+            allow_smaller: Whether a batch may have fewer items: the last one of an epoch, which is skipped otherwise,
+                and, where items run out (`max_times_sampled`, `without_replacement`), what is there when no whole batch
+                came within `timeout_s`. It takes a single table and server.
+            end_on_timeout: Whether the iteration ends where no batch comes within `timeout_s`, such as that of a queue
+                whose writers have ended, instead of raising `Unavailable`.
             create: Whether the tables may be created, which takes their configurations. They need not be there then,
                 and neither does the server. A table that a server has lost since it was found is always created again.
             stop: Ends every wait when set.
@@ -170,6 +192,11 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         """
         check_number("timeout_s", timeout_s, or_none=True)
         _check(prefetch, batches_per_sample, beta)
+        check_seed(seed)
+        if epochs is not None:
+            check_integer("epochs", epochs)
+            if epochs < 0:
+                raise InvalidArgument(f"epochs is {epochs}, must be at least 0, which has no end, or None")
         self._owner = OwnerProcess("ReplayDataset")
         self._addresses = addresses_of(addresses)
         check_integer("batch_size", batch_size)
@@ -179,12 +206,19 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         given = {read_table(self._addresses, table, create=create): fraction for table, fraction in fractions.items()}
         self._tables, self._sizes = tuple(given), _split(batch_size, given)
         self._timeout_s, self._beta = timeout_s, beta
+        self._epochs, self._allow_smaller, self._end_on_timeout = epochs, allow_smaller, end_on_timeout
+        self._asked_s = -math.inf  # when the wait began in which a smaller batch was asked for last
+        if (epochs is not None or allow_smaller) and len(self._tables) > 1:
+            raise InvalidArgument(
+                f"epochs or allow_smaller is given with {len(self._tables)} tables, takes a single one"
+            )
         # a sample counts as handed out whole: of items that may be used up it is one batch
         alone = any(table.max_times_sampled for table in self._tables)
         ahead = prefetch * batches_per_sample if alone else prefetch
         sizes = [size * (1 if alone else batches_per_sample) for size in self._sizes]
         self._ready: list[deque[ReplayBatch]] = [deque() for _ in sizes]
         self._stop, self._closed = stop or threading.Event(), threading.Event()
+        self._stop_here = threading.Event()  # set when the epochs are over
         self._mirrors = [
             _mirror(table, size, mirror_mib, chunk_length, ahead, len(self._addresses))
             for table, size in zip(self._tables, sizes, strict=True)
@@ -195,13 +229,23 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             max_in_flight_batches=ahead,
             item_counts=item_counts,
             max_message_bytes=max_message_bytes,
+            allow_smaller=allow_smaller,
+            by_epoch=epochs is not None,
             create=True,  # those that must be there were found above
             stop=self._stop,
         )
         with ExitStack() as stack:
             self._samplers = [
-                stack.enter_context(connect(table, size, mirror=mirror, without_replacement=without_replacement))
-                for table, size, mirror in zip(self._tables, sizes, self._mirrors, strict=True)
+                stack.enter_context(
+                    connect(
+                        table,
+                        size,
+                        mirror=mirror,
+                        without_replacement=without_replacement,
+                        seed=seed_of(seed, i) if seed is not None else None,
+                    )
+                )
+                for i, (table, size, mirror) in enumerate(zip(self._tables, sizes, self._mirrors, strict=True))
             ]
             self._resources = stack.pop_all()
 
@@ -209,7 +253,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         """Return the next batch.
 
         Raises:
-            StopIteration: It was closed, or `stop` was set.
+            StopIteration: It was closed, `stop` was set, all `epochs` are over, or `end_on_timeout` and no batch came.
             Unavailable: No batch came within `timeout_s`; the message says why. Another attempt may succeed.
             TidemillError: A server refused for good, such as one that has the table with another configuration.
             FailedPrecondition: This process was forked from the one that made the dataset.
@@ -298,10 +342,14 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         try:
             for table in range(len(self._tables)):
                 left_s = wait_s if self._timeout_s is None else began_s + self._timeout_s - time.monotonic()
+                if self._allow_smaller and left_s <= 0:
+                    if self._asked_s != began_s:
+                        self._asked_s = began_s
+                        self._samplers[table].ask_smaller()
+                    left_s += _SMALLER_S
                 part = self._part_within(table, min(wait_s, max(left_s, 0.0)))
                 if part is None and left_s <= 0 and self._timeout_s is not None:
-                    name, why = self._tables[table].name, self._why(self._tables[table])
-                    raise Unavailable(f"no batch of table {name!r} within {self._timeout_s:g} s{why}")
+                    raise self._overdue(table)
                 if part is None:
                     return None
                 parts.append(part)
@@ -314,28 +362,39 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
     def _part_within(self, table: int, wait_s: float) -> ReplayBatch | None:
         """Return the next batch of one table; a sample with bytes that do not decode is skipped."""
         ready, size = self._ready[table], self._sizes[table]
-        while not (self._closed.is_set() or self._stop.is_set()):
+        while not (self._closed.is_set() or self._stop.is_set() or self._stop_here.is_set()):
             with suppress(IndexError):  # nothing is ready, or another thread was faster
                 return ready.popleft()
             if (sample := self._samplers[table].take(wait_s)) is None:
                 return None
+            if sample.epoch is not None and self._epochs and sample.epoch.number >= self._epochs:
+                self._stop_here.set()
+                break
             with suppress(CorruptBlocks):
                 columns = self._columns(table, sample)
                 if columns is not None:
-                    starts = range(0, len(sample.keys), size)
+                    count = len(sample.keys)
+                    starts = range(0, count if self._allow_smaller else count - size + 1, size)
                     ready.extend(self._made(table, sample, columns, slice(start, start + size)) for start in starts)
         raise EndOfBatches
 
-    def _why(self, table: TableConfig) -> str:
-        """Return what is known of why no batch comes."""
+    def _overdue(self, table: int) -> Unavailable | EndOfBatches:
+        """Return what is raised where no batch comes in time: what is known of why, or the end."""
+        config, size = self._tables[table], self._sizes[table]
+        message = f"no batch of table {config.name!r} within {self._timeout_s:g} s: "
         with suppress(TidemillError), ReplayClient(self._addresses[0], deadline_s=_EXPLAIN_S) as client:
-            found = client.describe_table(table.name)
+            found = client.describe_table(config.name)
+            if self._end_on_timeout:
+                return EndOfBatches()
             limiter = found.config.rate_limiter
-            return (
-                f": it has {found.items} items after {found.inserts} inserts and {found.samples} samples, with "
+            message += (
+                f"it has {found.items} items after {found.inserts} inserts and {found.samples} samples, with "
                 f"min_size {limiter.min_size} and samples_per_insert {limiter.samples_per_insert:g}"
             )
-        return f": no replay server answers at {self._addresses[0]}"
+            if 0 < found.items < size and not self._allow_smaller and config.max_times_sampled:
+                message += f"; they are fewer than a batch of {size}: allow_smaller=True takes them"
+            return Unavailable(message)
+        return Unavailable(f"{message}no replay server answers at {self._addresses[0]}")
 
     def _columns(self, table: int, batch: SampledBatch) -> dict[str, Array] | None:
         """Return the steps of a batch's items; None if the mirror no longer has them.
@@ -371,8 +430,10 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             payloads=sample.payloads[part],
             keys=sample.keys[part],
             tables=np.full(len(last_rows), table),
+            table_items=np.full(len(last_rows), sample.table_items),
             ages=sample.ages[part] if sample.ages is not None else None,
             times_sampled=sample.times_sampled[part] if sample.times_sampled is not None else None,
+            priorities=sample.priorities[part] if sample.priorities is not None else None,
         )
 
     def __enter__(self) -> Self:

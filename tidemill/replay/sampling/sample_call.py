@@ -6,9 +6,11 @@ from typing import Protocol
 
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.reconnecting_call import ReconnectingCall
+from tidemill.replay.sampling.batch import EpochPlace
 from tidemill.replay.sampling.mirror import MirrorSize
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.wire import pack_epoch
 from tidemill.rpc.channel import DEADLINE_S, MAX_MESSAGE_BYTES
 
 _SETTLE_S = 0.5
@@ -55,6 +57,7 @@ class SampleCall:
         item_counts: bool = False,
         settles: bool = False,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        allow_smaller: bool = False,
     ) -> None:
         """Prepare; `start` starts the thread.
 
@@ -71,6 +74,7 @@ class SampleCall:
             settles: Whether the owner says which batches it has handed on, see `SampleOpen.settles`. The call is then
                 ended so that the server hears it.
             max_message_bytes: Bytes of the largest message that is taken; a larger batch comes in parts.
+            allow_smaller: Whether the owner may ask for a smaller batch.
         """
         self.name, self._table, self._owner = name, table, owner
         self._opening = pb.SampleOpen(
@@ -81,6 +85,7 @@ class SampleCall:
             item_counts=item_counts,
             max_message_bytes=max_message_bytes,
             settles=settles,
+            allow_smaller=allow_smaller,
         )
         self._parts: list[bytes] = []
         self._created = self._is_first = False
@@ -96,6 +101,13 @@ class SampleCall:
             failed=owner.failed,
             max_message_bytes=max_message_bytes,
         )
+
+    def draw_by(self, *, seed: int | None = None, epoch: EpochPlace | None = None) -> None:
+        """Have the next calls draw by a seed, or by epochs from a place on; the owner does so in `opened`."""
+        if seed is not None:
+            self._opening.seed = seed
+        if epoch is not None:
+            self._opening.epoch.CopyFrom(pack_epoch(epoch))
 
     def start(self) -> None:
         """Start the thread."""

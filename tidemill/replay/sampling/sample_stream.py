@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.batch import EpochPlace, SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.shards.shard import ShardReport
@@ -17,6 +18,11 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import unpack_sample
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES
+
+
+def seed_of(seed: int, part: int) -> int:
+    """Return the seed, 0 to 2**64 - 1, of one of several parts that are drawn by one."""
+    return int(np.random.SeedSequence([seed, part]).generate_state(1, np.uint64)[0])
 
 
 class SampleStream:
@@ -31,7 +37,7 @@ class SampleStream:
 
     priorities_dropped = unknown_keys = 0  # its priorities are answered one by one, so nothing has to be counted
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - those of `ReplaySampler`
         self,
         address: str,
         table: TableConfig,
@@ -42,10 +48,15 @@ class SampleStream:
         mirror: TableMirror | None = None,
         item_counts: bool = False,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        seed: int | None = None,
+        allow_smaller: bool = False,
+        by_epoch: bool = False,
     ) -> None:
         """Start connecting in the background; the arguments are those of `ReplaySampler`."""
         self._table, self._max_in_flight, self._mirror = table.name, max_in_flight_batches, mirror
         self._settles = bool(table.max_times_sampled)
+        self._seed = seed
+        self._epoch = EpochPlace(seed if seed is not None else secrets.randbits(64)) if by_epoch else None
         self._changed = threading.Condition()  # guards everything below
         self._ready: deque[SampledBatch] = deque()
         self._is_connected = self._is_closed = False
@@ -63,6 +74,7 @@ class SampleStream:
             item_counts=item_counts,
             settles=self._settles,
             max_message_bytes=max_message_bytes,
+            allow_smaller=allow_smaller,
         )
         self._call.start()
 
@@ -83,6 +95,12 @@ class SampleStream:
             batch = self._ready.popleft()
             self._grant(1, taken=(batch.number,) if self._settles and batch.number else ())
         return batch
+
+    def ask_smaller(self) -> None:
+        """Ask that the next batch be as large as the table can make it now."""
+        with self._changed:
+            if self._is_connected and not self._ready:
+                self._call.send(pb.SampleRequest(smaller=True))
 
     def update_priorities(
         self,
@@ -117,6 +135,9 @@ class SampleStream:
     def opened(self, _call: SampleCall, _created: bool) -> None:
         """Grant what is not ready; with nothing to grant the next `take` opens the stream (`SampleCallOwner`)."""
         with self._changed:
+            # batches that are ready are kept: what follows them is drawn by another seed, or from the place behind them
+            seed = None if self._seed is None or self._epoch is not None else seed_of(self._seed, self._calls)
+            self._call.draw_by(seed=seed, epoch=self._epoch)
             self._is_connected = True
             self._calls += 1
             self._grant(self._max_in_flight - len(self._ready))
@@ -127,6 +148,8 @@ class SampleStream:
         if self._mirror is not None:
             batch = self._mirror.keep(batch)
         with self._changed:
+            if batch.epoch is not None:
+                self._epoch = batch.epoch
             self._ready.append(batch)
             self._changed.notify_all()
 

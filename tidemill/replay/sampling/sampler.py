@@ -21,13 +21,30 @@ from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.shards.sampler import ShardedSampleStream
 from tidemill.replay.shards.shard import ShardReport
-from tidemill.replay.table_config import TableConfig
+from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES
 from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.reopened import Reopened
 
 _POLL_S = 0.2
 """How soon an iterating thread notices that it shall stop."""
+
+
+def check_seed(seed: int | None) -> None:
+    """Raise InvalidArgument unless it may be a seed, TypeError unless it is an integer or None."""
+    if seed is not None:
+        check_integer("seed", seed)
+        if not 0 <= seed < 2**64:
+            raise InvalidArgument(f"seed is {seed}, must be 0 .. {2**64 - 1}")
+
+
+def check_by_epoch(table: TableConfig) -> None:
+    """Raise InvalidArgument unless a table can be drawn by epochs."""
+    if table.sampler.kind is not SelectorKind.UNIFORM or table.max_times_sampled:
+        raise InvalidArgument(
+            f"table {table.name!r} has the sampler {table.sampler.kind.value} and max_times_sampled "
+            f"{table.max_times_sampled}: epochs need the uniform sampler and 0"
+        )
 
 
 class EndOfBatches(StopIteration):
@@ -85,6 +102,9 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         mirror: TableMirror | None = None,
         item_counts: bool = False,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        seed: int | None = None,
+        allow_smaller: bool = False,
+        by_epoch: bool = False,
         create: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
@@ -99,15 +119,20 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
             max_in_flight_batches: Batches that may be under way or waiting to be taken, at least 1.
             without_replacement: Whether no item may come twice in a batch.
             mirror: Keeps the rows that come, so that each step crosses the wire once; batches are then without blocks.
-            item_counts: Whether batches say how old each item is and how often it was sampled.
+            item_counts: Whether batches say how old each item is, how often it was sampled and which priority it has.
             max_message_bytes: Bytes of the largest message taken, at least 65,536; larger batches come in parts.
+            seed: Seed of the draws, 0 to 2**64 - 1: they then depend on it and the table alone. None: they differ.
+            allow_smaller: Whether `ask_smaller` may be called.
+            by_epoch: Whether items are drawn without replacement over an epoch, see `SampledBatch.epoch`: each once, in
+                random order, then all again. The last batch of an epoch may be smaller.
             create: Whether the table may be created, which takes its configuration. It need not be there then, and
                 neither does the server. A table that a server has lost since it was found is always created again.
             stop: Ends every wait when set.
 
         Raises:
-            InvalidArgument: `addresses` is empty, has one twice, or mixes a DNS name with others,
-                `max_message_bytes` is out of range, or a name is to be created.
+            InvalidArgument: `addresses` is empty, has one twice, or mixes a DNS name with others, an argument is out of
+                range, a name is to be created, the table cannot be drawn by epochs, or there are several servers and
+                `seed`, `allow_smaller` or `by_epoch` is given.
             TypeError: An argument is of another type.
             NotFound: No server has the table, and `create` is False.
             Unavailable: No server answered within 10 s, and `create` is False.
@@ -118,6 +143,9 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         addresses = addresses_of(addresses)
         check_integer("batch_size", batch_size)
         table = read_table(addresses, table, create=create)
+        check_seed(seed)
+        if by_epoch:
+            check_by_epoch(table)
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         with ExitStack() as stack:
             if directory is None and is_sharded(addresses):
@@ -131,8 +159,18 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
             }
             self._stream: SampleStream | ShardedSampleStream
             if directory is None:
-                self._stream = SampleStream(addresses[0], table, batch_size, **options)
+                self._stream = SampleStream(
+                    addresses[0],
+                    table,
+                    batch_size,
+                    seed=seed,
+                    allow_smaller=allow_smaller,
+                    by_epoch=by_epoch,
+                    **options,
+                )
             else:
+                if seed is not None or allow_smaller or by_epoch:
+                    raise InvalidArgument("seed, allow_smaller and epochs are of a single server, must not be given")
                 count = shard_count or len(addresses)
                 rng = np.random.default_rng()
                 self._stream = ShardedSampleStream(directory, table, count, batch_size, rng=rng, **options)
@@ -160,6 +198,14 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
             if batch is not None:
                 return batch
         raise EndOfBatches
+
+    def ask_smaller(self) -> None:
+        """Ask that the next batch have what the table can give now, where a whole one does not come.
+
+        It takes `allow_smaller`; with nothing in the table it does nothing.
+        """
+        self._owner.check()
+        self._stream.ask_smaller()
 
     def update_priorities(
         self,

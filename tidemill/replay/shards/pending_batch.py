@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.replay.sampling.batch import Blocks, SampledBatch, StoredSteps
 from tidemill.replay.shards.table import Plan, ShardRequest
+
+_Kind = TypeVar("_Kind", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,15 +69,16 @@ def merge(
         writes=_joined_arrays([sample.writes for sample in samples]),
         ages=_rolled(_joined_arrays([sample.ages for sample in samples]), rotation),
         times_sampled=_rolled(_joined_arrays([sample.times_sampled for sample in samples]), rotation),
+        priorities=_rolled(_joined_arrays([sample.priorities for sample in samples]), rotation),
     )
 
 
-def _joined_arrays(arrays: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+def _joined_arrays(arrays: Sequence[NDArray[_Kind] | None]) -> NDArray[_Kind] | None:
     given = [array for array in arrays if array is not None]
     return np.concatenate(given) if given and len(given) == len(arrays) else None
 
 
-def _rolled(values: NDArray[np.int64] | None, rotation: int) -> NDArray[np.int64] | None:
+def _rolled(values: NDArray[_Kind] | None, rotation: int) -> NDArray[_Kind] | None:
     return np.roll(values, rotation) if values is not None else None
 
 

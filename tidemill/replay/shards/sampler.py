@@ -155,6 +155,9 @@ class ShardedSampleStream:
                 for name, shard in sorted(self._shards.items())
             )
 
+    def ask_smaller(self) -> None:
+        """Do nothing: batches of several servers are whole."""
+
     def update_priorities(
         self,
         keys: NDArray[np.uint64],

@@ -1051,8 +1051,13 @@ class SampleRequest(_message.Message):
     DRAWS_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
     RETURNED_FIELD_NUMBER: _builtins.int
+    SMALLER_FIELD_NUMBER: _builtins.int
     credit: _builtins.int
     """Further batches the caller is ready to take; 0 grants none."""
+    smaller: _builtins.bool
+    """With `allow_smaller`: the batch that waits for items may be as small as what the table has now. With nothing in the
+    table it is ignored.
+    """
     @_builtins.property
     def open(self) -> Global___SampleOpen:
         """Opens the stream; must be set in the first message and only there."""
@@ -1079,10 +1084,11 @@ class SampleRequest(_message.Message):
         draws: _abc.Iterable[Global___Draw] | None = ...,
         taken: _abc.Iterable[_builtins.int] | None = ...,
         returned: _abc.Iterable[_builtins.int] | None = ...,
+        smaller: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "draws", b"draws", "open", b"open", "returned", b"returned", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "draws", b"draws", "open", b"open", "returned", b"returned", "smaller", b"smaller", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1152,6 +1158,9 @@ class SampleOpen(_message.Message):
     ITEM_COUNTS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     SETTLES_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    ALLOW_SMALLER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """Name of the table."""
     batch_size: _builtins.int
@@ -1159,7 +1168,7 @@ class SampleOpen(_message.Message):
     without_replacement: _builtins.bool
     """Whether no item may come twice in a batch; the batch then waits until the table has as many items."""
     item_counts: _builtins.bool
-    """Whether batches say how old each item is and how often it was sampled."""
+    """Whether batches say how old each item is, how often it was sampled and which priority it has."""
     max_message_bytes: _builtins.int
     """Set by a caller that takes a batch in parts: the largest message that it takes, in bytes, at least 65,536. A batch that
     is larger, or larger than the server sends, comes as several responses, see `part`. 0: every batch must fit in one.
@@ -1170,10 +1179,25 @@ class SampleOpen(_message.Message):
     they are gone with the batch. For other tables it means nothing. When the caller half-closes, the call ends at once:
     what was granted and not sent is not drawn.
     """
+    seed: _builtins.int
+    """Seed of the call's draws, which then depend on nothing but the seed and the table as it is at each. Not for `draws`,
+    which have their own. Unset, the server draws by its own generator.
+    """
+    allow_smaller: _builtins.bool
+    """Whether the caller may ask for a smaller batch, see `smaller` of SampleRequest. It matters where a batch waits for
+    items: without replacement, or of a table with `max_times_sampled`.
+    """
     @_builtins.property
     def mirror(self) -> Global___Mirror:
         """Set by a caller that keeps chunks: each is sent once for as long as the caller has it. Unset, every batch brings
         the blocks of all its chunks.
+        """
+
+    @_builtins.property
+    def epoch(self) -> Global___EpochPlace:
+        """Set to draw without replacement over an epoch: each item once, then all again. The call continues at this place;
+        `slots` 0 begins an epoch. A batch never has items of two epochs, so the last one of an epoch may be smaller; not for
+        `draws`. FAILED_PRECONDITION: the table's sampler is not uniform, or its `max_times_sampled` is not 0.
         """
 
     def __init__(
@@ -1186,14 +1210,55 @@ class SampleOpen(_message.Message):
         item_counts: _builtins.bool = ...,
         max_message_bytes: _builtins.int = ...,
         settles: _builtins.bool = ...,
+        seed: _builtins.int | None = ...,
+        allow_smaller: _builtins.bool = ...,
+        epoch: Global___EpochPlace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["mirror", b"mirror"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "epoch", b"epoch", "mirror", b"mirror", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "item_counts", b"item_counts", "max_message_bytes", b"max_message_bytes", "mirror", b"mirror", "settles", b"settles", "table", b"table", "without_replacement", b"without_replacement"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "allow_smaller", b"allow_smaller", "batch_size", b"batch_size", "epoch", b"epoch", "item_counts", b"item_counts", "max_message_bytes", b"max_message_bytes", "mirror", b"mirror", "seed", b"seed", "settles", b"settles", "table", b"table", "without_replacement", b"without_replacement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+
+Global___SampleOpen: _TypeAlias = SampleOpen  # noqa: Y015
+
+@_typing.final
+class EpochPlace(_message.Message):
+    """A place in an epoch. An item that is in the table throughout an epoch is drawn once in it, one that comes or leaves
+    meanwhile at most once.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEED_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    seed: _builtins.int
+    """Seed of the order of all epochs."""
+    number: _builtins.int
+    """Number of the epoch, from 0."""
+    slots: _builtins.int
+    """Slots of the table that the epoch goes through, as many as were used when it began; 0 before it has begun."""
+    next: _builtins.int
+    """How many of them it has gone through."""
+    def __init__(
+        self,
+        *,
+        seed: _builtins.int = ...,
+        number: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        next: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "number", b"number", "seed", b"seed", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SampleOpen: _TypeAlias = SampleOpen  # noqa: Y015
+Global___EpochPlace: _TypeAlias = EpochPlace  # noqa: Y015
 
 @_typing.final
 class Mirror(_message.Message):
@@ -1251,6 +1316,8 @@ class SampleResponse(_message.Message):
     PART_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    PRIORITIES_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     table_items: _builtins.int
     """Items in the table when the batch was drawn."""
     total_weight: _builtins.float
@@ -1307,6 +1374,14 @@ class SampleResponse(_message.Message):
         be too low, as it is then that of the newest snapshot.
         """
 
+    @_builtins.property
+    def priorities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """If `item_counts` was set: the item's priority when the batch was drawn."""
+
+    @_builtins.property
+    def epoch(self) -> Global___EpochPlace:
+        """If `epoch` was set: the place behind this batch, whose `number` is that of the batch's epoch."""
+
     def __init__(
         self,
         *,
@@ -1326,10 +1401,12 @@ class SampleResponse(_message.Message):
         part: _builtins.bytes = ...,
         more: _builtins.bool = ...,
         number: _builtins.int = ...,
+        priorities: _abc.Iterable[_builtins.float] | None = ...,
+        epoch: Global___EpochPlace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "env_steps", b"env_steps", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "more", b"more", "number", b"number", "part", b"part", "payloads", b"payloads", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "times_sampled", b"times_sampled", "total_weight", b"total_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "env_steps", b"env_steps", "epoch", b"epoch", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "more", b"more", "number", b"number", "part", b"part", "payloads", b"payloads", "priorities", b"priorities", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "times_sampled", b"times_sampled", "total_weight", b"total_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

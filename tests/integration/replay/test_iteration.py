@@ -1,0 +1,206 @@
+"""How an iteration over batches is drawn and how it ends: seeds, epochs, what is left of a queue."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.numbered_steps import numbered_step, steps_table
+from tests.support.replay_service import LocalServer, server_process
+from tests.support.waiting import WAIT_S
+from tidemill.errors import InvalidArgument, Unavailable
+from tidemill.replay import (
+    ReplayClient,
+    ReplayDataset,
+    ReplayWriter,
+    SelectorConfig,
+    SelectorKind,
+    TableConfig,
+)
+
+_UNIFORM = SelectorConfig(SelectorKind.UNIFORM)
+_RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
+_POOL = steps_table(sampler=_UNIFORM, max_times_sampled=0, max_item_steps=1)
+
+
+def _write(address: str, table: TableConfig, numbers: Sequence[int]) -> None:
+    with ReplayWriter(address, table) as writer:
+        for number in numbers:
+            writer.append(numbered_step(number))
+            writer.create_item(table.name, last=1, priority=number + 1.0)
+
+
+def _numbers(dataset: ReplayDataset, batches: int | None = None) -> list[list[int]]:
+    return [batch["number"][:, -1].tolist() for batch in itertools.islice(dataset, batches)]
+
+
+def _joined(batches: list[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(batches))
+
+
+@pytest.mark.parametrize("without_replacement", [False, True])
+@pytest.mark.parametrize("sampler", [_UNIFORM, _RANKED])
+def test_seed_gives_the_same_draws(server: LocalServer, sampler: SelectorConfig, without_replacement: bool) -> None:
+    """Of a table that stays as it is, whatever was drawn before; another seed gives others, as do two tables."""
+    table = steps_table(sampler=sampler, max_times_sampled=0)
+    _write(server.address, table, range(40))
+
+    opened = partial(ReplayDataset, server.address, "t", 8, without_replacement=without_replacement, timeout_s=WAIT_S)
+
+    def drawn(seed: int | None, *, prefetch: int = 4, batches_per_sample: int = 1) -> list[list[int]]:
+        with opened(seed=seed, prefetch=prefetch, batches_per_sample=batches_per_sample) as dataset:
+            return _numbers(dataset, 6)
+
+    first = drawn(7)
+    assert drawn(7, prefetch=1) == first
+    assert drawn(8) != first
+    assert drawn(None) != drawn(None)
+    grouped = drawn(7, batches_per_sample=2)
+    assert drawn(7, batches_per_sample=2) == grouped
+
+
+def test_tables_of_a_mixture_have_seeds_of_their_own(server: LocalServer) -> None:
+    """Two that are alike are not drawn alike."""
+    other = steps_table("u", sampler=_UNIFORM, max_times_sampled=0, max_item_steps=1)
+    for table in (_POOL, other):
+        _write(server.address, table, range(1000))
+    runs = []
+    for _ in range(2):
+        with ReplayDataset(server.address, {"t": 0.5, "u": 0.5}, 32, seed=3, timeout_s=WAIT_S) as dataset:
+            runs.append(_numbers(dataset, 2))
+    assert runs[0] == runs[1]
+    assert runs[0][0][:16] != runs[0][0][16:]
+
+
+@pytest.mark.parametrize("batches_per_sample", [1, 3])
+@pytest.mark.parametrize("mirror_mib", [0, 8])
+def test_every_item_comes_once_in_an_epoch(server: LocalServer, batches_per_sample: int, mirror_mib: int) -> None:
+    """In another order each time; the last batch of an epoch is smaller, or left out; then the iteration ends."""
+    _write(server.address, _POOL, range(50))
+    table = partial(ReplayDataset, server.address, "t", 8, batches_per_sample=batches_per_sample, timeout_s=WAIT_S)
+    opened = partial(table, epochs=2, mirror_mib=mirror_mib)
+    with opened(allow_smaller=True, seed=1) as dataset:
+        batches = _numbers(dataset)
+        assert next(dataset, None) is None
+    assert [len(batch) for batch in batches] == [8, 8, 8, 8, 8, 8, 2] * 2
+    epochs = [_joined(batches[:7]), _joined(batches[7:])]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(50))] * 2
+    assert epochs[0] != epochs[1]
+    with opened(allow_smaller=True, seed=1) as dataset:
+        assert _numbers(dataset) == batches
+    with opened() as dataset:
+        assert [len(batch) for batch in _numbers(dataset)] == [8] * 12
+    with opened(epochs=0) as dataset:
+        counts = Counter(_joined(_numbers(dataset, 60)))
+        assert sum(counts.values()) == 480
+
+
+def test_epoch_holds_what_stays_and_nothing_twice(server: LocalServer) -> None:
+    """Items that leave in the middle do not come any more; those that come take their slots, and come once at most."""
+    table = steps_table(sampler=_UNIFORM, max_items=40, max_times_sampled=0, max_item_steps=1)
+    _write(server.address, table, range(40))
+    with ReplayDataset(server.address, "t", 4, epochs=1, prefetch=1, allow_smaller=True, timeout_s=WAIT_S) as dataset:
+        seen = _joined(_numbers(dataset, 4))
+        _write(server.address, table, range(40, 60))  # in place of 0 .. 19
+        later = _joined(_numbers(dataset))
+    counts = Counter(seen + later)
+    assert set(counts.values()) == {1}
+    assert set(range(20, 40)) <= set(counts)
+    assert not set(later[4:]) & set(range(20))  # a batch was on its way
+
+
+def test_epoch_continues_over_a_restart_of_the_server(tmp_path: Path) -> None:
+    """A kill in the middle of an epoch: with the log nothing comes twice, and only batches under way are missing."""
+    options = ("--folder", str(tmp_path))
+    with server_process("127.0.0.1:0", *options) as first:
+        _write(first.address, _POOL, range(200))
+        dataset = ReplayDataset(first.address, "t", 4, epochs=1, prefetch=1, timeout_s=WAIT_S)
+        seen = _joined(_numbers(dataset, 10))
+        os.kill(first.pid, signal.SIGKILL)
+        first.process.wait(WAIT_S)
+    with server_process(first.address, *options), dataset:
+        counts = Counter(seen + _joined(_numbers(dataset)))
+    assert set(counts.values()) == {1}
+    assert len(counts) >= 200 - 4
+
+
+def test_rest_of_a_queue_is_given_out(server: LocalServer) -> None:
+    """Ten items by four: the last two wait for more until the time is over, and the iteration then ends."""
+    table = steps_table()
+    _write(server.address, table, range(10))
+    with ReplayDataset(server.address, "t", 4, timeout_s=0.3, allow_smaller=True, end_on_timeout=True) as dataset:
+        assert _numbers(dataset) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    with ReplayClient(server.address) as client:
+        assert client.describe_table("t").items == 0
+    _write(server.address, table, range(6))
+    with ReplayDataset(server.address, "t", 4, timeout_s=0.3, end_on_timeout=True) as dataset:
+        assert _numbers(dataset) == [[0, 1, 2, 3]]  # what is left stays in the queue
+    with ReplayDataset(server.address, "t", 4, timeout_s=0.3) as dataset:
+        with pytest.raises(Unavailable, match=r"2 items .* fewer than a batch of 4: allow_smaller=True takes them"):
+            next(dataset)
+        _write(server.address, table, range(6, 8))
+        assert _numbers(dataset, 1) == [[4, 5, 6, 7]]
+
+
+def test_smaller_batch_does_not_wait_behind_a_reader_of_whole_ones(server: LocalServer) -> None:
+    """Of three items a reader who waits for four takes none, and one who takes fewer gets them."""
+    _write(server.address, steps_table(), range(3))
+    with (
+        ReplayDataset(server.address, "t", 4, timeout_s=WAIT_S, prefetch=1) as whole,
+        ReplayDataset(server.address, "t", 4, timeout_s=0.3, prefetch=1, allow_smaller=True) as fewer,
+    ):
+        waiting = threading.Thread(target=lambda: next(whole, None), daemon=True)
+        waiting.start()
+        time.sleep(0.2)
+        assert _numbers(fewer, 1) == [[0, 1, 2]]
+        with pytest.raises(Unavailable, match="it has 0 items"):
+            next(fewer)
+        whole.close()
+        waiting.join(WAIT_S)
+
+
+def test_batch_without_replacement_may_be_smaller(server: LocalServer) -> None:
+    """Of a table with fewer items than a batch."""
+    _write(server.address, _POOL, range(3))
+    with ReplayDataset(server.address, "t", 8, timeout_s=0.3, without_replacement=True, allow_smaller=True) as dataset:
+        assert sorted(_numbers(dataset, 1)[0]) == [0, 1, 2]
+
+
+def test_server_that_is_gone_does_not_end_an_iteration() -> None:
+    """`end_on_timeout` is for tables that give no more."""
+    with (
+        ReplayDataset("127.0.0.1:1", _POOL, 1, timeout_s=0.2, end_on_timeout=True, create=True) as dataset,
+        pytest.raises(Unavailable, match="no replay server answers"),
+    ):
+        next(dataset)
+
+
+def test_what_a_table_cannot_do_is_refused(server: LocalServer) -> None:
+    """By name and value, before anything is drawn."""
+    ranked, queue, other = steps_table("r", sampler=_RANKED, max_times_sampled=0), steps_table("q"), steps_table("o")
+    with ReplayClient(server.address) as client:
+        for table in (ranked, queue, _POOL, other):
+            client.create_table(table)
+    opened = partial(ReplayDataset, server.address)
+    for call, message in (
+        (
+            partial(opened, "r", 1, epochs=1),
+            "table 'r' has the sampler prioritized and max_times_sampled 0: epochs need",
+        ),
+        (partial(opened, "q", 1, epochs=1), "table 'q' has the sampler fifo and max_times_sampled 1: epochs need"),
+        (partial(opened, "t", 1, epochs=-1), "epochs is -1, must be at least 0"),
+        (partial(opened, "t", 1, seed=-1), "seed is -1, must be 0 .. 18446744073709551615"),
+        (partial(opened, {"q": 0.5, "o": 0.5}, 2, allow_smaller=True), "with 2 tables, takes a single one"),
+        (partial(ReplayDataset, [server.address, "127.0.0.1:1"], _POOL, 2, create=True, seed=1), "of a single server"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            call()

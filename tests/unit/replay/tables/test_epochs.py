@@ -1,0 +1,63 @@
+"""Epochs over a table: permutations of its slots that need no memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.distribution import fits
+from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
+from tidemill.errors import FailedPrecondition
+from tidemill.replay.sampling.batch import EpochPlace
+from tidemill.replay.table_config import SelectorConfig, SelectorKind
+from tidemill.services.replay.tables.epochs import Epochs, _keys, _permuted
+
+
+@given(size=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1))
+def test_permutation_holds_every_number_once(size: int, seed: int) -> None:
+    """Of any size, by any seed."""
+    order = _permuted(np.arange(size), size, _keys(EpochPlace(seed)))
+    assert sorted(order.tolist()) == list(range(size))
+
+
+def test_order_is_uniform() -> None:
+    """Each of the 24 orders of four comes as often, and so does each place of a number among many."""
+    orders = [tuple(_permuted(np.arange(4), 4, _keys(EpochPlace(seed))).tolist()) for seed in range(4800)]
+    kinds = sorted(set(orders))
+    assert len(kinds) == 24
+    assert fits([orders.count(kind) for kind in kinds], [1 / 24] * 24)
+    first = [int(_permuted(np.arange(1), 100, _keys(EpochPlace(seed)))[0]) // 10 for seed in range(2000)]
+    assert fits([first.count(tenth) for tenth in range(10)], [0.1] * 10)
+
+
+def test_table_that_is_emptied_begins_the_epoch_again() -> None:
+    """Slots that are not used any more are not looked at, and no draw is without items."""
+    config = make_config(max_items=20, max_item_steps=1)
+    replay = make_replay(config)
+    session, table = open_streams(replay), replay.find("t")
+    epochs, first = Epochs(EpochPlace(5)), 0
+
+    def fill(chunks: int) -> None:
+        nonlocal first
+        for _ in range(chunks):
+            append(replay, session, [make_chunk(0, 0, first, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
+            first += 4
+
+    fill(3)
+    assert len(epochs.take(table.items, 5)) == 5
+    replay.reset(table)
+    fill(1)
+    assert sorted(epochs.take(table.items, 9).tolist()) == [0, 1, 2, 3]
+    assert (epochs.place.number, epochs.place.slots, epochs.place.next) == (0, 4, 4)
+    table.delete_slots(np.array([0, 1, 3]))
+    assert epochs.take(table.items, 9).tolist() == [2]
+    assert epochs.place.number == 1
+
+
+def test_table_with_an_order_of_its_own_has_no_epochs() -> None:
+    """The contract says so for callers that are not checked by a client."""
+    table = make_replay(make_config(sampler=SelectorConfig(SelectorKind.FIFO))).find("t")
+    with pytest.raises(FailedPrecondition, match="has the sampler fifo and max_times_sampled 0"):
+        table.check_epochs()
