@@ -15,6 +15,7 @@ from importlib.metadata import version
 import structlog
 import torch
 
+from tidemill import container_limits
 from tidemill.config.hindsight import item_window
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import use_device
@@ -120,8 +121,7 @@ class Learner:
     def _build(self) -> Learning:
         config, device = self._config, resolve_device(self._config.learner.device, self._rank)
         self._pace.prepare()
-        if config.learner.threads:
-            torch.set_num_threads(config.learner.threads)
+        torch.set_num_threads(config.learner.threads or container_limits.cpus())
         use_device(device)  # so that the training thread's stream is this device's
         if device.type == "cuda":
             watch_gpu(device)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.ma  # np.unique would do so when first called, and every caller would wait for it
 
-from tidemill import container_memory
+from tidemill import container_limits
 from tidemill.config.services import ReplaySettings
 from tidemill.logger import LateLogger
 from tidemill.rpc.server import RpcServer
@@ -82,7 +82,7 @@ class ReplayServer:
 
 
 def _budget(settings: ReplaySettings) -> MemoryBudget:
-    whole = settings.max_memory_mib * 2**20 or default_budget_bytes(settings.shards, container_memory.limit_bytes())
+    whole = settings.max_memory_mib * 2**20 or default_budget_bytes(settings.shards, container_limits.memory_bytes())
     return MemoryBudget(whole // 2)
 
 

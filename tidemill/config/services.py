@@ -143,7 +143,7 @@ class LearnerSettings:
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:N`, or `auto`: the first GPU if there is one."""
     threads: int = 1
-    """Threads torch computes with on a CPU, at least 1; 0 leaves the choice to torch."""
+    """Threads torch computes with on a CPU; 0: as many as the machine or the container has processors for."""
     updates_per_env_step: float = 1.0
     """Updates per agent decision, enforced by the table's rate limiter; 0: as many as possible. The default
     depends on the algorithm: 0.25 for `dqn`, `d4pg`, `r2d2` and `sac_discrete`, 0 for those of rollouts."""

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tidemill import container_limits
 from tidemill.config.check import check
 from tidemill.config.documented import fields_of
 from tidemill.config.load import load
@@ -317,7 +317,7 @@ def _options(argv: Sequence[str]) -> PlanOptions:
     config = given.pop("config")
     if config is not None:
         run = load(RunConfig, ["--config", config], prog="tidemill plan", description=_ABOUT)
-        return dataclasses.replace(options_of(run, os.cpu_count() or 2), **given)
+        return dataclasses.replace(options_of(run, max(container_limits.cpus(), 2)), **given)
     if missing := [f"--{name}" for name in ("cores", "env") if name not in given]:
         parser.error(f"required: {' and '.join(missing)}, or --config")
     return PlanOptions(**given)

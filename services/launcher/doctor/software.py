@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -11,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from tidemill import kernel
+from tidemill import container_limits, kernel
 from tidemill.installation import how_to_install, how_to_repair, is_made
 from tidemill.services.launcher.doctor.finding import Finding, python_says, says
 from tidemill.services.launcher.installation import activation, command_name, versions
@@ -22,7 +21,7 @@ _OPTIONAL = {"ale_py": "atari", "Box2D": "box2d", "pygame": "box2d"}
 
 def python() -> list[Finding]:
     """Return the interpreter and the machine."""
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    machine = f"{platform.system()} {platform.machine()}, {container_limits.cpus()} cores"
     text = f"Python {platform.python_version()} on {machine}"
     if sys.version_info[:2] in ((3, 11), (3, 12), (3, 13)):
         return [Finding("ok", text)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from tidemill import container_memory
+from tidemill import container_limits
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.mirror import MirrorSize, Reserve, RowKeeper, TableMirror
 from tidemill.replay.sampling.shared_arrays import reserve_private
@@ -87,7 +87,7 @@ def free_bytes(meminfo: Path = _MEMINFO) -> int:
     """Return the memory that is free for this process: of its container, or of the machine."""
     found = [int(line.split()[1]) * 1024 for line in _lines(meminfo) if line.startswith("MemAvailable:")]
     free = found[0] if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    container = container_memory.free_bytes()
+    container = container_limits.free_memory_bytes()
     return free if container is None else min(free, container)
 
 
