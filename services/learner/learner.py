@@ -122,6 +122,7 @@ class Learner:
         config, device = self._config, resolve_device(self._config.learner.device, self._rank)
         self._pace.prepare()
         torch.set_num_threads(config.learner.threads or container_limits.cpus())
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(container_limits.cpus()))
         use_device(device)  # so that the training thread's stream is this device's
         if device.type == "cuda":
             watch_gpu(device)
