@@ -126,6 +126,9 @@ class Watch(TorchDispatchMode):
                 self.note("refused", func, "the step size is on another device")
             self.launches += _launches(name, args)
             return None
+        if func is _ATEN._thnn_fused_lstm_cell.default:  # nor this, if there are no biases
+            self.launches += 1
+            return torch.empty_like(args[2]), torch.empty_like(args[2]), torch.empty_like(args[0])
         try:
             returned = func(*args, **kwargs)
         except RuntimeError as error:

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_CUDA = Path(__file__).parents[1] / "cuda.py"
+_FOLDER = Path(__file__).parents[1]
+_STAND_INS = ("cuda", "lstm_cell")
+"""Files there, each with an `install`."""
 
 
 class _Torch(Loader):
@@ -27,12 +29,13 @@ class _Torch(Loader):
     def exec_module(self, module: ModuleType) -> None:
         ctypes.CDLL(os.environ["TIDEMILL_PRETENDED_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
         self._real.exec_module(module)
-        spec = importlib.util.spec_from_file_location("pretended_cuda", _CUDA)
-        assert spec is not None
-        assert spec.loader is not None
-        cuda = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(cuda)
-        cuda.install()
+        for name in _STAND_INS:
+            spec = importlib.util.spec_from_file_location(f"pretended_{name}", _FOLDER / f"{name}.py")
+            assert spec is not None
+            assert spec.loader is not None
+            stand_in = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(stand_in)
+            stand_in.install()
 
 
 class _Finder(MetaPathFinder):

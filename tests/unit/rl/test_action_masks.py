@@ -177,10 +177,10 @@ def test_r2d2_target_values_a_legal_action() -> None:
         "recurrent_state": torch.zeros((2, config.recurrent_state_size)),
     }
     steps = {name: batch[name].transpose(0, 1) for name in ("observation", "last_action", "last_reward", "is_first")}
-    target_q = agent._unrolled(agent._target.network, steps, batch["recurrent_state"])
+    _, target_q = agent._unrolled(steps, batch["recurrent_state"])
     online_q = torch.tensor([3.0, 9.0, 2.0, 1.0]).expand(unroll + n_step, 2, 4)
-    found = agent._targets(batch, steps, online_q)
-    torch.testing.assert_close(found, target_q[n_step:, :, 0].detach())
+    found = agent._targets(batch, online_q, target_q)
+    torch.testing.assert_close(found, target_q[n_step:, :, 0])
 
 
 def test_distribution_over_legal_actions_by_hand() -> None:

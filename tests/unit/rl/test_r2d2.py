@@ -20,6 +20,7 @@ from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork
 from tidemill.rl.agents.r2d2.policy import R2D2Policy
 from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.networks import lstm
 from tidemill.rl.networks.lstm import LSTM
 from tidemill.rl.policy_io import PolicyInputBuilder, PolicyOutput
 from tidemill.types import EnvSpec
@@ -61,6 +62,29 @@ def test_lstm_starts_anew_where_an_episode_does() -> None:
     torch.testing.assert_close(whole[3:, 0], fresh[:, 0])
     torch.testing.assert_close(whole[:, 1], on[:, 1])
     assert not torch.allclose(whole[3:, 0], on[3:, 0])
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_steps_together_equal_steps_that_torch_differentiates(pair: bool) -> None:
+    """Outputs, state and gradients, with resets at the first step, in between and twice; a fixed LSTM gets none."""
+    rng, size, shape = torch.Generator().manual_seed(0), 5, (9, 4)
+    gates, other = torch.randn((2, *shape, 4 * size), generator=rng)
+    weight, other_weight = torch.randn((2, 4 * size, size), generator=rng) / size**0.5
+    is_first = torch.rand(shape, generator=rng) < 0.3
+    is_first[0, 1] = is_first[3, 2] = is_first[4, 2] = True
+    state = torch.randn((2, *((2,) if pair else ()), shape[1], size), generator=rng)
+    fixed = (other, other_weight) if pair else None
+    found = []
+    for steps in (lstm.unrolled, lstm._traced):
+        inputs = [each.clone().requires_grad_() for each in (gates, weight, *(() if pair else state))]
+        output, cell = state if pair else inputs[2:]
+        outputs, after = steps(inputs[0], inputs[1], is_first, (output, cell), fixed)
+        cell = after[1] if isinstance(after, tuple) else after
+        loss = (outputs.tanh() * torch.linspace(-1, 1, outputs[0].numel()).view_as(outputs[0])).sum()
+        loss = loss if pair else loss + cell.square().sum()
+        found.append([outputs, cell, *torch.autograd.grad(loss, inputs)])
+    for own, expected in zip(*found, strict=True):
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-5)
 
 
 def test_value_rescaling_by_hand_and_back() -> None:

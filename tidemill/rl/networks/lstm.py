@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 State = tuple[Tensor, Tensor]
@@ -57,6 +58,10 @@ class LSTM(nn.Module):
         self.bias = nn.Parameter(bias)
         self.size = size
 
+    def gates(self, x: Tensor) -> Tensor:
+        """Return what the inputs [T, B, F] add to the gates of each step, [T, B, 4 H]: write, forget, new, read."""
+        return functional.linear(x, self.input_weight, self.bias)
+
     def forward(self, x: Tensor, is_first: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the outputs of all steps and the state after the last.
 
@@ -65,14 +70,185 @@ class LSTM(nn.Module):
             is_first: Steps before which an item's state becomes 0, bool [T, B].
             state: Before the first step.
         """
-        gates = functional.linear(x, self.input_weight, self.bias)
-        keep = (~is_first).to(x.dtype).unsqueeze(-1)
-        output, cell = state
-        outputs = []
+        return unrolled(self.gates(x), self.output_weight, is_first, state)
+
+
+def unrolled(
+    gates: Tensor, weight: Tensor, is_first: Tensor, state: State, fixed: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, State]:
+    """Return the outputs of all steps and the state after the last, of one LSTM or of two in step with each other.
+
+    On a GPU a step is three kernels, and three more on the way back, so two together cost as many as one.
+
+    Args:
+        gates: Of the inputs, as `LSTM.gates` returns them, [T, B, 4 H].
+        weight: From outputs to gates, [4 H, H].
+        is_first: Steps before which an item's state becomes 0, bool [T, B].
+        state: Before the first step, each [B, H], or [2, B, H] with `fixed`.
+        fixed: Gates and weight of the second LSTM, which get no gradient.
+
+    Returns:
+        Outputs [T, B, H], or [T, 2, B, H] with `fixed`.
+    """
+    acts = len(gates) == 1 and gates.device.type == "cpu"
+    if torch.compiler.is_compiling() or acts:
+        outputs, cell = _traced(gates, weight, is_first, state, fixed)
+    else:
+        outputs, cell = _Unroll.apply(gates, weight, *(fixed or (None, None)), is_first, *state)  # type: ignore[no-untyped-call]  # torch's
+    return outputs, (outputs[-1], cell)
+
+
+_CLOSED = -1e9
+"""Of a forget gate: its sigmoid is 0, and so is its gradient."""
+
+
+def _together(gates: Tensor, weight: Tensor, fixed_gates: Tensor | None, fixed_weight: Tensor | None) -> State:
+    """Return gates [T, N, B, 4 H] and weights [N, 4 H, H] of two LSTMs, or those of one without N."""
+    if fixed_gates is None or fixed_weight is None:
+        return gates, weight
+    return torch.stack((gates, fixed_gates), dim=1), torch.stack((weight, fixed_weight))
+
+
+def _close_forget_gates(gates: Tensor, is_first: Tensor) -> None:
+    """Have steps that begin an episode forget the cell, in place: one kernel for all steps instead of one for each."""
+    size = gates.shape[-1] // 4
+    mask = is_first.view(len(is_first), *(1 for _ in gates.shape[2:-1]), is_first.shape[1], 1)
+    gates[..., size : 2 * size].masked_fill_(mask, _CLOSED)
+
+
+def _kept(is_first: Tensor, like: Tensor) -> Tensor:
+    """Return 0 where an episode begins and 1 elsewhere, [T, B, 1]."""
+    return (~is_first).to(like.dtype).unsqueeze(-1)
+
+
+def _traced(
+    gates: Tensor, weight: Tensor, is_first: Tensor, state: State, fixed: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Return outputs and the last cell by operations that a compiler sees through, and that cost one step the least."""
+    gates, weight = _together(gates, weight, *(fixed or (None, None)))
+    keep = _kept(is_first, gates)
+    add_product = torch.addmm if weight.ndim == 2 else torch.baddbmm
+    output, cell = state
+    outputs = []
+    for step_gates, step_keep in zip(gates.unbind(), keep.unbind(), strict=True):
+        output, cell = output * step_keep, cell * step_keep
+        write, forget, new, read = add_product(step_gates, output, weight.mT).chunk(4, dim=-1)
+        cell = forget.sigmoid() * cell + write.sigmoid() * new.tanh()
+        output = read.sigmoid() * cell.tanh()
+        outputs.append(output)
+    return torch.stack(outputs), cell
+
+
+class _Unroll(torch.autograd.Function):
+    """All steps of `unrolled`, and all of them back in the reverse order."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - keeps what it is given
+        gates: Tensor,
+        weight: Tensor,
+        fixed_gates: Tensor | None,
+        fixed_weight: Tensor | None,
+        is_first: Tensor,
+        output: Tensor,
+        cell: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the last cell."""
+        ctx.is_pair = fixed_gates is not None
+        own_weight = weight
+        gates, weight = _together(gates, weight, fixed_gates, fixed_weight)
+        gates = gates if ctx.is_pair else gates.clone()  # written to below
+        _close_forget_gates(gates, is_first)
+        keep, first = _kept(is_first, gates), output
+        outputs, cells, activations = [], [cell], []
         for step_gates, step_keep in zip(gates.unbind(), keep.unbind(), strict=True):
-            output, cell = output * step_keep, cell * step_keep
-            write, forget, new, read = torch.addmm(step_gates, output, self.output_weight.mT).chunk(4, dim=-1)
-            cell = forget.sigmoid() * cell + write.sigmoid() * new.tanh()
-            output = read.sigmoid() * cell.tanh()
+            output, cell, activation = _step(step_gates, output * step_keep, cells[-1], weight)
             outputs.append(output)
-        return torch.stack(outputs), (output, cell)
+            if any(ctx.needs_input_grad):
+                cells.append(cell)
+                activations.append(activation)
+            else:
+                cells = [cell]
+        stacked = torch.stack(outputs)
+        if activations:
+            ctx.save_for_backward(own_weight, keep, first, stacked, *cells, *activations)
+        return stacked, cell
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        grad_outputs: Tensor,
+        grad_cell: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of gates, weight and state; of two LSTMs only the first has any."""
+        weight, keep, first, outputs, *saved = ctx.saved_tensors
+        cells, activations = saved[: len(outputs) + 1], saved[len(outputs) + 1 :]
+        if ctx.is_pair:
+            grad_outputs, outputs, grad_cell, first = grad_outputs[:, 0], outputs[:, 0], grad_cell[0], first[0]
+            cells, activations = [cell[0] for cell in cells], [each[0] for each in activations]
+        grad_output, grad_gates = grad_outputs[-1], []
+        for step in reversed(range(len(outputs))):
+            grad_step, grad_cell = _step_back(grad_output, grad_cell, cells[step], cells[step + 1], activations[step])
+            grad_gates.append(grad_step)
+            if step:
+                grad_output = torch.addcmul(grad_outputs[step - 1], grad_step @ weight, keep[step])
+        grad_gates.reverse()
+        stacked = torch.stack(grad_gates)
+        before = torch.cat((first[None], outputs[:-1])) * keep
+        grad_weight = stacked.flatten(0, 1).mT @ before.flatten(0, 1)
+        needs_state = any(ctx.needs_input_grad[5:]) and not ctx.is_pair
+        grad_state = ((grad_gates[0] @ weight) * keep[0], grad_cell) if needs_state else (None, None)
+        return stacked, grad_weight, None, None, None, *grad_state
+
+
+def _step(gates: Tensor, output: Tensor, cell: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output and cell, [..., B, H] each, and what the gates became, [..., B, 4 H], of one step.
+
+    Args:
+        gates: Of the inputs, [..., B, 4 H].
+        output: Of the step before, 0 where an episode begins.
+        cell: Of the step before.
+        weight: From outputs to gates, [..., 4 H, H].
+    """
+    if gates.device.type == "cuda":  # torch's own kernel takes two dimensions
+        flat = torch.matmul(output, weight.mT).flatten(0, -2)
+        made = torch.ops.aten._thnn_fused_lstm_cell(gates.flatten(0, -2), flat, cell.flatten(0, -2))
+        output, cell, activation = (each.view(*gates.shape[:-1], -1) for each in made)
+        return output, cell, activation
+    size = output.shape[-1]
+    activation = (torch.addmm if gates.ndim == 2 else torch.baddbmm)(gates, output, weight.mT)
+    activation[..., : 2 * size].sigmoid_()
+    activation[..., 2 * size : 3 * size].tanh_()
+    activation[..., 3 * size :].sigmoid_()
+    write, forget, new, read = activation.chunk(4, dim=-1)
+    cell = torch.addcmul(forget * cell, write, new)
+    return read * cell.tanh(), cell, activation
+
+
+def _step_back(
+    grad_output: Tensor, grad_cell: Tensor, before: Tensor, cell: Tensor, activation: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of a step's gates, [B, 4 H], and of the cell before it, [B, H].
+
+    Args:
+        grad_output: Of what the step returned, [B, H].
+        grad_cell: Likewise.
+        before: The cell before the step.
+        cell: After it.
+        activation: What the gates became.
+    """
+    if activation.device.type == "cuda":
+        back = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
+        grad_gates, grad_before, _ = back(grad_output, grad_cell, before, cell, activation, False)
+        return grad_gates, grad_before
+    write, forget, new, read = activation.chunk(4, dim=-1)
+    squashed = cell.tanh()
+    grad_cell = grad_cell + grad_output * read * (1 - squashed * squashed)
+    parts = (
+        grad_cell * new * (write * (1 - write)),
+        grad_cell * before * (forget * (1 - forget)),
+        grad_cell * write * (1 - new * new),
+        grad_output * squashed * (read * (1 - read)),
+    )
+    return torch.cat(parts, dim=-1), grad_cell * forget

@@ -13,11 +13,11 @@ from torch import Tensor
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
-from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork, build_network
+from tidemill.rl.agents.r2d2.networks import build_network
 from tidemill.rl.compilation import compiled
 from tidemill.rl.losses import mask_illegal
 from tidemill.rl.networks.image import to_channels_last
-from tidemill.rl.networks.lstm import to_state
+from tidemill.rl.networks.lstm import to_state, unrolled
 from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.optimizers import LearningRateDecay, build_optimizer, clip_
 from tidemill.rl.process_group import ProcessGroup
@@ -82,9 +82,9 @@ class R2D2Agent:
     def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
         """Return the loss, [], the sequences' new priorities, [B], and the mean value of the actions taken, []."""
         steps = {name: batch[name].transpose(0, 1) for name in _STEPS}
-        q = self._unrolled(self._online, steps, batch["recurrent_state"])
+        q, target_q = self._unrolled(steps, batch["recurrent_state"])
         chosen_q = q[: self._config.unroll].gather(2, batch["action"].transpose(0, 1).unsqueeze(-1)).squeeze(-1)
-        target = self._targets(batch, steps, q.detach())
+        target = self._targets(batch, q.detach(), target_q)
         item = sequence_loss(chosen_q, target, batch["is_trained"].transpose(0, 1), self._config.priority_mix)
         return (weight * item.loss).mean(), item.priority, chosen_q.detach().mean()
 
@@ -96,19 +96,33 @@ class R2D2Agent:
             observation = observation[item, batch["stack"]]
         return observation
 
-    def _unrolled(self, network: RecurrentQNetwork, steps: Mapping[str, Tensor], recurrent_state: Tensor) -> Tensor:
-        """Return Q of the steps after the burn-in, [U + n, B, A], from the state that the burn-in ends with."""
-        burn_in, state = self._config.burn_in, to_state(recurrent_state)
-        if burn_in:
-            with torch.no_grad():
-                _, state = network(**{name: column[:burn_in] for name, column in steps.items()}, state=state)
-        q: Tensor = network(**{name: column[burn_in:] for name, column in steps.items()}, state=state)[0]
-        return q
+    def _unrolled(self, steps: Mapping[str, Tensor], recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Q of both networks, of the steps after the burn-in, [U + n, B, A], from the states that it ends with.
+
+        Online and target network go step by step together, so that a GPU is given half of the kernels.
+        """
+        burn_in, is_first = self._config.burn_in, steps["is_first"]
+        online, target = self._online, self._target.network
+        weights = online.lstm.output_weight, target.lstm.output_weight
+        output, cell = (part.expand(2, -1, -1) for part in to_state(recurrent_state))
+        observation = steps["observation"].contiguous()  # parts of it are then views
+        before = online.before(steps["last_action"], steps["last_reward"], is_first)
+        with torch.no_grad():
+            target_gates = target.gates(observation, before)
+            if burn_in:
+                gates = online.gates(observation[:burn_in], before[:burn_in])
+                fixed = target_gates[:burn_in], weights[1]
+                _, (output, cell) = unrolled(gates, weights[0], is_first[:burn_in], (output, cell), fixed)
+        gates = online.gates(observation[burn_in:], before[burn_in:])
+        fixed = target_gates[burn_in:], weights[1]
+        outputs, _ = unrolled(gates, weights[0], is_first[burn_in:], (output, cell), fixed)
+        q: Tensor = online.values(outputs[:, 0])
+        with torch.no_grad():
+            return q, target.values(outputs[:, 1])
 
     @torch.no_grad()
-    def _targets(self, batch: Mapping[str, Tensor], steps: Mapping[str, Tensor], online_q: Tensor) -> Tensor:
-        """Return the target of each step of the unroll, [U, B]."""
-        target_q = self._unrolled(self._target.network, steps, batch["recurrent_state"])
+    def _targets(self, batch: Mapping[str, Tensor], online_q: Tensor, target_q: Tensor) -> Tensor:
+        """Return the target of each step of the unroll, [U, B], by Q of both networks, [U + n, B, A]."""
         legal = batch[ACTION_MASK].transpose(0, 1)[self._config.burn_in :] if ACTION_MASK in batch else None
         best = mask_illegal(online_q if self._config.double else target_q, legal).argmax(dim=2, keepdim=True)
         value = target_q.gather(2, best).squeeze(2)  # of every step, [U + n, B]

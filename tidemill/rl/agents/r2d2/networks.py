@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.networks.linear import Linear, linear
-from tidemill.rl.networks.lstm import LSTM, State
+from tidemill.rl.networks.lstm import LSTM, State, unrolled
 from tidemill.rl.networks.precision import FLOAT32, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
@@ -45,15 +45,22 @@ class RecurrentQNetwork(nn.Module):
             is_first: Whether an episode begins there, bool [T, B]: the recurrent_state is reset.
             state: Before the first step, each [B, H].
         """
-        steps = is_first.shape
+        gates = self.gates(observation, self.before(last_action, last_reward, is_first))
+        output, state = unrolled(gates, self.lstm.output_weight, is_first, state)
+        return self.values(output), state
+
+    def gates(self, observation: Tensor, before: Tensor) -> Tensor:
+        """Return what goes into the LSTM of each step, [T, B, 4 H], of observations [T, B, ...] and `before`."""
         with self.matmul_precision():
             x: Tensor = self.torso(observation.flatten(0, 1))
             for layer in self.hidden:
                 x = torch.relu(layer(x))
-        x = torch.cat((x.float().unflatten(0, steps), self._before(last_action, last_reward, is_first)), dim=-1)
-        x, state = self.lstm(x, is_first, state)
-        q: Tensor = self.head(x.flatten(0, 1)).squeeze(-1)
-        return q.unflatten(0, steps), state
+        return self.lstm.gates(torch.cat((x.float().unflatten(0, before.shape[:2]), before), dim=-1))
+
+    def values(self, output: Tensor) -> Tensor:
+        """Return Q [T, B, A] of the LSTM's outputs, [T, B, H]."""
+        q: Tensor = self.head(output.flatten(0, 1)).squeeze(-1).unflatten(0, output.shape[:2])
+        return q
 
     def set_compute_dtype(self, precision: Precision, images: Tensor) -> None:
         """Put what comes before the LSTM in the number format asked for; `auto` is timed on a batch of `images`."""
@@ -63,8 +70,11 @@ class RecurrentQNetwork(nn.Module):
             if isinstance(module, Linear):
                 module.pack(len(images))
 
-    def _before(self, last_action: Tensor, last_reward: Tensor, is_first: Tensor) -> Tensor:
-        """Return the last action, one-hot, and the last reward, squashed to -1 .. 1; zeros if there was none."""
+    def before(self, last_action: Tensor, last_reward: Tensor, is_first: Tensor) -> Tensor:
+        """Return what came before each step, [T, B, A + 1]; zeros if nothing did. See `forward`.
+
+        It is the last action, one-hot, and the last reward, squashed to -1 .. 1.
+        """
         actions = torch.arange(self._num_actions, device=last_action.device)
         action = (last_action.unsqueeze(-1) == actions).float()  # torch's one_hot has the host look at every action
         both = torch.cat((action, last_reward.tanh().unsqueeze(-1)), dim=-1)
