@@ -27,12 +27,14 @@ from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import keep_freed_memory, leave, run, stop_event
 from tidemill.replay.limits import fitting_chunk_length
 from tidemill.replay.shards.appender import ShardedAppender
+from tidemill.replay.shards.readiness import wait_for_replay
 from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.agents.registry import extra_columns_of, stored_columns
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.readiness import wait_for_service
 from tidemill.services.actor.actor_index import actor_index, own_dns_name
 from tidemill.services.actor.lock_step.actor import act_in_lock_step
 from tidemill.services.actor.loop import ActingLoop, ActingParams, PolicyParams, VersionPacer, make_throttle
@@ -66,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with BackgroundServer("actor", config.actor.server) as server:
             address, metrics = server.start(), serve_metrics(config.actor.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
+            if not _services_answer(config, stop):
+                return 0
             if config.run.deterministic:
                 seed = training_seed(config.run.seed, config.actor.index or 0)
                 act_in_lock_step(config, seed, server, stop)
@@ -74,6 +78,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     return run("actor", body)
+
+
+def _services_answer(config: ActorConfig, stop: threading.Event) -> bool:
+    """Wait for the services that an actor needs; return False if `stop` was set first.
+
+    Raises:
+        Unavailable: One did not answer within `cluster.connect_timeout_s`; the message names it.
+    """
+    cluster, timeout_s = config.cluster, config.cluster.connect_timeout_s
+    if not wait_for_replay("cluster.replay", cluster.replay, timeout_s, stop):
+        return False
+    if cluster.inference and config.actor.inference_fallback == "wait":
+        return True
+    return wait_for_service("cluster.params", cluster.params, timeout_s, stop)
 
 
 def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) -> None:

@@ -10,6 +10,7 @@ import structlog
 from tidemill.errors import TidemillError, Unavailable
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import BEST, LATEST, Params
+from tidemill.rpc.readiness import wait_for_service
 
 _WAIT_S = 0.5
 
@@ -27,7 +28,7 @@ class ParamsSource:
             stop: Ends every wait.
             connect_timeout_s: How long the server may be unavailable at the start, in seconds.
         """
-        self._client = ParamsClient(address)
+        self._address, self._client = address, ParamsClient(address)
         self._stop = stop
         self._connect_timeout_s = connect_timeout_s
         self._is_unavailable = False
@@ -38,6 +39,7 @@ class ParamsSource:
         Raises:
             Unavailable: it did not within the connect timeout.
         """
+        wait_for_service("cluster.params", self._address, self._connect_timeout_s, self._stop)
         deadline_s = time.monotonic() + self._connect_timeout_s
         while not self._stop.is_set():
             try:

@@ -170,12 +170,18 @@ def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, 
 
 
 def _describe_end(
-    verdict: RunVerdict, target_return: float | None, score: Score | None, confirmation: Score | None
+    verdict: RunVerdict,
+    target_return: float | None,
+    score: Score | None,
+    confirmation: Score | None,
+    best: Score | None,
 ) -> str:
     """Return how a run ended, e.g. `target 200 reached, mean return 221.0, confirmed 213.3, version 226`."""
     parts = [f"target {target_return:g} reached" if verdict.solved else verdict.reason]
     if score is not None:
         parts.append(f"mean return {score.mean:.1f}")
+    if best is not None and not verdict.solved and (score is None or best.mean > score.mean):
+        parts.append(f"best {best.mean:.1f} (version {best.params_version})")
     if confirmation is not None and verdict.solved:
         parts.append(f"confirmed {confirmation.mean:.1f}")
     if verdict.version is not None:
@@ -205,7 +211,7 @@ def _summarise(
         seed=config.run.seed,
         solved=verdict.solved,
         reason=verdict.reason,
-        end=_describe_end(verdict, config.run.target_return, score, confirmation),
+        end=_describe_end(verdict, config.run.target_return, score, confirmation, best),
         target_return=config.run.target_return,
         mean_return=score.mean if score else None,
         std_return=score.std if score else None,

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from tidemill.atomic_files import replacing
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.errors import FatalError
 from tidemill.services.evaluator.protocol import EnvSlot, EvalPolicy
+
+_log = structlog.get_logger()
 
 FRAMES_PER_S = 30
 """Pictures per second, one picture per decision."""
@@ -82,10 +85,16 @@ class _Episode:
         """Yield the pictures, uint8 [H, W, 3], that of the episode's end included."""
         slot = EnvSlot(self._env)
         policy_input = slot.start(self._seed, self._policy.recurrent_state_size)
-        yield self._picture()
+        yield (first := self._picture())
+        has_told = False
         for _ in range(self._max_steps):
             policy_input, self.summary = slot.step(self._policy.act(policy_input))
-            yield self._picture()
+            picture = self._picture()
+            if picture.shape == first.shape:
+                yield picture
+            elif not has_told:
+                has_told = True
+                _log.warning("pictures of another size are left out", first=first.shape, other=picture.shape)
             if self.summary is not None:
                 return
 

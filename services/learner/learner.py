@@ -27,11 +27,13 @@ from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd, clear_divergence, note_divergence
 from tidemill.params.version import ParamsMetadata
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
+from tidemill.replay.shards.readiness import wait_for_any_shard
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import stored_columns
 from tidemill.rl.hindsight import Draws, HindsightAgent
 from tidemill.rl.optimizers import fallen
+from tidemill.rpc.readiness import wait_for_service
 from tidemill.rpc.server import RpcServer
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.resume import ResumableState, config_digest, seed_rng
@@ -51,7 +53,6 @@ from tidemill.services.learner.metrics import watch_gpu
 from tidemill.services.learner.pace import FreeRunning, Learning, Pace
 from tidemill.services.learner.progress import Progress, StatusReporter
 from tidemill.services.learner.publishing import PolicyPublisher
-from tidemill.services.learner.readiness import wait_for_any_shard, wait_for_service
 from tidemill.services.learner.servicer import LearnerServicer
 from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
 from tidemill.types import EnvSpec

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tidemill.config.user_code import user_object
 from tidemill.envs.action_mask import ActionMasks, info_key
 from tidemill.envs.actions import action_adapter, check_shape
-from tidemill.envs.checks import as_float32, fault
+from tidemill.envs.checks import FAILURES, as_float32, fault
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.envs.observations import observation_format
@@ -231,7 +231,7 @@ class BatchedEnv:
         is_reset = method == self._env.reset
         try:
             returned = method(*arguments, **named)
-        except Exception as error:
+        except FAILURES as error:
             raise FatalError(f"{at} {fault(None, reset=is_reset, error=error)}") from error
         if method != self._env.render and (wrong := fault(returned, reset=is_reset, batched=True)):
             raise FatalError(f"{at} {wrong}")

@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 
 from tidemill.errors import FatalError
 
+FAILURES = (Exception, SystemExit)
+"""What an environment may raise: a simulator that gives up may ask for the end of the process, which is not its own."""
+
+BOOLS = (bool, np.bool_)
+"""What `terminated` and `truncated` usually are."""
+
 
 def check_finite(
     observation: NDArray[Any], reward: NDArray[np.floating[Any]], lengths: NDArray[np.int64], name: str = "observation"
@@ -44,7 +50,7 @@ def fault(
     returned: Any,  # noqa: ANN401 - the user's
     *,
     reset: bool,
-    error: Exception | None = None,
+    error: BaseException | None = None,
     batched: bool = False,
 ) -> str:
     """Return what is wrong with what an environment's `step` or `reset` returned or raised; empty for nothing.
@@ -66,7 +72,21 @@ def fault(
         return f"returned {returned[-1]!r} as the info of {method}, allowed: a dict"
     if not (reset or batched or _is_number(returned[1])):
         return f"returned the reward {_shown(returned[1])}, allowed: a number"
+    for name, flag in () if reset else zip(("terminated", "truncated"), returned[2:4], strict=True):
+        if not (is_flags(flag) if batched else is_flag(flag)):
+            return f"returned {name} {_shown(flag)}, allowed: {'an array of bool' if batched else 'True or False'}"
     return "" if error is None else _raised(error, reset=reset)
+
+
+def is_flag(value: Any) -> bool:  # noqa: ANN401
+    """Return whether a value says true or false; NumPy would take any text for true."""
+    return isinstance(value, bool) or (getattr(value, "shape", ()) == () and value in (0, 1))
+
+
+def is_flags(values: Any) -> bool:  # noqa: ANN401
+    """Return whether values say true or false, each."""
+    array = np.asarray(values)
+    return array.dtype.kind in "biuf" and bool(np.isin(array, (0, 1)).all())
 
 
 def _is_number(value: Any) -> bool:  # noqa: ANN401
@@ -84,9 +104,9 @@ def _shown(value: Any) -> str:  # noqa: ANN401
     return f"of shape {tuple(shape)}" if shape else repr(value)
 
 
-def _raised(error: Exception, *, reset: bool) -> str:
+def _raised(error: BaseException, *, reset: bool) -> str:
     """Return what was raised, and where."""
-    said = f"raised {type(error).__name__}: {error}"
+    said = f"raised {type(error).__name__}" + (f": {error}" if str(error) else "")
     if reset and isinstance(error, TypeError) and "'seed'" in str(error):
         return f"{said}; its reset must take the arguments seed and options (Gym before 0.26 had none)"
     frames = traceback.extract_tb(error.__traceback__)

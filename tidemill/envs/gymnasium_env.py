@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tidemill.envs.action_mask import ActionMasks
 from tidemill.envs.actions import action_adapter, check_shape
-from tidemill.envs.checks import as_float32, fault, place
+from tidemill.envs.checks import BOOLS, FAILURES, as_float32, fault, is_flag, place
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.observations import observation_format
@@ -147,7 +147,7 @@ class GymnasiumVectorEnv:
             return None
         try:
             picture: Any = env.render()
-        except Exception as error:
+        except FAILURES as error:
             at = place(env_index, self._counter.lengths[env_index])
             raise FatalError(f"{at} cannot be rendered, {type(error).__name__}: {error}") from error
         return as_picture(picture)
@@ -164,7 +164,7 @@ class GymnasiumVectorEnv:
         """Reset one environment; return its observation as it is stored."""
         try:
             returned = self._envs[index].reset(seed=seed)
-        except Exception as error:
+        except FAILURES as error:
             raise FatalError(f"{place(index, 0)} {fault(None, reset=True, error=error)}") from error
         if wrong := fault(returned, reset=True):
             raise FatalError(f"{place(index, 0)} {wrong}")
@@ -202,15 +202,18 @@ class GymnasiumVectorEnv:
                     row, gain, terminated[index], truncated[index], info = returned
                     if isinstance(gain, np.ndarray) and gain.ndim:
                         raise TypeError  # NumPy would take one of a single number
+                    flags = terminated[index], truncated[index]
+                    if not (type(flags[0]) in BOOLS and type(flags[1]) in BOOLS) and not all(map(is_flag, flags)):
+                        raise TypeError
                     reward[index], self._infos[index] = float(gain), info
                     if terminated[index] and info.get("TimeLimit.truncated"):
                         terminated[index], truncated[index] = False, True  # how older environments report a limit
                 observation[index] = self._row(row)
-        except Exception as error:
+        except FAILURES as error:
             at = place(index, self._counter.lengths[index] + (not is_reset_step[index]))
             if isinstance(error, InvalidArgument):
                 raise FatalError(f"{at} returned an {error}") from error
             wrong = fault(returned, reset=bool(is_reset_step[index]), error=error)
             raise FatalError(f"{at} {wrong}") from error
-        flags = np.array((terminated, truncated), np.bool_)
-        return observation, np.array(reward, np.float64), flags[0], flags[1]
+        ends = np.array((terminated, truncated), np.bool_)
+        return observation, np.array(reward, np.float64), ends[0], ends[1]

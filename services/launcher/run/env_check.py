@@ -77,7 +77,8 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
         said = notice.read_text(encoding="utf-8") if notice.exists() else ""
         last_lines = (folder / _OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     if code:
-        raise ConfigError("\n".join([f"trying env.id {env_id!r} failed:", *last_lines[-_SHOWN_LINES:]]))
+        how = ":" if last_lines else f": its process ended with exit code {code} and said nothing"
+        raise ConfigError("\n".join([f"trying env.id {env_id!r} failed{how}", *last_lines[-_SHOWN_LINES:]]))
     return said
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.envs.checks import check_finite, fault
+from tidemill.envs.checks import FAILURES, check_finite, fault, is_flags
 from tidemill.envs.interface import VectorEnv, action_mask_of
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError, FatalError, TidemillError
@@ -33,10 +33,13 @@ def play_random_steps(env: VectorEnv, settings: EnvSettings, seed: int) -> None:
         for number in range(1, STEPS + 1):
             step = env.step(_action(env, rng))
             _check(f"step {number}", step.observation, env)
+            for name in ("terminated", "truncated"):
+                if not is_flags(value := getattr(step, name)):
+                    raise FatalError(f"its step {number} returned {value!r} as {name}, allowed: an array of bool")
             check_finite(step.observation, step.reward, np.full(env.num_envs, number))
     except TidemillError as error:
         raise ConfigError(f"{which}, but {error}") from error
-    except Exception as error:  # whatever the user's simulator raises
+    except FAILURES as error:  # whatever the user's simulator raises
         raise ConfigError(f"{which}, but it {fault(None, reset=False, error=error)}") from error
 
 

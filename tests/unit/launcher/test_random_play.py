@@ -45,6 +45,8 @@ class Broken(gymnasium.Env[Any, Any]):
         self._steps += 1
         if self._how == "crash" and self._steps == 20:
             raise ZeroDivisionError("division by zero")
+        if self._how == "exit":
+            raise SystemExit(3)
         late = self._steps >= 9
         wrong: dict[str, Any] = {
             "step of four": (_ZERO, 0.0, False, {}),
@@ -57,6 +59,9 @@ class Broken(gymnasium.Env[Any, Any]):
             "NaN": (_ZERO * np.nan if late else _ZERO, 0.0, False, False, {}),
             "shape": (_ZERO[:1], 0.0, False, False, {}),
             "info": (_ZERO, 0.0, True, False, None),
+            "text flag": (_ZERO, 0.0, "no", False, {}),
+            "no flag": (_ZERO, 0.0, False, None, {}),
+            "array flag": (_ZERO, 0.0, np.zeros(1, np.bool_), False, {}),
             "text": ("left", 0.0, False, False, {}),
         }
         return wrong.get(self._how, (_ZERO, 0.0, False, False, {}))
@@ -89,7 +94,8 @@ class OwnBatch:
             raise KeyError("joint")
         no, value = np.zeros(1, np.bool_), np.nan if self._how == "NaN" else 0.0
         observation = np.full((1, 3 if self._how == "shape" else 2), value, np.float32)
-        return VectorStep(observation, np.zeros(1, np.float32), no, no, no, no)
+        ends: Any = np.array(["no"]) if self._how == "text flags" else no
+        return VectorStep(observation, np.zeros(1, np.float32), ends, no, no, no)
 
     def render(self) -> None:
         """Show nothing."""
@@ -113,6 +119,10 @@ class OwnBatch:
         ("text reward", "returned the reward 'much', allowed: a number"),
         ("NaN reward", "at step 9 of its episode returned a non-finite reward"),
         ("NaN", "at step 9 of its episode returned a non-finite observation"),
+        ("exit", "at step 1 of its episode raised SystemExit: 3 (test_random_play.py, line"),
+        ("text flag", "returned terminated 'no', allowed: True or False"),
+        ("no flag", "returned truncated None, allowed: True or False"),
+        ("array flag", "returned terminated of shape (1,), allowed: True or False"),
         ("shape", "returned an observation of shape (1,), allowed by its observation space: (2,)"),
         ("info", "returned None as the info of step, allowed: a dict"),
         ("text", "returned an observation of shape ()"),
@@ -136,6 +146,7 @@ def test_reset_without_a_seed_is_of_the_old_interface() -> None:
         ("dtype", "its reset returned observations of float64 [1, 2], its spec says float32 [1, 2]"),
         ("shape", "its step 1 returned observations of float32 [1, 3], its spec says float32 [1, 2]"),
         ("NaN", "environment 0 at step 1 of its episode returned a non-finite observation"),
+        ("text flags", "its step 1 returned array(['no'], dtype='<U2') as terminated, allowed: an array of bool"),
         ("raises", "but it raised KeyError: 'joint' (test_random_play.py, line"),
     ],
 )

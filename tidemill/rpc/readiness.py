@@ -1,4 +1,4 @@
-"""Waits at the start until the services that the learner needs answer."""
+"""Waits at the start of a process until the services that it needs answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tidemill.errors import Unavailable
-from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.client_security import tls_failure
 
@@ -36,35 +35,13 @@ def wait_for_service(setting: str, address: str, timeout_s: float, stop: threadi
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 reason = f"nothing answers at {setting} ({address}) after {timeout_s:g} s"
-                raise Unavailable(f"{reason}: {_why_not(channel) or 'is the service running?'}")
-            if _answers(channel, min(_POLL_S, remaining_s)):
+                raise Unavailable(f"{reason}: {why_not(channel) or 'is the service running?'}")
+            if answers(channel, min(_POLL_S, remaining_s)):
                 return True
     return False
 
 
-def wait_for_any_shard(setting: str, directory: ShardDirectory, timeout_s: float, stop: threading.Event) -> bool:
-    """Wait until one of the replay shards answers; return False if `stop` was set first.
-
-    Raises:
-        Unavailable: None answered in time; the message names the setting and the addresses.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not stop.is_set():
-        why = ""
-        for address in directory.current.values():
-            with open_channel(address) as channel:
-                if _answers(channel, _POLL_S):
-                    return True
-                why = why or (_why_not(channel) if time.monotonic() > deadline else "")
-        if time.monotonic() > deadline:
-            addresses = ", ".join(directory.current.values()) or "a name that cannot be resolved"
-            reason = f"no shard answers at {setting} ({addresses}) after {timeout_s:g} s"
-            raise Unavailable(f"{reason}: {why or 'is one running?'}")
-        stop.wait(_POLL_S)
-    return False
-
-
-def _why_not(channel: grpc.Channel) -> str:
+def why_not(channel: grpc.Channel) -> str:
     """Return why TLS does not let a channel connect; empty if that is not what fails."""
     try:
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_ASK_S)
@@ -73,7 +50,7 @@ def _why_not(channel: grpc.Channel) -> str:
     return ""
 
 
-def _answers(channel: grpc.Channel, timeout_s: float) -> bool:
+def answers(channel: grpc.Channel, timeout_s: float) -> bool:
     """Return whether any server answers, healthy or not."""
     stub = health_pb2_grpc.HealthStub(channel)
     try:

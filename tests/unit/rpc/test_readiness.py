@@ -8,8 +8,8 @@ import pytest
 
 from tidemill.errors import Unavailable
 from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.readiness import wait_for_service
 from tidemill.rpc.settings import ServerSettings
-from tidemill.services.learner.readiness import wait_for_service
 
 
 def test_listening_service_is_found() -> None:

@@ -1,0 +1,43 @@
+"""A video of an episode whose pictures are not as they should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from tests.support.envs import CountingEnv
+from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.services.evaluator.protocol import EvalPolicy
+from tidemill.services.evaluator.video import record_video
+
+
+class _Resizing(CountingEnv):
+    """Every third picture is larger."""
+
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:  # noqa: ANN401 - gymnasium's
+        """Return a picture."""
+        return np.zeros((48, 64, 3) if self._step % 3 == 2 else (32, 32, 3), np.uint8)
+
+
+def _act(policy_input: PolicyInput) -> PolicyOutput:
+    return PolicyOutput(np.zeros(1, np.int64))
+
+
+def test_pictures_of_another_size_are_left_out(tmp_path: Path) -> None:
+    """The video has the others, and the log says so once."""
+    seen: list[NDArray[np.uint8]] = []
+    env = GymnasiumVectorEnv(lambda: _Resizing(length=8), 1)
+    with structlog.testing.capture_logs() as logs:
+        summary = record_video(env, EvalPolicy(_act), 1, tmp_path / "best.mp4", max_steps=20, on_picture=seen.append)
+    assert summary is not None
+    assert summary.length == 8
+    assert {picture.shape for picture in seen} == {(32, 32, 3)}
+    assert (tmp_path / "best.mp4").stat().st_size > 0
+    assert [line["event"] for line in logs] == ["pictures of another size are left out"]
