@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tidemill import formats
 from tidemill.config.load import load_config, read_document, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import FailedPrecondition, FatalError, Unavailable
@@ -183,8 +183,7 @@ class Cluster:
         """
         if self._process is None or self.is_running:
             raise FailedPrecondition(f"the cluster of {self.folder} has not ended")
-        file = self.folder / "result.json"
-        summary = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        summary = formats.read_json(self.folder / "result.json", formats.RESULT)
         return RunResult(self._process.returncode, self.folder, summary)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from tidemill import formats
 from tidemill.errors import DataLoss
 
 EVALUATING = "evaluating.json"
@@ -44,6 +45,8 @@ class Score:
 
 
 COLUMNS = tuple(field.name for field in fields(Score))
+FILE_COLUMNS = (*COLUMNS, formats.KEY)
+"""Columns of a file: those of a score, and the number of the file's format, the same in each row."""
 _FIRST_COLUMNS = COLUMNS[: COLUMNS.index("median")]
 """Columns of files of the first releases; later ones are only ever added at the end."""
 
@@ -55,6 +58,7 @@ def read_scores(file: Path) -> list[Score]:
 
     Raises:
         DataLoss: any other line is no score.
+        FatalError: the file has a format that this version does not know.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -64,17 +68,24 @@ def read_scores(file: Path) -> list[Score]:
         lines.pop()
     if not lines:
         return []
-    header = tuple(next(csv.reader(lines[:1])))
-    if header not in (COLUMNS, _FIRST_COLUMNS):
+    header, *rows = csv.reader(lines)
+    if formats.KEY in header and rows:
+        _check_format(file, rows[-1][header.index(formats.KEY) :])
+    if tuple(header) not in (FILE_COLUMNS, COLUMNS, _FIRST_COLUMNS):
         raise DataLoss(f"{file} does not start with the columns {','.join(COLUMNS)}, move it aside")
-    rows = enumerate(csv.reader(lines[1:]), start=2)
-    return [_parse(file, number, header, cells) for number, cells in rows]
+    return [_parse(file, number, header, cells) for number, cells in enumerate(rows, start=2)]
 
 
 def has_all_columns(file: Path) -> bool:
     """Return whether the rows of a scores.csv have every column of today."""
     with file.open(encoding="utf-8") as lines:
-        return lines.readline() == ",".join(COLUMNS) + "\n"
+        return lines.readline() == ",".join(FILE_COLUMNS) + "\n"
+
+
+def _check_format(file: Path, cells: list[str]) -> None:
+    """Refuse the format that the newest row says; what is no number is no score, which is found later."""
+    if cells and cells[0].isdigit():
+        formats.check_format(formats.SCORES, int(cells[0]), file)
 
 
 def score_of(cells: Mapping[str, str]) -> Score:
@@ -86,9 +97,11 @@ def score_of(cells: Mapping[str, str]) -> Score:
     return Score(**{name: _value(name, cell) for name, cell in cells.items()})  # type: ignore[arg-type]
 
 
-def _parse(file: Path, number: int, header: tuple[str, ...], cells: list[str]) -> Score:
+def _parse(file: Path, number: int, header: list[str], cells: list[str]) -> Score:
     try:
-        return score_of(dict(zip(header, cells, strict=True)))
+        row = dict(zip(header, cells, strict=True))
+        row.pop(formats.KEY, None)
+        return score_of(row)
     except ValueError as error:
         raise DataLoss(f"{file} line {number} is no score: {','.join(cells)!r}") from error
 

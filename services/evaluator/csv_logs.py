@@ -8,10 +8,11 @@ import io
 from pathlib import Path
 from typing import Literal
 
+from tidemill import formats
 from tidemill.atomic_files import append_whole, write_atomically
 from tidemill.envs.atari_scores import human_normalised
 from tidemill.params.version import Version
-from tidemill.scores import COLUMNS, Score, has_all_columns, read_scores
+from tidemill.scores import FILE_COLUMNS, Score, has_all_columns, read_scores
 from tidemill.services.evaluator.protocol import Evaluation
 
 
@@ -46,11 +47,11 @@ class ScoreLog:
 
     def append(self, score: Score) -> None:
         """Add a row."""
-        append_whole(self._file, _line(dataclasses.astuple(score)))
+        append_whole(self._file, _row(score))
         self._rows.append(score)
 
     def _rewrite(self) -> None:
-        lines = [_line(COLUMNS), *(_line(dataclasses.astuple(row)) for row in self._rows)]
+        lines = [_line(FILE_COLUMNS), *map(_row, self._rows)]
         write_atomically(self._file, "".join(lines))
 
 
@@ -70,6 +71,10 @@ def score_of(evaluation: Evaluation, version: Version, wall_s: float) -> Score:
         mean_length=float(evaluation.lengths.mean()),
         human_normalised=human_normalised(version.metadata.env_id, evaluation.mean),
     )
+
+
+def _row(score: Score) -> str:
+    return _line((*dataclasses.astuple(score), formats.NEWEST[formats.SCORES]))
 
 
 def _line(cells: tuple[object, ...]) -> str:

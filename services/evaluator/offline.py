@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from tidemill import formats
 from tidemill.atomic_files import write_atomically
 from tidemill.bundle.files import check_trusted, read_policy_params
 from tidemill.config.load import from_document, read_document
@@ -83,7 +84,8 @@ class EvalReport:
     def write(self, file: Path) -> None:
         """Write the document, whole or not at all."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        document = {formats.KEY: formats.NEWEST[formats.EVALUATION], **dataclasses.asdict(self)}
+        write_atomically(file, json.dumps(document, indent=2) + "\n")
 
     def __str__(self) -> str:
         """Return the report in two lines."""

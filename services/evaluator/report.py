@@ -12,6 +12,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from tidemill import formats
 from tidemill.atomic_files import write_atomically
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.params.version import ParamsMetadata, Version
@@ -83,7 +84,8 @@ class Result:
 
 def write_result(result: Result, folder: Path) -> None:
     """Write FOLDER/result.json, whole or not at all."""
-    write_atomically(folder / RESULT, json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+    document = {formats.KEY: formats.NEWEST[formats.RESULT], **dataclasses.asdict(result)}
+    write_atomically(folder / RESULT, json.dumps(document, indent=2) + "\n")
 
 
 def set_result_aside(folder: Path) -> None:

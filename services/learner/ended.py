@@ -6,7 +6,6 @@ it reports comes from the parameter server and from the run's result.json, and i
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 import structlog
 from prometheus_client import Gauge
 
+from tidemill import formats
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import TidemillError
@@ -74,9 +74,8 @@ class RunThatEnded:
     def _end(self, version: Version | None) -> str:
         """Return the evaluator's words for the end; it may not have written them yet, or to another disk."""
         try:
-            result = json.loads((self._config.run.folder / "result.json").read_text(encoding="utf-8"))
-            return str(result["end"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return str(formats.read_json(self._config.run.folder / "result.json", formats.RESULT)["end"])
+        except (OSError, KeyError):
             return f"ended with version {version.version}" if version else "ended"
 
 

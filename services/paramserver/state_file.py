@@ -78,7 +78,7 @@ class _TwoCopies:
         corrupt = 0
         for path in self._paths:
             try:
-                document = unseal(path.read_bytes())
+                document = unseal(path.read_bytes(), path)
                 sequence = int(document.get("sequence", 0))
             except FileNotFoundError:
                 continue

@@ -206,7 +206,8 @@ class VersionFiles:
         corruption: DataLoss | None = None
         for kind in _DESCRIPTIONS:
             try:
-                version = to_version(unseal(self.path(number, kind).read_bytes()))
+                path = self.path(number, kind)
+                version = to_version(unseal(path.read_bytes(), path))
                 if version.version != number:
                     raise DataLoss(f"the description names version {version.version}")
                 found[kind] = version

@@ -16,7 +16,7 @@ import yaml
 import tidemill
 from tidemill.bundle.files import Bundle, read_bundle, read_policy_params, write_bundle
 from tidemill.bundle.onnx_report import OnnxReport
-from tidemill.errors import AlreadyExists, ConfigError, DataLoss, InvalidArgument, NotFound
+from tidemill.errors import AlreadyExists, ConfigError, DataLoss, FatalError, InvalidArgument, NotFound
 from tidemill.observation_parts import packed
 from tidemill.params.blob import pack
 from tidemill.params.document import from_version, seal
@@ -106,7 +106,7 @@ def test_unknown_format_is_refused(tmp_path: Path) -> None:
     _bundle(tmp_path)
     path = tmp_path / "bundle/bundle.json"
     path.write_bytes(seal(json.loads(path.read_text())["content"] | {"format": 2}))
-    with pytest.raises(DataLoss, match="is of format 2, this version reads 1"):
+    with pytest.raises(FatalError, match=r"bundle\.json: format 2; this Tidemill reads up to 1: use a newer Tidemill"):
         read_bundle(tmp_path / "bundle")
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from tidemill import formats
 from tidemill.config.load import read_document
 from tidemill.errors import AlreadyExists, ConfigError, DataLoss, NotFound
 from tidemill.params.document import from_version, seal, to_version, unseal
@@ -31,8 +32,6 @@ from tidemill.params.version import BEST, LATEST, Params, Precision
 from tidemill.types import EnvSpec, ObservationPart
 
 DOCUMENT, POLICY, CONFIG, CARD = "bundle.json", "policy.safetensors", "config.yaml", "README.md"
-FORMAT = 1
-"""Of the document; another one is refused."""
 
 _SHOWN = {
     "scores.csv": "scores.csv",
@@ -123,7 +122,8 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mappi
         (part / POLICY).write_bytes(bundle.params.blob)
         (part / DOCUMENT).write_bytes(_document(bundle))
         (part / CARD).write_text(card, encoding="utf-8")
-        settings = yaml.safe_dump(portable_settings(run / CONFIG), sort_keys=False, allow_unicode=True)
+        document = {formats.KEY: formats.NEWEST[formats.CONFIG], **portable_settings(run / CONFIG)}
+        settings = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
         (part / CONFIG).write_text(settings, encoding="utf-8")
         for name, source in {**find_shown(run), **(more or {})}.items():
             shutil.copyfile(source, part / name)
@@ -156,14 +156,14 @@ def _document(bundle: Bundle) -> bytes:
     version = bundle.params.version
     described = dataclasses.replace(version, encodings=(version.encoding(Precision.FULL),))
     content = {
-        "format": FORMAT,
         "version": from_version(described),
         "env_spec": dataclasses.asdict(bundle.env_spec),
         "result": dict(bundle.result),
         "versions": dict(bundle.versions),
         "exported": bundle.exported or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    return seal(json.loads(json.dumps(content)))  # tuples become lists, so that the sum is that of what is read
+    content = json.loads(json.dumps(content))  # tuples become lists, so that the sum is that of what is read
+    return seal(content, formats.BUNDLE)
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -171,17 +171,16 @@ def read_bundle(folder: Path) -> Bundle:
 
     Raises:
         NotFound: There is none.
-        DataLoss: A file is corrupt, or of a format that this version does not know.
+        DataLoss: A file is corrupt.
+        FatalError: It has a format that this version does not know.
     """
     try:
-        content = unseal((folder / DOCUMENT).read_bytes())
+        content = unseal((folder / DOCUMENT).read_bytes(), folder / DOCUMENT, formats.BUNDLE)
         blob = (folder / POLICY).read_bytes()
     except FileNotFoundError as error:
         raise NotFound(f"{folder} is not a bundle: it has no {Path(error.filename).name}") from error
     except DataLoss as error:
         raise DataLoss(f"{folder / DOCUMENT} is corrupt: {error}") from error
-    if content.get("format") != FORMAT:
-        raise DataLoss(f"{folder / DOCUMENT} is of format {content.get('format')}, this version reads {FORMAT}")
     version = to_version(content["version"])
     encoding = version.encoding(Precision.FULL)
     if len(blob) != encoding.size_bytes or hashlib.sha256(blob).digest() != encoding.sha256:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from tidemill import formats
 from tidemill.config.algorithm_defaults import DEFAULT_ALGORITHM, adapted, merged, with_defaults
 from tidemill.config.check import collecting, nearest, refuse
 from tidemill.config.command_line import document_of, overview
@@ -124,7 +125,7 @@ def check_together(settings: object) -> None:
 
 
 def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
-    """Return the mapping a YAML file holds.
+    """Return the mapping a YAML file holds, without the number of its format.
 
     Args:
         path: The file.
@@ -132,6 +133,7 @@ def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
 
     Raises:
         ConfigError: the file is missing or is not a YAML mapping.
+        FatalError: it has a format that this version does not know.
     """
     try:
         document = parse(path.read_text(encoding="utf-8"))
@@ -142,12 +144,14 @@ def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
         raise ConfigError(f"{name} {str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{name} {str(path)!r} must hold a mapping of sections, got {type(document).__name__}")
+    formats.check_format(formats.CONFIG, document.pop(formats.KEY, None), path)
     return document
 
 
 def write_document(settings: object, path: Path) -> None:
     """Write settings as YAML that `load` reads back."""
-    path.write_text(yaml.dump(to_document(settings), Dumper=Dumper, sort_keys=False), encoding="utf-8")
+    document = {formats.KEY: formats.NEWEST[formats.CONFIG], **to_document(settings)}
+    path.write_text(yaml.dump(document, Dumper=Dumper, sort_keys=False), encoding="utf-8")
 
 
 def _take_help(arguments: list[str], config: type[Any]) -> str | None:

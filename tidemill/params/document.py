@@ -1,7 +1,7 @@
 """The JSON documents in a parameter server's folder: each carries its own checksum.
 
 A sealed document is {"sha256": checksum of the content, "content": {...}}. The checksum is that of the content
-as JSON with sorted keys and no spaces.
+as JSON with sorted keys and no spaces. The content has the number of the format.
 """
 
 from __future__ import annotations
@@ -12,20 +12,28 @@ import hashlib
 import json
 from typing import Any
 
+from tidemill import formats
 from tidemill.errors import DataLoss
 from tidemill.params.version import Encoding, ParamsMetadata, Precision, Version
 
 
-def seal(content: dict[str, Any]) -> bytes:
-    """Return a document as the bytes of its file; the inverse of `unseal`."""
+def seal(content: dict[str, Any], kind: str = formats.PARAMETERS) -> bytes:
+    """Return a document as the bytes of its file, with the number of its format; the inverse of `unseal`."""
+    content = {formats.KEY: formats.NEWEST[kind], **content}
     return (json.dumps({"sha256": _digest(content), "content": content}, indent=1) + "\n").encode()
 
 
-def unseal(data: bytes) -> dict[str, Any]:
-    """Return the document of a sealed file.
+def unseal(data: bytes, where: object, kind: str = formats.PARAMETERS) -> dict[str, Any]:
+    """Return the document of a sealed file, without the number of its format.
+
+    Args:
+        data: The file's bytes.
+        where: The file, for messages.
+        kind: Which format it has.
 
     Raises:
         DataLoss: It is truncated, has flipped bits or is not a sealed document.
+        FatalError: It has a format that this version does not know.
     """
     try:
         document = json.loads(data)
@@ -35,7 +43,8 @@ def unseal(data: bytes) -> dict[str, Any]:
         raise DataLoss(f"it is not a sealed document: {error}") from error
     if not is_whole:
         raise DataLoss("it does not match its SHA-256")
-    return dict(content)
+    formats.check_format(kind, content.get(formats.KEY), where)
+    return {name: value for name, value in content.items() if name != formats.KEY}
 
 
 def from_version(version: Version) -> dict[str, Any]:

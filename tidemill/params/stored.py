@@ -88,7 +88,7 @@ def _read_version(folder: Path, number: int) -> Version:
 
 def _unseal(file: Path) -> dict[str, Any]:
     try:
-        return unseal(file.read_bytes())
+        return unseal(file.read_bytes(), file)
     except DataLoss as error:
         raise DataLoss(f"{file} is corrupt: {error}") from error
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tidemill import formats
 from tidemill.bundle.files import (
     CONFIG,
     Bundle,
@@ -28,7 +29,6 @@ from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError
 from tidemill.scores import Score, read_scores
-from tidemill.services.launcher.commands.summary import read_json
 from tidemill.services.launcher.installation import command_name
 
 _ABOUT = """Write a run's trained policy into one folder to pass on: parameters, settings, scores, curve, video and a
@@ -142,9 +142,11 @@ def _export(run: Path, folder: Path, tag: str | None) -> None:
         raise ConfigError(f"{run} is not a run: it has no {CONFIG}")
     config = from_document(EvaluatorConfig, read_document(run / CONFIG))
     params = read_policy_params(run, int(tag) if tag and tag.isdigit() else tag)
-    bundle = Bundle(params, spec_of(config.env), read_json(run / "result.json"), _trained_with(run / CONFIG))
+    result = formats.read_json(run / "result.json", formats.RESULT)
+    bundle = Bundle(params, spec_of(config.env), result, _trained_with(run / CONFIG))
     scores = {score.params_version: score for score in read_scores(run / "scores.csv")}
-    tests = [read_json(file) for file in sorted(run.glob(f"evaluations/*version-{params.number}-*.json"))]
+    reports = sorted(run.glob(f"evaluations/*version-{params.number}-*.json"))
+    tests = [formats.read_json(file, formats.EVALUATION) for file in reports]
     with tempfile.TemporaryDirectory(prefix="tidemill-onnx-") as made:
         file = Path(made) / NAME
         onnx = try_onnx(run, params.number, file)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.services.launcher.commands.summary import read_json
+from tidemill import formats
 from tidemill.services.launcher.run.folder import check_is_run, is_running
 from tidemill.services.launcher.run.follow import Follower
 
@@ -41,7 +41,7 @@ def log(argv: Sequence[str]) -> int:
     follower = Follower(arguments.run, arguments.to)
     try:
         points = _follow(follower, arguments.run, stop, arguments.every_s, forever=arguments.follow)
-        result = read_json(arguments.run / "result.json")
+        result = formats.read_json(arguments.run / "result.json", formats.RESULT)
         if result and not is_running(arguments.run):
             follower.finish(result)
     finally:

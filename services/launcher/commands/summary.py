@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from tidemill import formats
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
@@ -32,7 +32,7 @@ _FILES = (
 def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = None) -> list[str]:
     """Return the closing lines of a run, given the last status of its learner."""
     lines = ["", f"{folder.name}: {outcome.reason}"]
-    result = read_json(folder / "result.json")
+    result = formats.read_json(folder / "result.json", formats.RESULT)
     if result:
         lines.append(describe_result(result))
     if is_deterministic(folder) and (digest := describe_digest(folder / "params")):
@@ -63,15 +63,6 @@ def _next_commands(folder: Path, *, has_result: bool) -> list[str]:
     if command != "tidemill" and activation():
         lines.append(f"           after `{activation()}` it is just `tidemill` in this shell")
     return lines
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the document of a JSON file; empty if there is none that can be read."""
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def describe_result(result: dict[str, Any]) -> str:

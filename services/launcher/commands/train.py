@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
+from tidemill import formats
 from tidemill.config.fixed import check_fixed, fixed_settings
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
@@ -18,7 +19,7 @@ from tidemill.loggers.interface import check_logger
 from tidemill.params.run_end import read_divergence
 from tidemill.process import survive_without_output
 from tidemill.programs.fork_client import ForkClient
-from tidemill.services.launcher.commands.summary import describe_restored, read_json, summarise
+from tidemill.services.launcher.commands.summary import describe_restored, summarise
 from tidemill.services.launcher.page.run_document import with_status_page
 from tidemill.services.launcher.run.continuation import check_limits
 from tidemill.services.launcher.run.env_check import check_environment
@@ -109,7 +110,7 @@ def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses, forks: F
     finally:
         view.close()
         remove_socket_folder(sockets)
-    result = read_json(folder.path / "result.json")
+    result = formats.read_json(folder.path / "result.json", formats.RESULT)
     view.end(folder.path, outcome.exit_code, result, summarise(folder.path, outcome, learner))
     return outcome.exit_code
 
@@ -153,7 +154,8 @@ def _run_cluster(
         closing(ClusterCurves(folder.path, config.table.name, every_s)) as curves,
     ):
         outcome = asyncio.run(run_with_view(runner, poller, view, curves, folder, config.launcher.view_every_s))
-        solved = read_json(folder.path / "result.json").get("solved")  # decided before it diverged
+        result = formats.read_json(folder.path / "result.json", formats.RESULT)
+        solved = result.get("solved")  # decided before it diverged
         if (said := read_divergence(folder.path)) and not outcome.exit_code and not solved:
             outcome = Outcome(1, said)
         return outcome, poller.learner

@@ -20,11 +20,9 @@ from typing import Any
 import safetensors.torch
 from safetensors import SafetensorError
 
-from tidemill.errors import DataLoss, FatalError
+from tidemill import formats
+from tidemill.errors import DataLoss
 from tidemill.services.learner.checkpoint.state_tree import Tree, flatten, unflatten
-
-FORMAT_VERSION = 4
-"""Incremented with every change of the format; older formats can be read."""
 
 _HEADER = "tidemill_checkpoint"
 _LENGTH_BYTES = 8  # before the header of a safetensors file
@@ -61,7 +59,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
         state["priorities"] = checkpoint.priorities
     document, tensors = flatten(state)
     header = {
-        "format": FORMAT_VERSION,
+        formats.KEY: formats.NEWEST[formats.CHECKPOINT],
         "algorithm": checkpoint.algorithm,
         "network": checkpoint.network,
         "config_digest": checkpoint.config_digest,
@@ -86,14 +84,10 @@ def decode(data: bytes, source: object) -> Checkpoint:
     """
     try:
         header = _header(data)
+        formats.check_format(formats.CHECKPOINT, header.get(formats.KEY), source)
         tensors = safetensors.torch.load(data)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataLoss(f"not a checkpoint: {error}") from error
-    if header["format"] > FORMAT_VERSION:
-        raise FatalError(
-            f"{source} has format {header['format']}, this version reads up to {FORMAT_VERSION}: "
-            "resume it with the version of Tidemill that wrote it, or a newer one"
-        )
     state = unflatten(header["state"], tensors)
     return Checkpoint(
         algorithm=header["algorithm"],

@@ -16,11 +16,11 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tidemill.errors import FatalError
+from tidemill import formats
 
 MAGIC = b"TMLR"
-FORMAT = 3
-"""Version of the files; a server reads only its own."""
+FORMAT = formats.NEWEST[formats.REPLAY_LOG]
+"""Number of the files' format."""
 
 MARK_BYTES = 8
 _PREAMBLE = struct.Struct("<4sI8s")  # magic, format, mark
@@ -133,14 +133,16 @@ def preamble(mark: bytes) -> bytes:
 
 def check_format(data: bytes | memoryview, where: object) -> None:
     """Raise FatalError if a file in which no frame was found has another format than this server reads."""
+    if (found := format_of(data)) is not None:
+        formats.check_format(formats.REPLAY_LOG, found, where)
+
+
+def format_of(data: bytes | memoryview) -> int | None:
+    """Return the number that a file's preamble has; None if it has none that is whole."""
     if len(data) < PREAMBLE_BYTES:
-        return
+        return None
     magic, found, _ = _PREAMBLE.unpack_from(data)
-    if magic == MAGIC and found != FORMAT:
-        raise FatalError(
-            f"{where} has format {found}, this version of Tidemill reads format {FORMAT}: "
-            "use the version that wrote it, start with another storage.folder, or empty this one"
-        )
+    return int(found) if magic == MAGIC else None
 
 
 def blob_checksum(identity: int, data: bytes | memoryview) -> int:

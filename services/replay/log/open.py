@@ -18,7 +18,7 @@ from tidemill.services.replay.log.frame import Chain
 from tidemill.services.replay.log.journal import LogPosition
 from tidemill.services.replay.log.reader import LogContents, read_log
 from tidemill.services.replay.log.rebuild import rebuild
-from tidemill.services.replay.log.segments import LogFolder, find_mark, new_mark, read_newest
+from tidemill.services.replay.log.segments import LogFolder, check_formats, find_mark, new_mark, read_newest
 from tidemill.services.replay.log.snapshot import Snapshot, SnapshotFiles, snapshot_paths
 from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.state import ReplayState
@@ -80,7 +80,9 @@ def read_folder(folder: LogFolder) -> FolderContents:
     numbers = folder.segments()
     paths = [path for n in numbers for path in (folder.segment(n), folder.copies(n)) if path.exists()]
     newest, corrupt_notes = read_newest(folder.path)
-    mark = find_mark(folder.path, [*paths, *snapshot_paths(folder.path)]) or new_mark()
+    files_of_log = [*paths, *snapshot_paths(folder.path)]
+    check_formats(files_of_log, newest)
+    mark = find_mark(folder.path, files_of_log) or new_mark()
     files = SnapshotFiles(folder, mark)
     snapshot = files.load()
     contents = read_log(folder, mark, newest, snapshot)

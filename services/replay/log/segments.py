@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidemill import formats
 from tidemill.atomic_files import make_folder
 from tidemill.errors import FatalError
-from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTES
+from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTES, format_of
 
 _SEGMENT = re.compile(r"(\d{8,})\.(log|copies)")
 _LOCK = ".lock"
@@ -206,18 +207,23 @@ def write_newest(folder: Path, newest: NewestSegment) -> bool:
 
 
 def read_newest(folder: Path) -> tuple[NewestSegment | None, int]:
-    """Return the newest note that is intact, None if there is none, and how many are corrupt."""
+    """Return the newest note that is intact, None if there is none, and how many are corrupt.
+
+    Raises:
+        FatalError: An intact note has another format than this server reads.
+    """
+    path = folder / NEWEST
     try:
-        data = (folder / NEWEST).read_bytes()
+        data = path.read_bytes()
     except FileNotFoundError:
         return None, 0
     places = [data[start : start + _PLACE_BYTES] for start in range(0, len(data), _PLACE_BYTES)]
-    notes = [_read_note(place) for place in places]
+    notes = [_read_note(place, path) for place in places]
     corrupt = sum(note is None and any(place) for note, place in zip(notes, places, strict=True))
     return max((note for note in notes if note), key=lambda note: note.segment, default=None), corrupt
 
 
-def _read_note(place: bytes) -> NewestSegment | None:
+def _read_note(place: bytes, where: Path) -> NewestSegment | None:
     end = _NOTE.size + _NOTE_CRC.size
     if (
         len(place) < end
@@ -226,7 +232,10 @@ def _read_note(place: bytes) -> NewestSegment | None:
     ):
         return None
     magic, found, mark, segment, sequence = _NOTE.unpack_from(place)
-    return NewestSegment(mark, segment, sequence) if (magic, found) == (_NOTE_MAGIC, FORMAT) else None
+    if magic != _NOTE_MAGIC:
+        return None
+    formats.check_format(formats.REPLAY_LOG, found, where)
+    return NewestSegment(mark, segment, sequence)
 
 
 _HEAD_BYTES = 4096
@@ -251,6 +260,21 @@ def find_mark(folder: Path, files: Iterable[Path]) -> bytes | None:
         heads.append(newest.mark)
     likely = sorted(mark for mark in candidates if len(mark) == MARK_BYTES and any(mark))
     return max(likely, key=lambda mark: sum(head.count(mark) for head in heads), default=None)
+
+
+def check_formats(files: Iterable[Path], newest: NewestSegment | None) -> None:
+    """Refuse a log of another format than this server reads.
+
+    The number in a preamble has no checksum, so a single one may be a misread byte: what most files say counts, the
+    note of the newest segment among them.
+
+    Raises:
+        FatalError: It has another format.
+    """
+    said = {path: number for path in files if (number := format_of(_head(path))) is not None}
+    other = [path for path, number in said.items() if number != FORMAT]
+    if 2 * len(other) > len(said) + (newest is not None):
+        formats.check_format(formats.REPLAY_LOG, said[other[0]], other[0])
 
 
 def _head(path: Path) -> bytes:

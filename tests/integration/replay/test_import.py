@@ -14,7 +14,7 @@ from tests.support.replay_log import kill, options
 from tests.support.replay_service import LocalServer, local_server, server_process
 from tests.support.replay_streams import FIFO, make_config
 from tests.support.waiting import WAIT_S
-from tidemill.errors import AlreadyExists, DataLoss, InvalidArgument, Unavailable
+from tidemill.errors import AlreadyExists, DataLoss, FatalError, InvalidArgument, Unavailable
 from tidemill.replay import export_table, import_table
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
@@ -61,7 +61,7 @@ def _damaged(folder: Path, how: str) -> None:
         ("foreign", InvalidArgument, "is no manifest of an exported table"),
         ("no manifest", InvalidArgument, "has no manifest.json: give a folder that `tidemill replay export` wrote"),
         ("no json", DataLoss, "manifest.json is damaged"),
-        ("newer", InvalidArgument, "has version 2, this release reads 1"),
+        ("newer", FatalError, "format 2; this Tidemill reads up to 1: use a newer Tidemill"),
         ("edited", DataLoss, "does not match its checksum"),
         ("outside", DataLoss, "names a file '../../steps-000000.safetensors', must match"),
     ],

@@ -15,7 +15,7 @@ from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
 from tidemill.services.evaluator.protocol import Evaluation
 
 _FIRST_HEADER = "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max\n"
-_HEADER = _FIRST_HEADER.rstrip() + ",median,mean_length,human_normalised\n"
+_HEADER = _FIRST_HEADER.rstrip() + ",median,mean_length,human_normalised,format\n"
 _EPISODE_HEADER = "params_version,kind,seed,episode_return,length\n"
 
 
@@ -27,7 +27,7 @@ def test_log_writes_one_line_per_score_in_the_documented_columns(tmp_path: Path)
     """The file can be read without Tidemill."""
     log = ScoreLog(tmp_path / "scores.csv")
     log.append(_score(3))
-    assert (tmp_path / "scores.csv").read_text() == _HEADER + "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0,1.25,80.0,\n"
+    assert (tmp_path / "scores.csv").read_text() == _HEADER + "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0,1.25,80.0,,1\n"
 
 
 def test_log_continues_after_a_restart_and_knows_the_last_version(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_log_of_an_earlier_release_is_read_and_gets_the_new_columns(tmp_path: Pa
     assert read_scores(file) == [old]
     log = ScoreLog(file)
     log.append(_score(4))
-    assert file.read_text().splitlines()[1] == "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0,,,"
+    assert file.read_text().splitlines()[1] == "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0,,,,1"
     assert read_scores(file) == [old, _score(4)]
 
 

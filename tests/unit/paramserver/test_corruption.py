@@ -214,7 +214,7 @@ def test_folder_that_calls_the_fencing_token_a_generation_is_read(tmp_path: Path
     """Descriptions and numbers of earlier versions keep their meaning under the former name."""
     _three_versions(tmp_path)
     for path in tmp_path.glob("*.json"):
-        content = unseal(path.read_bytes())
+        content = unseal(path.read_bytes(), path)
         if "fencing_token" in content:
             path.write_bytes(seal({"generation": content.pop("fencing_token") + 6, **content}))
     store = open_store(tmp_path)
@@ -259,8 +259,8 @@ def test_unfinished_files_are_removed_and_strangers_left_alone(tmp_path: Path, o
 def test_what_is_not_sealed_is_corruption(data: bytes) -> None:
     """Any bytes at all are either a sealed document or `DataLoss`."""
     with pytest.raises(DataLoss):
-        unseal(data)
-    assert unseal(seal({"a": [1, "é"]})) == {"a": [1, "é"]}
+        unseal(data, "here")
+    assert unseal(seal({"a": [1, "é"]}), "here") == {"a": [1, "é"]}
 
 
 class _Crash(BaseException):

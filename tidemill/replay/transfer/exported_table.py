@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from tidemill import formats
 from tidemill.errors import DataLoss, InvalidArgument
-from tidemill.replay.transfer.folder import CHUNK_TENSORS, FORMAT, ITEM_TENSORS, MANIFEST, VERSION, digest_of
+from tidemill.replay.transfer.folder import CHUNK_TENSORS, FORMAT, ITEM_TENSORS, MANIFEST, digest_of
 from tidemill.replay.wire import config_from_json
 from tidemill.replay.writing.chunk import check_priorities
 
@@ -45,8 +46,9 @@ class ExportedTable:
         """Read and check a folder. Its steps, priorities and payloads stay on disk.
 
         Raises:
-            InvalidArgument: It is no such folder, or of another version.
+            InvalidArgument: It is no such folder.
             DataLoss: A file is damaged, missing, or does not fit the others.
+            FatalError: It has a format that this version does not know.
         """
         self._folder = folder
         document = _read_manifest(folder)
@@ -197,8 +199,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise DataLoss(f"{path} is damaged: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidArgument(f"{path} is no manifest of an exported table: its format is not {FORMAT!r}")
-    if document.get("version") != VERSION:
-        raise InvalidArgument(f"{path} has version {document.get('version')!r}, this release reads {VERSION}")
+    formats.check_format(formats.TABLE, document.get("version"), path)
     if document.pop("sha256", None) != digest_of(document):
         raise DataLoss(f"{path} is damaged: its text does not match its checksum")
     return document

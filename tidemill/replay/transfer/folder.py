@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from tidemill import formats
 from tidemill.atomic_files import TEMPORARY, sync_file, sync_folder
 from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError
 from tidemill.replay.table_config import TableConfig
@@ -32,7 +33,8 @@ from tidemill.replay.wire import config_to_json
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
-FORMAT, VERSION, MANIFEST = "tidemill-replay-table", 1, "manifest.json"
+FORMAT, MANIFEST = "tidemill-replay-table", "manifest.json"
+VERSION = formats.NEWEST[formats.TABLE]
 FILE_BYTES = 64 * 2**20
 """About how many bytes of arrays a file has; more only if one part of an export is larger."""
 

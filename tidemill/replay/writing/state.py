@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill import formats
 from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.appender import AppenderState
@@ -23,7 +24,8 @@ from tidemill.replay.writing.stream_rows import StreamRows
 
 Array = NDArray[Any]
 
-_MAGIC = b"tidemill writer 1\n"
+_WORDS = b"tidemill writer "
+_MAGIC = _WORDS + b"%d\n" % formats.NEWEST[formats.WRITER]
 _DOCUMENT = "document"
 
 
@@ -118,11 +120,15 @@ def _unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the document and the arrays of a state.
 
     Raises:
-        InvalidArgument: The bytes are no state of a writer, or of another version.
+        InvalidArgument: The bytes are no state of a writer.
         DataLoss: They are damaged.
+        FatalError: They have a format that this version does not know.
     """
     from safetensors.numpy import load
 
+    number = data[len(_WORDS) : len(_WORDS) + 8].partition(b"\n")[0]
+    if data.startswith(_WORDS) and number.isdigit():
+        formats.check_format(formats.WRITER, int(number), "state of a writer")
     if not data.startswith(_MAGIC):
         raise InvalidArgument(f"state begins with {data[:18]!r}, must be what ReplayWriter.state returned")
     start = len(_MAGIC) + hashlib.sha256().digest_size

@@ -13,9 +13,9 @@ import pytest
 import safetensors.torch
 import torch
 
+from tidemill import formats
 from tidemill.errors import FatalError, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
-from tidemill.services.learner.checkpoint import format as checkpoint_format
 from tidemill.services.learner.checkpoint.format import Checkpoint
 from tidemill.services.learner.checkpoint.store import CheckpointStore, check_fits
 
@@ -230,11 +230,10 @@ def test_disk_that_fails_otherwise_is_an_error_of_its_own(tmp_path: Path, monkey
 
 def test_checkpoint_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not skipped as corrupt: an older one must not be restored in its place without a word."""
-    monkeypatch.setattr(checkpoint_format, "FORMAT_VERSION", 4)
     store = CheckpointStore(tmp_path, keep=1)
     store.write(_checkpoint())
-    monkeypatch.setattr(checkpoint_format, "FORMAT_VERSION", 3)
-    with pytest.raises(FatalError, match="has format 4, this version reads up to 3"):
+    monkeypatch.setattr(formats, "NEWEST", {**formats.NEWEST, formats.CHECKPOINT: 3})
+    with pytest.raises(FatalError, match=r"safetensors: format 4; this Tidemill reads up to 3: use a newer Tidemill"):
         store.newest()
 
 

@@ -259,13 +259,15 @@ def test_folder_in_use_is_refused(tmp_path: Path) -> None:
     log.crash()
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_log_of_another_format_is_refused_by_name(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    "number, said", [(2, "this Tidemill reads 3 and later: use"), (4, "reads up to 3: use a newer")]
+)
+def test_log_of_another_format_is_refused_by_name(tmp_path: Path, number: int, said: str) -> None:
     """A server says what it reads, what it found and what to do, and touches nothing."""
     file = tmp_path / SEGMENT
     file.write_bytes(b"TMLR" + struct.pack("<I", number) + bytes(range(1, 200)))
     whole = file.read_bytes()
-    with pytest.raises(FatalError, match=f"has format {number}, this version of Tidemill reads format 3: use the ver"):
+    with pytest.raises(FatalError, match=rf"00000001\.log: format {number}; .*{said}"):
         open_log(tmp_path)
     assert file.read_bytes() == whole
 

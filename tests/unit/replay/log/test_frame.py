@@ -147,9 +147,7 @@ def test_only_a_file_of_another_format_is_refused_for_its_format() -> None:
     for data in (preamble(MARK), preamble(MARK)[:-1], bytes(100)):
         check_format(data, "here")
     other = preamble(MARK).replace(struct.pack("<I", FORMAT), struct.pack("<I", FORMAT + 1))
-    with pytest.raises(
-        FatalError, match=f"here has format {FORMAT + 1}, this version of Tidemill reads format {FORMAT}"
-    ):
+    with pytest.raises(FatalError, match=f"here: format {FORMAT + 1}; this Tidemill reads up to {FORMAT}"):
         check_format(other, "here")
 
 

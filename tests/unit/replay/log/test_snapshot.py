@@ -117,7 +117,7 @@ def test_snapshot_of_another_format_is_refused(folder: LogFolder, monkeypatch: p
     monkeypatch.setattr("tidemill.services.replay.log.frame.FORMAT", 7)
     SnapshotFiles(folder, b"another!").write(make_snapshot())
     monkeypatch.undo()
-    with pytest.raises(FatalError, match=r"00000001\.snapshot has format 7, this version of Tidemill reads format 3"):
+    with pytest.raises(FatalError, match=r"00000001\.snapshot: format 7; this Tidemill reads up to 3"):
         SnapshotFiles(folder, MARK).load()
 
 

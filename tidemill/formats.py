@@ -1,0 +1,78 @@
+"""The format numbers of the files that Tidemill keeps, and the refusal of a number that it cannot read.
+
+Every file says the number of its format. One that says none is of format 1, as the first releases wrote it. A change
+that an older program would misread gets the next number here, and the files of the format before stay in
+tests/data/formats, from which a test goes on. docs/releasing.md has the promise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tidemill.errors import FatalError
+
+KEY = "format"
+"""Name of the number in a document; scores have a column of this name."""
+
+CONFIG, RESULT, SCORES, EVALUATION = "config", "result", "scores", "evaluation"
+PARAMETERS, CHECKPOINT, REPLAY_LOG = "parameters", "checkpoint", "replay log"
+BUNDLE, TABLE, WRITER = "bundle", "table", "writer"
+
+NEWEST: Mapping[str, int] = {
+    CONFIG: 1,  # config.yaml
+    RESULT: 1,  # result.json
+    SCORES: 1,  # scores.csv, confirmations.csv
+    EVALUATION: 1,  # evaluations/*.json
+    PARAMETERS: 1,  # params/*.json
+    CHECKPOINT: 4,  # checkpoints/*.safetensors
+    REPLAY_LOG: 3,  # replay/*.log, *.copies, *.snapshot and newest
+    BUNDLE: 1,  # bundle.json
+    TABLE: 1,  # manifest.json of an exported table
+    WRITER: 1,  # what `ReplayWriter.state` returns
+}
+"""The number of each kind that is written today."""
+
+_OLDEST: Mapping[str, int] = {REPLAY_LOG: 3}
+"""The oldest number that is read, where that is not 1."""
+
+
+def check_format(kind: str, number: object, where: object) -> None:
+    """Refuse a file whose format this program does not read.
+
+    Args:
+        kind: One of `NEWEST`.
+        number: What the file says; None if it says nothing, which is format 1.
+        where: The file, for the message.
+
+    Raises:
+        FatalError: The number is newer than the newest or older than the oldest that is read, or is no number.
+    """
+    newest, oldest = NEWEST[kind], _OLDEST.get(kind, 1)
+    number = 1 if number is None else number
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise FatalError(f"{where}: format {number!r} is no format; expected a whole number from 1 to {newest}")
+    if number > newest:
+        raise FatalError(f"{where}: format {number}; this Tidemill reads up to {newest}: use a newer Tidemill")
+    if number < oldest:
+        raise FatalError(
+            f"{where}: format {number}; this Tidemill reads {oldest} and later: use the Tidemill that wrote it"
+        )
+
+
+def read_json(file: Path, kind: str) -> dict[str, Any]:
+    """Return the object in a JSON file without the number of its format; empty if there is none that can be read.
+
+    Raises:
+        FatalError: The file has a format that this version does not know.
+    """
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    if not isinstance(document, dict):
+        return {}
+    check_format(kind, document.pop(KEY, None), file)
+    return document
