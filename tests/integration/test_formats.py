@@ -66,8 +66,8 @@ def test_parameters_checkpoint_and_bundle_of_an_earlier_format_are_read(old: Pat
     assert found[1].counters["learner_steps"] == 145
     assert read_bundle(old / "bundle").params.number == 4
     observations = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
-    actions = [load_policy(old / name).act(observations) for name in ("run", "bundle")]
-    assert np.array_equal(*actions)
+    of_run, of_bundle = (load_policy(old / name).act(observations) for name in ("run", "bundle"))
+    assert np.array_equal(of_run, of_bundle)
 
 
 def test_tables_of_an_earlier_format_are_served_and_imported(old: Path) -> None:
