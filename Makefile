@@ -1,5 +1,5 @@
 # The one place for the project's commands. `make` alone lists them.
-# Needs GNU make, git, and Python 3.11 or 3.12 with its venv module; everything else is installed into .venv.
+# Needs GNU make, git, and Python 3.11 to 3.14 with its venv module; everything else is installed into .venv.
 # A C compiler is used where there is one, for tidemill/kernel.
 
 PYTHON ?= python3
@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 LOCKS := $(wildcard requirements/*.txt)
+# The build of torch: cpu (0.2 GB), cuda (3 GB) or none, for replay and its clients alone.
+TORCH ?= $(shell nvidia-smi -L 2>/dev/null | grep -q ^GPU && echo cuda || echo cpu)
 
 # Byte code is written when a module is first imported: half the time of compiling every file at installation.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +23,10 @@ help: ## list these targets
 
 .PHONY: quickstart
 quickstart: $(VENV)/.runtime ## train SAC on LunarLanderContinuous with the whole cluster on this machine
-	$(BIN)/tidemill train --config configs/quickstart.yaml --fresh
+	@config=quickstart; $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("Box2D") is None)' || { \
+	  config=pendulum_sac; \
+	  echo "LunarLander needs Box2D, which has no wheel for this Python and machine: swinging up a pendulum instead"; }; \
+	set -x; $(BIN)/tidemill train --config configs/$$config.yaml --run.name quickstart --fresh
 
 .PHONY: install
 install: $(VENV)/.runtime ## only what a run needs, into .venv
@@ -100,6 +105,15 @@ format: $(VENV)/.dev ## format the code and apply the safe fixes
 .PHONY: protos
 protos: $(VENV)/.dev ## generate the stubs from protos/
 	$(BIN)/python -m scripts.protos
+
+.PHONY: lock
+lock: $(VENV)-lock/.installed ## write requirements/*.txt again: hashes of every file, checked for each Python and machine
+	$(VENV)-lock/bin/python -m scripts.hash_locks
+
+$(VENV)-lock/.installed: requirements/lock.txt
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/lock.txt
+	touch $@
 
 .PHONY: bench
 bench: bench-replay bench-feed bench-learner bench-actor bench-cluster ## every benchmark at its default size, into benchmarks/results/
@@ -208,8 +222,11 @@ clean: ## remove .venv, caches and builds; runs/ stays
 # with hashes it would refuse a package's extra (`coverage[toml]`) on the day that a newer release of it appears.
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v not in ((3, 11), (3, 12)) and \
-	  f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 14) and \
+	  "Python 3.11, 3.12, 3.13 or 3.14 is needed, $(PYTHON) is %d.%d: make PYTHON=python3.13 ..." % v)'
+	@$(PYTHON) -c 'import platform as p, sys; m = p.system(), p.machine(); \
+	  sys.exit(m not in (("Linux", "x86_64"), ("Linux", "aarch64")) and "Linux on x86_64 or aarch64 is needed, this is \
+	%s on %s: use one, or the containers (docs/installation.md)" % m)'
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "$(PYTHON) has no venv module: apt-get install python3-venv" >&2; exit 1; }
 	@echo "creating .venv and installing into it; torch takes most of the time"
@@ -217,7 +234,7 @@ $(BIN)/python:
 
 $(VENV)/.runtime: $(LOCKS) pyproject.toml setup.py tidemill/kernel/kernel.c | $(BIN)/python
 	$(PIP_INSTALL) --no-deps --require-hashes -r requirements/runtime.txt
-	$(PIP_INSTALL) -r requirements/torch.txt
+	$(BIN)/python -m scripts.install_torch $(TORCH)
 	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	touch $@
 

@@ -1,43 +1,56 @@
-"""Write hashes beside the pins of requirements/{runtime,atari,mujoco,dev,docs,extras,sbom}.txt, for pip to hold to.
+"""Write the locks that `make` installs, requirements/{runtime,atari,mujoco,dev,docs,extras,sbom,lock}.txt, with uv.
 
-They are of the files that pip takes on linux/amd64 with each Python that is tested; Box2D has no others. Versions stay
-as they are. torch is in a file of its own without a hash: its build is the machine's choice, from PyPI with CUDA, or a
-smaller one for CPUs from the index that pip is given.
+A lock names every file of its versions by hash, so that one lock serves every Python and machine. pip takes wheels
+alone (`--only-binary`): nothing is compiled. Versions and markers stay as they are. To change one, edit its line and
+run `make lock`. Each lock is also resolved for every Python and machine in `PYTHONS` and `MACHINES`, which fails where
+a wheel is missing. torch is in a file without hashes, because its build is the machine's choice (install_torch.py).
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 
-from scripts.image_locks import ROOT, hashed, normalised, pins
+from scripts.image_locks import ROOT
 
-LOCKS = ("runtime.txt", "atari.txt", "mujoco.txt", "dev.txt", "docs.txt", "extras.txt", "sbom.txt")
-PYTHONS = ("3.11", "3.12")
+LOCKS = ("runtime.txt", "atari.txt", "mujoco.txt", "dev.txt", "docs.txt", "extras.txt", "sbom.txt", "lock.txt")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+MACHINES = ("x86_64", "aarch64")
 
-_HASH = re.compile(r"--hash=\S+")
+_WHEELS_ALONE = ("--no-deps", "--only-binary", ":all:", "--no-header", "--no-annotate")
 
 
-def hashes_of(requirements: list[str]) -> dict[str, list[str]]:
-    """Return the options `--hash=...` of each pin, by normalised name."""
-    found: dict[str, set[str]] = {}
-    for python in PYTHONS:
-        for name, line in hashed(requirements, "--no-deps", python=python).items():
-            found.setdefault(name, set()).update(_HASH.findall(line))
-    return {name: sorted(options) for name, options in found.items()}
+def split(text: str) -> tuple[list[str], list[str]]:
+    """Return the lines of a lock that come before its pins, and its pins without hashes."""
+    lines = [line.removesuffix("\\").strip() for line in text.splitlines()]
+    pins = [re.sub(r"\s*--hash=\S+", "", line) for line in lines if re.match(r"[\w.-]+==", line)]
+    return [line for line in lines if line.startswith(("#", "-r "))], pins
+
+
+def compiled(pins: list[str], *options: str) -> str:
+    """Return what `uv pip compile` makes of pins.
+
+    Raises:
+        subprocess.CalledProcessError: a version has no wheel for what the options name; uv has said which.
+    """
+    command = [sys.executable, "-m", "uv", "--quiet", "--no-config", "pip", "compile", *_WHEELS_ALONE, *options, "-"]
+    return subprocess.run(command, input="\n".join(pins), stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def main() -> int:
-    """Write the hashes of every lock; return 0."""
-    hashes = hashes_of(list(dict.fromkeys(pin for name in LOCKS for pin in pins(name).values())))
-    for name in LOCKS:
-        path, own = ROOT / "requirements" / name, pins(name)
-        lines = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            package = normalised(line.partition("==")[0])
-            lines.append(" ".join([own[package], *hashes[package]]) if package in own else line)
-        path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-        print(f"{name}: {len(own)} packages")
+    """Write the locks that the command line names, or all; return 0."""
+    for name in sys.argv[1:] or LOCKS:
+        path = ROOT / "requirements" / name
+        header, pins = split(path.read_text(encoding="utf-8"))
+        for python in PYTHONS:
+            for machine in MACHINES:
+                compiled(pins, "--python-version", python, "--python-platform", f"{machine}-manylinux_2_28")
+        lock = compiled(
+            pins, "--universal", "--python-version", PYTHONS[0], "--generate-hashes", "--emit-build-options"
+        )
+        path.write_text("\n".join([*header, lock.replace("\n\n", "\n", 1)]), encoding="utf-8")
+        print(f"{name}: {len(pins)} packages")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import random
 import signal
@@ -61,7 +62,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Mark the tests of the slow kinds, skip what needs a GPU where there is none, and limit what is shuffled.
+    """Mark the tests of the slow kinds, skip what needs what is not there, and limit what is shuffled.
 
     The files of a folder, and the tests of a file, come in an order of their own in every run. The folders themselves
     stay in order, and so does tests/compose, which starts one cluster and goes through its life. That is the longest of
@@ -74,6 +75,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
             item.add_marker(folder)
         if item.get_closest_marker("requires_cuda") and not sys.modules["torch"].cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        if item.get_closest_marker("requires_box2d") and importlib.util.find_spec("Box2D") is None:
+            item.add_marker(pytest.mark.skip(reason="needs Box2D, which has no wheel for this Python and machine"))
     items.sort(
         key=lambda item: (
             _place_among_longest(item.path),

@@ -13,7 +13,7 @@ from scripts import hash_locks
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("tidemill", "services", "tests", "benchmarks", "scripts")
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
-PIN = re.compile(r"^([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)((?: --hash=sha256:[0-9a-f]{64})*)$")
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)(?: ; [^\\]+)?((?:[\s\\]+--hash=sha256:[0-9a-f]{64})*)$")
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 LOCKS = sorted(path.name for path in (ROOT / "requirements").glob("*.txt"))
 
@@ -24,13 +24,19 @@ def sources(*folders: str) -> list[Path]:
     return sorted(path for path in found if not GENERATED.search(path.name))
 
 
+def entries(name: str) -> list[str]:
+    """Return the entries of a file of requirements/, each with its hashes."""
+    text = (ROOT / "requirements" / name).read_text().replace(" \\\n", " ")
+    return [line for line in text.splitlines() if line and not line.startswith(("#", "-c ", "--only-binary :all:"))]
+
+
 def pins(name: str) -> dict[str, str]:
     """Return the versions a file of requirements/ pins, nested files included, by normalised name."""
     found: dict[str, str] = {}
-    for line in (ROOT / "requirements" / name).read_text().splitlines():
+    for line in entries(name):
         if line.startswith("-r "):
             found |= pins(line.removeprefix("-r "))
-        elif line and not line.startswith(("#", "-c ")):
+        else:
             match = PIN.match(line)
             assert match, f"requirements/{name}: {line!r} is not NAME==VERSION"
             found[normalised(match.group(1))] = match.group(2)
@@ -107,12 +113,12 @@ def test_lock_pins_every_line_exactly(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", hash_locks.LOCKS)
-def test_lock_that_make_installs_has_a_hash_in_every_line(name: str) -> None:
-    """No other file is ever installed; python -m scripts.hash_locks writes the hashes."""
-    lines = [line for line in (ROOT / "requirements" / name).read_text().splitlines() if "==" in line]
-    assert [line for line in lines if "--hash=" not in line] == []
-    recipes = (ROOT / "Makefile").read_text()
-    assert f"--require-hashes -r requirements/{name}\n" in recipes
+def test_lock_that_make_installs_has_hashes_and_wheels_alone(name: str) -> None:
+    """No other file is ever installed, and nothing is compiled; `make lock` writes the hashes."""
+    pinned = [line for line in entries(name) if not line.startswith("-r ")]
+    assert [line for line in pinned if "--hash=" not in line] == []
+    assert "\n--only-binary :all:\n" in (ROOT / "requirements" / name).read_text()
+    assert f"--require-hashes -r requirements/{name}\n" in (ROOT / "Makefile").read_text()
 
 
 def test_locks_are_installed_without_resolving() -> None:
@@ -125,7 +131,8 @@ def test_only_torch_is_installed_without_a_hash() -> None:
     """Its build is the machine's choice; what it needs besides CUDA is pinned by hash and installed before."""
     assert pins("torch.txt").keys() == {"torch"}
     installed = re.findall(r"\$\(PIP_INSTALL\) (.*)-r requirements/(\S+)", (ROOT / "Makefile").read_text())
-    assert [name for options, name in installed if "--require-hashes" not in options] == ["torch.txt"]
+    assert "runtime.txt" in {name for _, name in installed}
+    assert [name for options, name in installed if "--require-hashes" not in options] == []
 
 
 def test_lock_pins_every_direct_dependency() -> None:

@@ -23,9 +23,9 @@ def python() -> list[Finding]:
     """Return the interpreter and the machine."""
     machine = f"{platform.system()} {platform.machine()}, {container_limits.cpus()} cores"
     text = f"Python {platform.python_version()} on {machine}"
-    if sys.version_info[:2] in ((3, 11), (3, 12), (3, 13)):
+    if (3, 11) <= sys.version_info[:2] <= (3, 14):
         return [Finding("ok", text)]
-    return [Finding("note", text, "not tested with this Python; 3.11 to 3.13 are")]
+    return [Finding("note", text, "not meant for this Python; 3.11 to 3.14 are (docs/installation.md)")]
 
 
 def command() -> list[Finding]:
@@ -37,6 +37,11 @@ def command() -> list[Finding]:
     return [Finding("note", "`tidemill` is not on the PATH, or another one is", f"{advice}or call it as `{name}`")]
 
 
+def _has_no_wheel(module: str) -> bool:
+    """Return whether a package is not to be had for this Python and machine: Box2D beyond 3.13 and x86-64."""
+    return module == "Box2D" and (sys.version_info >= (3, 14) or platform.machine() != "x86_64")
+
+
 def packages() -> list[Finding]:
     """Return versions, what is not installed, and what is of a version that Tidemill does not work with."""
     known = versions()
@@ -44,7 +49,10 @@ def packages() -> list[Finding]:
     for module in (*_NEEDED, *_OPTIONAL):
         if importlib.util.find_spec(module) is None:
             mark, extra = ("FAIL", "learn") if module in _NEEDED else ("note", _OPTIONAL[module])
-            found.append(Finding(mark, f"{module} is not installed", how_to_install(extra)))
+            if _has_no_wheel(module):
+                found.append(Finding(mark, "Box2D has no wheel for this Python and machine: no LunarLander"))
+            else:
+                found.append(Finding(mark, f"{module} is not installed", how_to_install(extra)))
     return found + outside_bounds(metadata.requires("tidemill") or [])
 
 

@@ -76,7 +76,9 @@ def test_stream_is_that_of_single_environments(mode: AutoresetMode, end: str) ->
     _assert_equal_streams(_vector(mode, end), _single(end))
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "LunarLanderContinuous-v3"])
+@pytest.mark.parametrize(
+    "env_id", ["CartPole-v1", "Pendulum-v1", pytest.param("LunarLanderContinuous-v3", marks=pytest.mark.requires_box2d)]
+)
 def test_gymnasiums_own_vector_is_seeded_and_stepped_as_single_environments(env_id: str) -> None:
     """Environment i starts from seed + i, actions are scaled alike: the numbers are the same, bit for bit."""
     settings = EnvSettings(env_id, {"env_id": env_id}, vector="batched_env:make_vec", max_episode_steps=20)

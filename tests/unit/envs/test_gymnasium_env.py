@@ -121,6 +121,7 @@ def test_registered_limit_of_the_environment_is_kept_by_default() -> None:
     assert [bool(step.truncated[0]) for step in steps] == [False] * 6 + [True]
 
 
+@pytest.mark.requires_box2d
 def test_lander_equals_single_environments_stepped_by_hand() -> None:
     """Observations and returns are bit-equal to plain gymnasium environments with seeds s, s+1, s+2."""
     num_envs, num_steps, seed = 3, 700, 11
@@ -155,6 +156,7 @@ def lander_by_hand(seed: int, actions: np.ndarray) -> tuple[list[np.ndarray], li
     return observations, returns
 
 
+@pytest.mark.requires_box2d
 def test_spec_of_lander_is_continuous_in_float32() -> None:
     """LunarLanderContinuous has 8 numbers to observe, 2 to act with, and no frame stack."""
     spec = make_env(EnvSettings("LunarLanderContinuous-v3"), 1, training=True).spec

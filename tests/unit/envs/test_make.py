@@ -35,6 +35,7 @@ def test_every_kind_of_id_makes_an_environment(env_id: str) -> None:
     assert env.spec == spec_of(EnvSettings(env_id))
 
 
+@pytest.mark.requires_box2d
 def test_kwargs_reach_the_environment() -> None:
     """`kwargs` are arguments of the constructor."""
     env = make_env(EnvSettings("LunarLander-v3", {"continuous": True}), 1, training=True)

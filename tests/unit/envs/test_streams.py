@@ -41,7 +41,12 @@ def play(settings: EnvSettings, num_steps: int, *, seed: int = 7, training: bool
     return steps
 
 
-@pytest.fixture(scope="module", params=PLAYED)
+LANDER = pytest.mark.requires_box2d
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=LANDER) if name == "lander" else name for name in PLAYED]
+)
 def steps(request: pytest.FixtureRequest) -> list[VectorStep]:
     """The steps of each environment, played once."""
     settings, num_steps = PLAYED[request.param]
@@ -109,7 +114,7 @@ def test_summaries_account_for_every_decision_of_real_episodes(steps: list[Vecto
         decisions[list(ended)] = 0
 
 
-@pytest.mark.parametrize("name", ["cartpole", "lander", "breakout", "sticky_pong"])
+@pytest.mark.parametrize("name", ["cartpole", pytest.param("lander", marks=LANDER), "breakout", "sticky_pong"])
 def test_same_seed_and_actions_give_the_same_ticks(name: str) -> None:
     """Two runs with one seed agree in every byte; another seed gives something else."""
     settings = PLAYED[name][0]
@@ -121,7 +126,7 @@ def test_same_seed_and_actions_give_the_same_ticks(name: str) -> None:
     assert any(a.observation.tobytes() != b.observation.tobytes() for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize("name", ["lander", "breakout"])
+@pytest.mark.parametrize("name", [pytest.param("lander", marks=LANDER), "breakout"])
 def test_arrays_of_a_tick_stay_as_they_were(name: str) -> None:
     """The caller may keep a step's arrays: later steps do not write into them."""
     env = make_env(PLAYED[name][0], 2, training=True)
@@ -136,7 +141,9 @@ def test_arrays_of_a_tick_stay_as_they_were(name: str) -> None:
     assert all(np.array_equal(array, copy) for array, copy in zip(kept, copies, strict=True))
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLanderContinuous-v3", "ALE/Pong-v5"])
+@pytest.mark.parametrize(
+    "env_id", ["CartPole-v1", pytest.param("LunarLanderContinuous-v3", marks=LANDER), "ALE/Pong-v5"]
+)
 def test_reset_in_the_middle_of_episodes_starts_all_anew(env_id: str) -> None:
     """After `reset`, even where an episode had just ended, play is that of a fresh environment."""
     settings = EnvSettings(env_id, max_episode_steps=10)
@@ -151,7 +158,7 @@ def test_reset_in_the_middle_of_episodes_starts_all_anew(env_id: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-@pytest.mark.parametrize("env_id", ["LunarLanderContinuous-v3", "ALE/Pong-v5"])
+@pytest.mark.parametrize("env_id", [pytest.param("LunarLanderContinuous-v3", marks=LANDER), "ALE/Pong-v5"])
 def test_bad_action_batch_is_refused(env_id: str) -> None:
     """A batch for another number of environments is refused with both shapes in the message."""
     env = make_env(EnvSettings(env_id), 2, training=True)

@@ -123,3 +123,15 @@ def test_disk_that_cannot_be_written_fails(tmp_path: Path) -> None:
     if os.getuid():
         tmp_path.chmod(0o500)
         assert machine.disk(tmp_path / "runs")[0].mark == "FAIL"
+
+
+@pytest.mark.parametrize("version, machine", [((3, 14, 0), "x86_64"), ((3, 13, 5), "aarch64")])
+def test_box2d_is_not_advised_where_it_has_no_wheel(
+    version: tuple[int, ...], machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installing it there would mean compiling it."""
+    monkeypatch.setattr("sys.version_info", version)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "Box2D" else name)
+    (finding,) = [each for each in software.packages() if "Box2D" in each.text]
+    assert (finding.mark, finding.advice) == ("note", "")
