@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +35,9 @@ _SETTINGS = {
     "actor": {"max_env_steps_per_s": 20},
     "evaluator": {"episodes": 2, "video": False, "min_interval_s": 0.5, "start_env_steps": 0},
 }
+_TWO_NODES = [
+    {"op": "replace", "path": f"/spec/{count}", "value": 2} for count in ("completions", "parallelism")
+]  # as overlays/multi-node, without GPUs
 _LOOK = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8100/status.json').read().decode())"
 _MODULE = """
 import gymnasium
@@ -44,7 +49,7 @@ def make(**settings):
 
 @contextmanager
 def _pods(kubernetes: Path, folder: Path, config: str) -> Iterator[Pods]:
-    """Give the pods of an overlay on the base: settings and a module of the user's, two actors."""
+    """Give the pods of an overlay on the base: settings and a module of the user's, learners on two nodes."""
     own, there = folder / "own", folder / "pods"
     own.mkdir()
     there.mkdir()
@@ -56,8 +61,13 @@ def _pods(kubernetes: Path, folder: Path, config: str) -> Iterator[Pods]:
         "replicas": [{"name": "actor", "count": 2}],
         "configMapGenerator": [
             {"name": "tidemill-own", "files": ["run.yaml", "my_env.py"]},
-            {"name": "tidemill-run", "behavior": "merge", "literals": [f"TIDEMILL_CONFIG={config}", "ACTORS=2"]},
+            {
+                "name": "tidemill-run",
+                "behavior": "merge",
+                "literals": [f"TIDEMILL_CONFIG={config}", "ACTORS=2", "LEARNER_NODES=2"],
+            },
         ],
+        "patches": [{"target": {"kind": "Job", "name": "learner"}, "patch": json.dumps(_TWO_NODES)}],
     }
     (own / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
     with pods_of(list(objects(own)), there) as pods:
@@ -85,12 +95,14 @@ def _seen(run: Pods) -> dict[str, Any]:
     return document
 
 
+def _has_ended(job: subprocess.Popen[bytes]) -> bool:
+    return job.poll() is not None
+
+
 def _train(run: Pods, tmp_path: Path) -> None:
     for pod in run.pods.values():
         pod.start()
-    learner, evaluator = run["learner-0"].process, run["evaluator"].process
-    assert learner
-    assert evaluator
+    jobs = [run[name].process for name in ("learner-0", "learner-1", "evaluator")]
 
     def logs() -> str:
         return "\n".join(f"--- {name}\n{pod.log[-3000:]}" for name, pod in run.pods.items())
@@ -100,10 +112,11 @@ def _train(run: Pods, tmp_path: Path) -> None:
         lambda: _seen(run)["state"] != "starting", "the page sees the learner", longest_pause_s=1.0, describe=logs
     )
     names = _seen(run)["logs"].keys()
-    assert {"actor-0", "actor-1", "evaluator", "learner", "paramserver", "replay-0", "replay-1"} <= names
-    wait_until(lambda: learner.poll() is not None, "the learner's Job ends", longest_pause_s=1.0, describe=logs)
-    wait_until(lambda: evaluator.poll() is not None, "the evaluator's Job ends", longest_pause_s=1.0, describe=logs)
-    assert (learner.returncode, evaluator.returncode) == (0, 0), logs()
+    assert {"actor-0", "actor-1", "evaluator", "learner-0", "learner-1", "paramserver", "replay-0", "replay-1"} <= names
+    for job in jobs:
+        assert job
+        wait_until(functools.partial(_has_ended, job), "the Jobs end", longest_pause_s=1.0, describe=logs)
+        assert job.returncode == 0, logs()
     archive = run["page"].execute("tidemill", "export", "/runs/own", "--out", "-")
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
         packed.extractall(tmp_path, filter="data")
