@@ -80,8 +80,17 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; return the exit code: 0 finished or stopped as asked, 1 failed, 2 bad usage."""
+    if argv is None:
+        _speak_utf8()
     arguments = list(sys.argv[1:] if argv is None else argv)
     return process.end_with_reader(lambda: _dispatch(arguments))
+
+
+def _speak_utf8() -> None:
+    """Start again in UTF-8 mode where the locale has another encoding for names of files and text, as LC_ALL=C may."""
+    if sys.getfilesystemencoding() != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _dispatch(arguments: list[str]) -> int:

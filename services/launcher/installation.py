@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import sys
 from importlib import metadata
@@ -18,7 +19,12 @@ def command_name() -> str:
         return "tidemill"
     called = script if script.exists() else Path(sys.executable)
     path = min(str(called), os.path.relpath(called), key=len)
-    return path if script.exists() else f"{path} -m tidemill.services.launcher"
+    return shlex.quote(path) if script.exists() else f"{shlex.quote(path)} -m tidemill.services.launcher"
+
+
+def typed(*words: str | Path) -> str:
+    """Return a command of this installation as one types it here: `tidemill resume 'my runs/a'`."""
+    return f"{command_name()} {shlex.join(map(str, words))}"
 
 
 def activation() -> str:

@@ -15,7 +15,7 @@ from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
-from tidemill.services.launcher.installation import command_name
+from tidemill.services.launcher.installation import typed
 from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_deterministic, is_running
 from tidemill.services.launcher.view.terminal import describe_shards
 
@@ -121,7 +121,7 @@ def target_of(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     folder = arguments.run or _only_running(Path("runs"))
     check_is_run(folder)
     if not is_running(folder):
-        on = f"; continue it with `{command_name()} resume {folder}`" if has_trained(folder) else ", and never trained"
+        on = f"; continue it with `{typed('resume', folder)}`" if has_trained(folder) else ", and never trained"
         raise NotFound(f"{folder} is not running{on}")
     config = from_document(RunConfig, read_document(folder / "cluster.yaml"))
     return config.cluster.learner, folder

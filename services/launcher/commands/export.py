@@ -29,7 +29,7 @@ from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError
 from tidemill.scores import Score, read_scores
-from tidemill.services.launcher.installation import command_name
+from tidemill.services.launcher.installation import typed
 
 _ABOUT = """Write a run's trained policy into one folder to pass on: parameters, settings, scores, curve, video and a
 model card. `tidemill evaluate FOLDER` tests it on another machine, and tidemill.load_policy(FOLDER) acts with it."""
@@ -102,7 +102,7 @@ def export(argv: Sequence[str]) -> int:
     print(f"{folder}:")
     for path in sorted(folder.iterdir()):
         print(f"  {path.name:20} {path.stat().st_size:>12,} bytes")
-    print(f"\nTest it anywhere:  {command_name()} evaluate {folder}{_trust(folder)}")
+    print(f"\nTest it anywhere:  {typed('evaluate', folder)}{_trust(folder)}")
     return 0
 
 

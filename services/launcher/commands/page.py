@@ -14,7 +14,7 @@ from pathlib import Path
 from tidemill.config.load import load
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
-from tidemill.services.launcher.installation import command_name
+from tidemill.services.launcher.installation import typed
 from tidemill.services.launcher.page.run_document import with_status_page
 from tidemill.services.launcher.run.folder import check_is_run, is_running, with_run_paths
 from tidemill.services.launcher.view.endpoints import AskedEndpoints
@@ -78,7 +78,7 @@ class _AddressView(QuietView):
 def _config_of(run: Path, arguments: Sequence[str]) -> RunConfig:
     check_is_run(run)
     if not is_running(run):
-        raise ConfigError(f"{run} is not running; its curves: `{command_name()} plot {run}`")
+        raise ConfigError(f"{run} is not running; its curves: `{typed('plot', run)}`")
     arguments = ["--config", str(run / "cluster.yaml"), *arguments]
     return with_run_paths(load(RunConfig, arguments, prog=f"tidemill page {run}", description=_ABOUT), run)
 

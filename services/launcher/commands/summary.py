@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tidemill import formats
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
-from tidemill.services.launcher.installation import activation, command_name
+from tidemill.services.launcher.installation import activation, command_name, typed
 from tidemill.services.launcher.run.folder import has_trained, is_deterministic
 from tidemill.services.launcher.supervise.supervisor import Outcome
 
@@ -54,12 +55,12 @@ def _next_commands(folder: Path, *, has_result: bool) -> list[str]:
     command = command_name()
     if not has_trained(folder):
         return [f"It never trained: `{command} train` with the same run.name starts from scratch in its folder"]
-    lines = [f"Test it:   {command} evaluate {folder}"] if has_result else []
-    lines.append(f"Resume:    {command} resume {folder}")
+    lines = [f"Test it:   {typed('evaluate', folder)}"] if has_result else []
+    lines.append(f"Resume:    {typed('resume', folder)}")
     if has_result:
-        lines.append(f"Pass on:   {command} export {folder}")
+        lines.append(f"Pass on:   {typed('export', folder)}")
     if _has_content(folder / "tensorboard"):
-        lines.append(f"Curves:    tensorboard --logdir {folder / 'tensorboard'}")
+        lines.append(f"Curves:    tensorboard --logdir {shlex.quote(str(folder / 'tensorboard'))}")
     if command != "tidemill" and activation():
         lines.append(f"           after `{activation()}` it is just `tidemill` in this shell")
     return lines

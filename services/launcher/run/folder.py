@@ -15,7 +15,7 @@ from tidemill.config.run import RESTORED
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
 from tidemill.params.run_end import clear_divergence
-from tidemill.services.launcher.installation import command_name, versions
+from tidemill.services.launcher.installation import typed, versions
 
 _LOCK = ".lock"
 
@@ -35,9 +35,8 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            command = command_name()
             raise FailedPrecondition(
-                f"{path} is running; look: `{command} status {path}`, end it: `{command} ctl stop {path}`"
+                f"{path} is running; look: `{typed('status', path)}`, end it: `{typed('ctl', 'stop', path)}`"
             ) from error
 
     @classmethod
@@ -151,7 +150,7 @@ def check_free(path: Path, *, fresh: bool) -> None:
     if fresh or not (path / "config.yaml").exists() or not has_trained(path):
         return
     raise AlreadyExists(
-        f"{path} already holds a run; continue it: `{command_name()} resume {path}`, move it aside to "
+        f"{path} already holds a run; continue it: `{typed('resume', path)}`, move it aside to "
         f"{_free_name(path)} and start from scratch: --fresh, or choose another --run.name"
     )
 
@@ -200,7 +199,7 @@ def _free_name(path: Path) -> Path:
 
 def _move_aside(path: Path) -> None:
     if is_running(path):
-        raise FailedPrecondition(f"{path} is running; end it first: `{command_name()} ctl stop {path}`")
+        raise FailedPrecondition(f"{path} is running; end it first: `{typed('ctl', 'stop', path)}`")
     path.rename(_free_name(path))
 
 
