@@ -16,7 +16,8 @@ from typing import Any, Literal, Self, cast, get_args
 from tidemill.config.services import ReplaySettings, StorageSettings
 from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.replay.argument_types import check_integer, check_type
-from tidemill.rpc.fork import OwnerProcess
+from tidemill.rpc.client_security import plaintext
+from tidemill.rpc.fork import OwnerProcess, serving
 from tidemill.services.replay.server import ReplayServer
 
 Ack = Literal["write", "fsync"]
@@ -29,8 +30,10 @@ class Server:
     """A replay server in a thread of this process, on loopback, until `close`, the end of the block or of the program.
 
     It is the server that `tidemill replay` runs, with the same guarantees, and clients of any process of this machine
-    may use it. It shares the interpreter with your program, which both slow down where both compute: a training that
-    keeps a core busy is better served by `tidemill replay`, a process of its own, and nothing else has to change.
+    may use it. It speaks plaintext without tokens. Clients of this process and of those that it starts know that,
+    whatever `TIDEMILL_TLS_CA` and `TIDEMILL_TOKEN_FILE` say. It shares the interpreter with your program, which both
+    slow down where both compute: a training that keeps a core busy is better served by `tidemill replay`, a process of
+    its own, and nothing else has to change.
 
     Example:
         >>> from tidemill import replay
@@ -123,11 +126,14 @@ class Server:
     async def _serve(self, settings: ReplaySettings, started: Future[str]) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         server = ReplayServer(settings)
-        try:
-            started.set_result(await server.start())
-            await server.serve_until(asyncio.create_task(self._stop.wait()))
-        finally:
-            await server.stop()
+        with serving():
+            try:
+                address = await server.start()
+                with plaintext(address):
+                    started.set_result(address)
+                    await server.serve_until(asyncio.create_task(self._stop.wait()))
+            finally:
+                await server.stop()
 
     def __enter__(self) -> Self:
         """Return itself."""

@@ -5,8 +5,10 @@ Variables and not settings: they differ by process and machine, and a run's conf
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import grpc
@@ -41,6 +43,7 @@ _TLS_FAILURES = {
 """What gRPC says of a connection that failed in TLS, and what that means."""
 
 _log = LateLogger()
+_excepting = threading.Lock()  # guards changes of the variable
 
 
 def tls_failure(details: str) -> str:
@@ -104,6 +107,22 @@ def token_interceptors(address: str) -> list[TokenInterceptor]:
             f"set {CA} to the CA of its certificate, or unset {TOKEN_FILE} if that server takes calls without one"
         )
     return [TokenInterceptor(path)]
+
+
+@contextlib.contextmanager
+def plaintext(address: str) -> Iterator[None]:
+    """Have this process and those that it starts call an address in plaintext and without a token."""
+    with _excepting:
+        os.environ[EXCEPT] = " ".join([*os.environ.get(EXCEPT, "").split(), address])
+    try:
+        yield
+    finally:
+        with _excepting:
+            left = [each for each in os.environ.get(EXCEPT, "").split() if each != address]
+            if left:
+                os.environ[EXCEPT] = " ".join(left)
+            else:
+                os.environ.pop(EXCEPT, None)
 
 
 def _is_excepted(address: str) -> bool:

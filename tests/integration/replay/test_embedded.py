@@ -163,6 +163,45 @@ def test_a_forked_child_leaves_the_server_alone() -> None:
         assert _items(server.address) == [2]
 
 
+def test_forked_child_of_a_program_with_a_server_makes_no_client() -> None:
+    """It says what to do instead of being aborted, as one in twenty was; without a server the child makes its own."""
+    code = """
+import os
+from tests.support.numbered_steps import steps_table
+from tidemill.errors import FailedPrecondition
+from tidemill.replay import ReplayClient, ReplayDataset, ReplayWriter, Server
+
+def forked(*calls):
+    if (child := os.fork()) == 0:
+        for call in calls:
+            try:
+                call().close()
+                print("made", flush=True)
+            except FailedPrecondition as error:
+                print(error, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+server = Server()
+address = server.address
+ReplayClient(address).create_table(steps_table())
+forked(
+    lambda: ReplayClient(address),
+    lambda: ReplayWriter(address, "t"),
+    lambda: ReplayDataset(address, "t", 1),
+    Server,
+)
+server.close()
+forked(lambda: ReplayClient(address))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[4:]) == (0, ["made"])
+    for line, kind in zip(lines[:4], ("connection to", "ReplayWriter", "ReplayDataset", "Server"), strict=True):
+        assert f"a {kind}" in line
+        assert "had a Server, which gRPC does not survive; start processes with the `spawn` method" in line
+
+
 def test_keys_of_a_server_that_starts_empty_are_not_those_of_the_one_before() -> None:
     """Priorities that come late change nothing: 50 items each, under the same slots and numbers."""
     port, keys = 0, []

@@ -128,6 +128,47 @@ def test_step_that_does_not_fit(change: dict[str, Any], message: str) -> None:
         _READER.read(step | change, ())
 
 
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize(
+    "dtype, given, most",
+    [
+        ("float32", np.int64, 2**24),
+        ("float32", np.int32, 2**24),
+        ("float32", np.uint64, 2**24),
+        ("float16", np.int16, 2**11),
+        ("float64", np.int64, 2**53),
+    ],
+)
+def test_whole_number_is_not_rounded(dtype: str, given: type[np.integer[Any]], most: int, as_array: bool) -> None:
+    """It was stored as its neighbour; one that the column holds is taken, however large."""
+    reader = StepReader(signature_like({"x": np.zeros(2 if as_array else (), dtype)}))
+
+    def read(value: int) -> float:
+        step = {"x": np.array([1, value], given) if as_array else given(value)}
+        return float(np.ravel(reader.read(step, ())["x"])[-1])
+
+    assert read(most) == most
+    assert read(most + 2) == most + 2
+    with pytest.raises(InvalidArgument, match=f"column 'x' has {most + 1}, which {dtype} cannot hold"):
+        read(most + 1)
+    top = int(np.iinfo(given).max)
+    with pytest.raises(InvalidArgument, match=f"column 'x' has {top}, which"):
+        read(top)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+def test_fraction_is_rounded_and_does_not_overflow(as_array: bool) -> None:
+    """One that was stored as infinity is refused; infinity itself is taken, and so is what is no number."""
+    reader = StepReader(signature_like({"x": np.zeros(2 if as_array else (), np.float32)}))
+    for value in (0.1, np.inf, -np.inf, np.nan, 3.4e38, True):
+        step = {"x": [0.0, value] if as_array else value}
+        found = np.ravel(reader.read(step, ())["x"])[-1]
+        assert np.array_equal(found, np.float32(value), equal_nan=True)
+    for value in (1e39, -1e300):
+        with pytest.raises(InvalidArgument, match=r"column 'x' has .*1e\+3.*, must be -3.4.*e\+38 .. 3.4"):
+            reader.read({"x": [0.0, value] if as_array else value}, ())
+
+
 def test_step_without_a_column() -> None:
     """The error names it."""
     with pytest.raises(InvalidArgument, match=r"lacks columns \['image', 'tokens'\]"):

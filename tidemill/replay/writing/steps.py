@@ -144,7 +144,7 @@ class StepReader:
         self._ragged = ragged_columns(signature)
         self._lengths = {f"{name}{SEPARATOR}{LENGTH}" for name in self._ragged}
         self._given = self._specs.keys() - self._lengths
-        self._is_safe: dict[tuple[str, np.dtype[Any]], bool] = {}
+        self._kept: dict[tuple[str, np.dtype[Any]], tuple[float, float] | None] = {}
 
     def read(self, step: Any, batch: tuple[int, ...]) -> dict[str, Array]:  # noqa: ANN401 - see `flatten`
         """Return every column of a step, each [*batch, ...] in its dtype.
@@ -193,24 +193,87 @@ class StepReader:
         return (padded, lengths) if batch else (padded[0], lengths[0])
 
     def _converted(self, spec: ColumnSpec, array: Array) -> Array:
-        """Return an array in its column's dtype: numbers may lose precision, but not change kind or wrap."""
+        """Return an array in its column's dtype: fractions may be rounded, whole numbers not, and nothing overflows."""
         wanted = self._dtypes[spec.name]
         if array.dtype == wanted:
             return array
-        if (key := (spec.name, array.dtype)) not in self._is_safe:
-            integers = array.dtype.kind in "iu" and wanted.kind in "iu"
-            if not (integers or np.can_cast(array.dtype, wanted, "same_kind")):
-                raise InvalidArgument(
-                    f"column {spec.name!r} has dtype {array.dtype}, which does not convert to {wanted}"
-                )
-            self._is_safe[key] = not integers or np.can_cast(array.dtype, wanted, "safe")
-        if not self._is_safe[key] and array.size:
-            low, high, range_ = array.min(), array.max(), np.iinfo(wanted)
-            if low < range_.min or high > range_.max:
-                raise InvalidArgument(
-                    f"column {spec.name!r} has values {low} .. {high}, must be {range_.min} .. {range_.max} ({wanted})"
-                )
-        return array.astype(wanted)
+        key = (spec.name, array.dtype)
+        if key not in self._kept:
+            self._kept[key] = _kept_range(spec, array.dtype, wanted)
+        if (kept := self._kept[key]) is None or not array.size:
+            return array.astype(wanted)
+        if not array.ndim:
+            low = high = array.item()
+        elif array.dtype.kind == "f":
+            return _rounded(spec, array, wanted)
+        else:
+            low, high = int(array.min()), int(array.max())
+        if kept[0] <= low and high <= kept[1]:
+            return array.astype(wanted)
+        if array.dtype.kind == "f":
+            return _rounded(spec, array, wanted)
+        if wanted.kind == "f":
+            return _whole(spec, array, wanted)
+        raise InvalidArgument(
+            f"column {spec.name!r} has values {low} .. {high}, must be {kept[0]} .. {kept[1]} ({wanted})"
+        )
+
+
+def _kept_range(spec: ColumnSpec, given: np.dtype[Any], wanted: np.dtype[Any]) -> tuple[float, float] | None:
+    """Return from where to where a column surely holds the numbers of a dtype; None if it holds them all.
+
+    Raises:
+        InvalidArgument: The dtype does not convert to that of the column.
+    """
+    if not (np.can_cast(given, wanted, "same_kind") or (given.kind in "iu" and wanted.kind in "iu")):
+        raise InvalidArgument(f"column {spec.name!r} has dtype {given}, which does not convert to {wanted}")
+    if given.kind == "b":
+        return None
+    kept: tuple[float, float]
+    if given.kind == "f":
+        all_of, kept = _finite(given), _finite(wanted)
+    elif wanted.kind == "f":
+        most = 2 ** (np.finfo(wanted).nmant + 1)
+        all_of, kept = _whole_range(given), (-most, most)
+    else:
+        all_of, kept = _whole_range(given), _whole_range(wanted)
+    return None if kept[0] <= all_of[0] and all_of[1] <= kept[1] else kept
+
+
+def _finite(dtype: np.dtype[Any]) -> tuple[float, float]:
+    most = float(np.finfo(dtype).max)
+    return -most, most
+
+
+def _whole_range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+
+
+def _rounded(spec: ColumnSpec, array: Array, wanted: np.dtype[Any]) -> Array:
+    """Return fractions in a smaller dtype. InvalidArgument: one is too large for it."""
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(wanted)
+    except FloatingPointError:
+        with np.errstate(over="ignore"):
+            beyond = np.isinf(array.astype(wanted)) & ~np.isinf(array)
+        low, high = _finite(wanted)
+        raise InvalidArgument(
+            f"column {spec.name!r} has {array[beyond].flat[0]:g}, must be {low:g} .. {high:g} ({wanted})"
+        ) from None
+
+
+def _whole(spec: ColumnSpec, array: Array, wanted: np.dtype[Any]) -> Array:
+    """Return whole numbers as fractions. InvalidArgument: one would be rounded."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        converted = array.astype(wanted)
+        changed = converted.astype(array.dtype) != array
+    if changed.any():
+        raise InvalidArgument(
+            f"column {spec.name!r} has {array[changed].flat[0]}, which {wanted} cannot hold: give the column a dtype "
+            f"for it, such as {array.dtype}, or append floats, which are rounded"
+        )
+    return converted
 
 
 def _as_array(spec: ColumnSpec, value: Any) -> Array:  # noqa: ANN401
