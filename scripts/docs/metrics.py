@@ -43,6 +43,13 @@ The `process_` and `python_` metrics of the Prometheus client are served as well
 _SERVICES = ("replay", "paramserver", "learner", "actor", "inference", "evaluator")
 _TITLES: Mapping[str, str] = {"every": "Every process", "paramserver": "Parameter server"}
 _OWN = {"run", "process", "le", "quantile"}
+_SELDOM: Mapping[str, set[str]] = {
+    "grpc_server_undecodable_total": {"grpc_method", "grpc_service"},
+    "tidemill_env_hangs_total": {"method"},
+    "tidemill_evaluator_confirmations_total": {"outcome"},
+    "tidemill_run_end_info": {"end"},
+}
+"""Labels of what has counted nothing after a few seconds, and so shows none."""
 _TRAIN = (
     *("train", "--config", "cartpole_dqn", "--fresh", "--run.name", "metrics", "--run.target-return", "none"),
     *("--replay.shards", "2", "--launcher.inference", "1", "--launcher.actors", "1"),
@@ -105,8 +112,8 @@ def _families(text: str) -> Families:
         if family.name.startswith(("tidemill_", "grpc_")):
             samples: list[Sample] = family.samples
             labels = frozenset(label for sample in samples for label in sample.labels) - _OWN
-            suffix = "_total" if family.type == "counter" else ""
-            families[family.name + suffix] = (family.type, labels, family.documentation)
+            name = family.name + ("_total" if family.type == "counter" else "")
+            families[name] = (family.type, labels | _SELDOM.get(name, set()), family.documentation)
     return families
 
 
