@@ -20,6 +20,9 @@ CURVES = "curves"
 CLUSTER = "cluster"
 """Name of the writer of what actors and replay service do together."""
 
+EPISODE_RETURN = "actor/episode_return"
+"""Name of an actor's curve: the mean return of its newest training episodes, at most 100."""
+
 _log = LateLogger()
 
 

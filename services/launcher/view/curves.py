@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from tidemill.curves import CLUSTER, SideCurves
+from tidemill.curves import CLUSTER, CURVES, EPISODE_RETURN, SideCurves
 from tidemill.replay.table_config import TableDescription
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus
+
+_TAIL_BYTES = 4 * 1024
+_SAME_S = 300.0
+
+
+def training_return(run: Path) -> float | None:
+    """Return the mean return of the actors' newest training episodes; None without any.
+
+    Each actor writes that of its own to `curves/ACTOR.jsonl`. One that has written nothing for five minutes while
+    others did acts no longer.
+    """
+    points = []
+    for file in sorted((run / CURVES).glob("*.jsonl")):
+        line = _last_line(file)
+        if isinstance(value := line.get(EPISODE_RETURN), float):
+            points.append((float(line.get("time", 0.0)), value))
+    newest_s = max((time_s for time_s, _ in points), default=0.0)
+    found = [value for time_s, value in points if newest_s - time_s < _SAME_S]
+    return fmean(found) if found else None
+
+
+def _last_line(file: Path) -> dict[str, Any]:
+    """Return the last whole line of a file of JSON; nothing if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        with file.open("rb") as content:
+            content.seek(max(content.seek(0, 2) - _TAIL_BYTES, 0))
+            lines = content.read(_TAIL_BYTES).splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        if whole and isinstance(document := json.loads(whole[-1]), dict):
+            return document
+    return {}
 
 
 class ClusterCurves:

@@ -76,6 +76,7 @@ def progress_fields(status: ClusterStatus, run: RunSettings) -> dict[str, Any]:
         "policy_lag": status.policy_lag,
         "table_items": learner.table_items,
         "replay_ratio": status.replay_ratio,
+        "training_return": status.training_return,
         "best_mean": status.best.mean if status.best else None,
         "left_s": status.left_s(run),
         "evaluating": status.evaluating,

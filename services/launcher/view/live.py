@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +22,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.learner.status import LearnerStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
-from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
+from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow, ProcessUsage
 from tidemill.services.launcher.view.terminal import describe_left, describe_time, unavailable_shards
 
 _EVENTS_SHOWN = 6
@@ -66,17 +67,96 @@ class LiveView:
         self._live.stop()
 
     def _redraw(self) -> None:
-        self._live.update(render(self._config, self._snapshot, tuple(self._events)), refresh=True)
+        view = render(self._config, self._snapshot, tuple(self._events), self._live.console)
+        self._live.update(view, refresh=True)
 
 
-def render(config: RunConfig, status: ClusterStatus, events: Sequence[str]) -> RenderableType:
-    """Return the whole live view as one panel."""
+@dataclass(frozen=True)
+class _Layout:
+    """How much of a run is shown."""
+
+    rows: int
+    """Most rows for processes of one kind; 0 shows those alone that do not serve."""
+    events: int = _EVENTS_SHOWN
+    is_dense: bool = False
+    """Without empty lines and the run's folder."""
+
+
+def render(config: RunConfig, status: ClusterStatus, events: Sequence[str], console: Console) -> RenderableType:
+    """Return the live view as one panel, with as much of it as fits into the terminal.
+
+    Processes of one kind are summarised first, then older events go. The newest two and the line on Ctrl-C stay.
+    """
+    view: RenderableType = ""
+    for layout in _layouts(status.processes):
+        view = _panel(config, status, events, layout)
+        if len(console.render_lines(view, pad=False)) < console.height:  # the cursor has the last line
+            break
+    return view
+
+
+def _layouts(processes: Sequence[ProcessRow]) -> Iterator[_Layout]:
+    """Yield layouts, each with less than the one before."""
+    rows = max(Counter(_kind(row) for row in processes).values(), default=1)
+    while rows > 1:
+        yield _Layout(rows)
+        rows = (rows + 1) // 2
+    yield _Layout(1)
+    yield _Layout(1, 4)
+    yield _Layout(1, 2)
+    yield _Layout(1, 2, is_dense=True)
+    yield _Layout(0, 2, is_dense=True)
+
+
+def _panel(config: RunConfig, status: ClusterStatus, events: Sequence[str], layout: _Layout) -> Panel:
     title = f"{config.run.name}: {config.agent.algorithm} on {config.env.id}, {describe_time(status.elapsed_s)}"
+    space = [] if layout.is_dense else [""]
     parts: list[RenderableType] = [_progress_table(config, status)]
     parts += [Text(f"! {line}", style="bold yellow") for line in status.warnings]
-    parts += ["", _process_table(status.processes), "", *(Text(event, style="dim") for event in events)]
-    parts.append(Text(str(config.run.folder), style="dim", justify="right"))
+    parts += [*space, _process_table(_summarised(status.processes, layout.rows)), *space]
+    parts += [Text(event, style="dim") for event in events[-layout.events :]]
+    if not layout.is_dense:
+        parts.append(Text(str(config.run.folder), style="dim", justify="right"))
     return Panel(Group(*parts), title=title, subtitle=f"Ctrl-C stops and {status.keeps}", border_style="blue")
+
+
+def _kind(row: ProcessRow) -> str:
+    """Return what a process has in common with others: `actor` of `actor-3`."""
+    return row.name.rpartition("-")[0] or row.name
+
+
+def _summarised(processes: Sequence[ProcessRow], most: int) -> list[ProcessRow]:
+    """Return at most so many rows of each kind; the last one stands for all that are left, which are not in trouble.
+
+    With 0 only those that do not serve are shown, one for each kind.
+    """
+    kinds: dict[str, list[ProcessRow]] = {}
+    for row in processes:
+        kinds.setdefault(_kind(row), []).append(row)
+    shown: list[ProcessRow] = []
+    for kind, of_kind in kinds.items():
+        rows = [row for row in of_kind if most or row.phase is not Phase.SERVING]
+        if len(rows) <= max(most, 1):
+            shown += rows
+            continue
+        by_trouble = sorted(rows, key=lambda row: row.phase is Phase.SERVING)
+        alone = by_trouble[: most - 1] if most else []
+        shown += [row for row in rows if row in alone]
+        shown.append(_sum(kind, [row for row in rows if row not in alone]))
+    return shown
+
+
+def _sum(kind: str, rows: Sequence[ProcessRow]) -> ProcessRow:
+    """Return one row for several: the phase of the first in trouble, sums, the newest reason."""
+    serving = sum(row.phase is Phase.SERVING for row in rows)
+    first = next((row for row in rows if row.phase is not Phase.SERVING), rows[0])
+    usages = [row.usage for row in rows if row.usage is not None]
+    cpu, memory = sum(usage.cpu_fraction for usage in usages), sum(usage.memory_bytes for usage in usages)
+    others = f"{len(rows) - serving} of {len(rows)} do not serve" if serving < len(rows) else ""
+    why = first.reason or next((row.reason for row in rows if row.reason), "")
+    reason = ": ".join(each for each in (others, why) if each)
+    usage = ProcessUsage(cpu, memory) if usages else None
+    return ProcessRow(f"{kind} x {len(rows)}", first.phase, None, sum(row.restarts for row in rows), reason, usage)
 
 
 def _progress_table(config: RunConfig, status: ClusterStatus) -> Table:
@@ -98,6 +178,8 @@ def _progress_table(config: RunConfig, status: ClusterStatus) -> Table:
             table.add_row(name, "-", "", "not evaluated yet")
         else:
             table.add_row(name, f"{score.mean:.1f}", f"± {score.std:.1f}", _origin(score))
+    if status.training_return is not None:
+        table.add_row("training", f"{status.training_return:.1f}", "", "mean return of the actors' newest episodes")
     if status.evaluating:
         table.add_row("evaluation", "", "", status.evaluating)
     if len(status.scores) > 1:

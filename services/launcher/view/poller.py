@@ -16,6 +16,7 @@ from tidemill.learner.status import LearnerStatus
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
 from tidemill.scores import EVALUATING, Score, read_scores
+from tidemill.services.launcher.view.curves import training_return
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
 from tidemill.services.launcher.view.warnings import BY_LAUNCHER, ClusterSample, WarningTracker
@@ -93,6 +94,7 @@ class StatusPoller:
             best=max(scores, key=lambda score: score.mean, default=None),
             first=scores[0] if scores else None,
             scores=tuple(scores),
+            training_return=training_return(self._folder),
             evaluating=_evaluating(self._folder),
             is_disk_full=sample.is_disk_full,
             tables=tuple(sample.tables),

@@ -56,6 +56,8 @@ class ClusterStatus:
     """The tables of the replay services that answer, one service after the other."""
     is_disk_full: bool = False
     """Whether nothing more can be stored."""
+    training_return: float | None = None
+    """Mean return of the actors' newest training episodes, at most 100 of each; None before the first report."""
     evaluating: str = ""
     """The evaluation that is under way, as a phrase; empty if there is none."""
     warnings: tuple[str, ...] = ()

@@ -167,13 +167,15 @@ def describe_left(status: ClusterStatus, run: RunSettings) -> str:
 def describe_progress(status: ClusterStatus, learner: LearnerStatus, run: RunSettings) -> str:
     """Return the progress of a run in one line."""
     left = f", {words}" if (words := describe_left(status, run)) else ""
+    trained = status.training_return
+    training = f", training return {trained:.1f}" if trained is not None else ""
     best = f", best {status.best.mean:.1f}" if status.best else ""
     unavailable = f", {words}" if (words := unavailable_shards(learner.shards)) else ""
     evaluating = f", {status.evaluating}" if status.evaluating and status.evaluating != status.waiting else ""
     return (
         f"env steps {learner.env_steps:,} ({status.env_steps_per_s:,.0f}/s), "
         f"updates {learner.learner_steps:,} ({learner.steps_per_s:,.0f}/s), "
-        f"version {learner.params_version}, table {learner.table_items:,}{best}, "
+        f"version {learner.params_version}, table {learner.table_items:,}{training}{best}, "
         f"{status.waiting}{evaluating}{unavailable}{left}"
     )
 

@@ -23,6 +23,7 @@ from tidemill.installation import how_to_install
 from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
+from tidemill.services.launcher.view.curves import training_return
 from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.live import LiveView, render, sparkline
 from tidemill.services.launcher.view.processes import UsageMeter
@@ -55,9 +56,11 @@ _PROCESSES = (
 _STATUS = ClusterStatus(72.0, _PROCESSES, _LEARNER, 1_234.0, _SCORE, _BEST)
 
 
-def _rendered(status: ClusterStatus, run: RunSettings, events: tuple[str, ...] = (), width: int = 110) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(render(RunConfig(run=run), status, events))
+def _rendered(
+    status: ClusterStatus, run: RunSettings, events: tuple[str, ...] = (), width: int = 110, height: int = 100
+) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height)
+    console.print(render(RunConfig(run=run), status, events, console))
     shown = console.file
     assert isinstance(shown, io.StringIO)
     return shown.getvalue()
@@ -142,6 +145,54 @@ def test_live_view_has_everything_in_its_place(width: int) -> None:
     events = ("   61.0 s  evaluator is ready", "   70.2 s  learner was killed by signal 9; restarting in 1.0 s")
     expected = (Path(__file__).parent / f"live_view_{width}.txt").read_text(encoding="utf-8")
     assert _rendered(status, run, events, width=width) == expected
+
+
+@pytest.mark.parametrize(
+    "width, height, actors, shown", [(80, 24, 4, 1), (160, 45, 32, 16), (120, 50, 8, 8), (80, 16, 64, 0)]
+)
+def test_live_view_fits_the_terminal(width: int, height: int, actors: int, shown: int) -> None:
+    """Actors are summarised in as many lines as there are; the newest events and the line on Ctrl-C stay."""
+    names = ("replay", "paramserver", "learner", "evaluator")
+    rows = [ProcessRow(name, Phase.SERVING, 1, 0, "", ProcessUsage(0.5, 2**20)) for name in names]
+    rows += [ProcessRow(f"actor-{i}", Phase.SERVING, 1, 0, "", ProcessUsage(0.5, 2**20)) for i in range(actors)]
+    if actors > 8:
+        rows[-1] = dataclasses.replace(rows[-1], phase=Phase.BACKOFF, restarts=1, reason="was killed by signal 9")
+    status = dataclasses.replace(
+        _STATUS, processes=tuple(rows), first=_SCORE, scores=(_SCORE, _BEST), evaluating="evaluating version 9: 1 of 5"
+    )
+    run = RunSettings(name="lander", target_return=200.0, max_env_steps=100_000)
+    events = tuple(f"   {i}.0 s  event {i}" for i in range(6))
+    lines = _rendered(status, run, events, width, height).splitlines()
+    assert len(lines) < max(height, 18)
+    assert "Ctrl-C stops and keeps everything" in lines[-1]
+    text = "\n".join(lines)
+    assert "event 4" in text
+    assert "event 5" in text
+    assert sum("│ actor" in line for line in lines) == max(shown, 1)
+    if shown == 16:
+        assert "actor x 17" in text
+    if actors > 8:
+        assert "was killed by signal 9" in text
+
+
+def test_training_return_is_that_of_the_actors_that_act(tmp_path: Path) -> None:
+    """The mean over their files' last whole lines, without an actor of an earlier session and the cluster's curves."""
+    assert training_return(tmp_path) is None
+    folder = tmp_path / "curves"
+    folder.mkdir()
+    for name, line in {
+        "actor-0": '{"time": 1000, "actor/episode_return": 1.0}\n{"time": 1010, "actor/episode_return": 20.0}\n{"ti',
+        "actor-1": '{"time": 1012, "actor/episode_return": 30.0}\n',
+        "actor-2": '{"time": 10, "actor/episode_return": 9.0}\n',
+        "actor-3": '{"time": 1012, "actor/env_steps_per_s": 9.0}\n',
+        "cluster": '{"time": 1012, "actors/policy_lag": 9.0}\n',
+        "empty": "",
+    }.items():
+        (folder / f"{name}.jsonl").write_text(line)
+    assert training_return(tmp_path) == 25.0
+    status = dataclasses.replace(_STATUS, training_return=25.0)
+    assert "25.0" in next(line for line in _rendered(status, RunSettings()).splitlines() if "training " in line)
+    assert ", training return 25.0," in describe_progress(status, _LEARNER, RunSettings())
 
 
 @pytest.mark.parametrize(
