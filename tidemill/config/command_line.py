@@ -60,8 +60,9 @@ def document_of(words: Sequence[str], settings: object) -> dict[str, Any]:
         is_negated = name not in kinds and kinds.get(name.removeprefix("no_")) is bool
         name = name.removeprefix("no_") if is_negated else name
         if name not in kinds or dataclasses.is_dataclass(getattr(owner, name)):
-            problems.append(f"unknown option {option}{_hint(path, settings)}")
-            del source[: len(_values(source))]
+            words_of_value = _values(source)
+            del source[: len(words_of_value)]
+            problems.append(f"unknown option {option}{_hint(path, settings, words_of_value)}")
             continue
         with collecting(problems):
             value = _value(option, kinds[name], source)
@@ -126,15 +127,16 @@ def _owner(settings: object, sections: Sequence[str]) -> object | None:
     return settings if dataclasses.is_dataclass(settings) else None
 
 
-def _hint(path: Sequence[str], settings: object) -> str:
-    """Return what was probably meant by an option that there is not."""
+def _hint(path: Sequence[str], settings: object, words: Sequence[str]) -> str:
+    """Return what was probably meant by an option that there is not, and has these words as its value."""
     agent = getattr(settings, "agent", None)
     if agent is not None and path[0] == "agent":
         name = ".".join(path[1:]).removeprefix("no_")
         owners = [each for each in algorithms() if _has_setting(config_class(each)(), name)]
         if owners:
             return f": it belongs to {' and '.join(owners)}, and agent.algorithm is {agent.algorithm!r}"
-    return meant(path, settings, option=True)
+    text = words[0] if words and words[0].lower() not in _NONE else None
+    return meant(path, settings, text if len(words) < 2 else list(words), option=True)
 
 
 def _has_setting(settings: object, name: str) -> bool:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tidemill.config.check import closest
 
+_SWITCH = ("true", "false")
 _CUTOFF = 0.7
 _CUTOFF_OF_ALL = 0.8
 
@@ -101,21 +106,23 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 """What other tools call a setting, and what may be meant here; of these the first that the process has."""
 
 
-def meant(path: Sequence[str], settings: object, *, option: bool, section: str = "") -> str:
+def meant(path: Sequence[str], settings: object, value: object, *, option: bool, section: str = "") -> str:
     """Return a hint at the setting that was probably meant, as `; did you mean '--run.seed'?`; empty if none is near.
 
     Args:
         path: The name as written, its parts with underscores.
         settings: The dataclass of all sections, or of one.
+        value: What it was to be; of the near names only those of settings of that kind are meant. None fits each.
         option: Whether to name it as a command line does.
         section: Which section that is; empty for all.
     """
-    known = list(_names(settings, f"{section}." if section else ""))
+    kinds = dict(_kinds(settings, f"{section}." if section else ""))
+    known = [name for name, kind in kinds.items() if not dataclasses.is_dataclass(kind)]
     others = OTHER_NAMES.get(path[-1].removeprefix("no_"), ())
     elsewhere = (each for each in others if each in known or (section and not each.startswith(f"{section}.")))
     if (name := next(elsewhere, "")) and name != ".".join(path):
         return f"; here it is {_written(name, option=option)}"
-    if near := _nearest(path, known):
+    if near := _nearest(path, [name for name, kind in kinds.items() if _takes(kind, value)]):
         return f"; did you mean {_written(near, option=option)}?"
     first = list(dict.fromkeys(name.partition(".")[0] for name in known))
     if option and path[0] not in first:
@@ -139,14 +146,45 @@ def _nearest(path: Sequence[str], known: Sequence[str]) -> str:
     return leaves.get(closest(leaf, leaves, _CUTOFF_OF_ALL), "")
 
 
-def _names(settings: object, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted name of each setting."""
+def _kinds(settings: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name of each setting and section, and its type."""
+    kinds = typing.get_type_hints(type(settings))
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         value = getattr(settings, field.name)
         if dataclasses.is_dataclass(value):
-            yield from _names(value, f"{prefix}{field.name}.")
+            yield f"{prefix}{field.name}", type(value)
+            yield from _kinds(value, f"{prefix}{field.name}.")
         else:
-            yield f"{prefix}{field.name}"
+            yield f"{prefix}{field.name}", kinds[field.name]
+
+
+def _takes(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type, or what typing has for one
+    """Return whether a value is of the kind of a setting, be it out of its range."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if value is None or kind is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_takes(each, value) for each in arguments)
+    if origin is tuple:
+        return all(_takes(arguments[0], each) for each in (value if isinstance(value, list | tuple) else [value]))
+    if origin is typing.Literal:
+        is_taken = isinstance(value, str) and not _is_number(value)
+    elif origin is not None:
+        is_taken = isinstance(value, Mapping | list)
+    elif dataclasses.is_dataclass(kind):
+        is_taken = isinstance(value, Mapping)
+    elif kind in (int, float):
+        is_taken = _is_number(value)
+    else:
+        is_taken = isinstance(value, kind) or (kind is bool and str(value).lower() in _SWITCH)
+    return is_taken
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return not isinstance(value, bool) and math.isfinite(float(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
 
 
 def _written(name: str, *, option: bool) -> str:

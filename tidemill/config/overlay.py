@@ -35,10 +35,8 @@ def overlay(settings: _T, document: object, path: str = "") -> _T:
     for key, value in document.items():
         here = f"{path}.{key}" if path else str(key)
         if key not in names:
-            hint = (
-                meant(here.split("."), settings, option=False, section=path) or f"; known: {', '.join(sorted(names))}"
-            )
-            problems.append(f"unknown setting {here!r}{hint}")
+            hint = meant(here.split("."), settings, value, option=False, section=path)
+            problems.append(f"unknown setting {here!r}{hint or '; known: ' + ', '.join(sorted(names))}")
             continue
         with collecting(problems):
             values[key] = _convert(value, kinds[key], getattr(settings, key), here)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.config.documented import settings
-from tidemill.config.load import load
+from tidemill.config.load import from_document, load
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import algorithms, config_class
@@ -130,3 +130,43 @@ def test_mistyped_file_names_the_nearest(tmp_path: Path, monkeypatch: pytest.Mon
     for wrong in ("configs/quikstart.yaml", "quickstart.yml"):
         with pytest.raises(ConfigError, match=r"did you mean 'configs/quickstart\.yaml'"):
             _load("--config", wrong)
+
+
+@pytest.mark.parametrize(
+    "arguments, meant",
+    [
+        ("--learner.publish 5", "learner.publish-every"),
+        ("--learner.publish true", "learner.publish-half"),
+        ("--learner.publish-haf", "learner.publish-half"),
+        ("--launcher.view-s 0.2", ""),
+        ("--launcher.vew plain", "launcher.view"),
+        ("--learner.servr x", ""),
+        ("--run.target-retrn none", "run.target-return"),
+        ("--env.kwarg a 1", "env.kwargs"),
+        ("--agent.hidden-size-s 64 64", "agent.hidden-sizes"),
+    ],
+)
+def test_setting_of_another_kind_is_never_meant(arguments: str, meant: str) -> None:
+    """A number is for no switch and no choice, and an option is no section."""
+    with pytest.raises(ConfigError) as refused:
+        _load(*arguments.split())
+    assert re.findall(r"did you mean '--([\w.-]+)'", str(refused.value)) == ([meant] if meant else [])
+
+
+@pytest.mark.parametrize(
+    "document, meant",
+    [
+        ({"learner": {"servr": {"address": "x"}}}, "learner.server"),
+        ({"learner": {"servr": "x"}}, ""),
+        ({"launcher": {"view_s": 0.2}}, ""),
+        ({"evaluator": {"vidio": False}}, "evaluator.video"),
+        ({"evaluator": {"vidio": 3}}, ""),
+        ({"agent": {"hidden_sizs": [64]}}, "agent.hidden_sizes"),
+        ({"env": {"kwarg": {"a": 1}}}, "env.kwargs"),
+    ],
+)
+def test_key_of_a_file_means_a_setting_or_section_of_its_kind(document: dict[str, object], meant: str) -> None:
+    """A mapping is for a section or a mapping, a single value for neither."""
+    with pytest.raises(ConfigError) as refused:
+        from_document(RunConfig, document)
+    assert re.findall(r"did you mean '([\w.]+)'", str(refused.value)) == ([meant] if meant else [])
