@@ -30,7 +30,7 @@ class SegmentTree:
             capacity: Number of leaves, at least 1; any number.
             combine: Has 0 as neutral element among the values of leaves: `np.add`, or `np.maximum` of none below 0.
             dtype: Of the values.
-            widest_top: SegmentTree are added until the top has at most this many entries.
+            widest_top: Levels are added until the top has at most this many entries.
         """
         self._combine = combine
         self.arrays: list[NDArray[Any]] = []

@@ -38,17 +38,15 @@ def capped_split(count: int, weights: Sequence[float], caps: Sequence[int], rng:
     """Split like `systematic_split`, but give no shard more than its cap; what is too much goes to the others.
 
     Args:
-        count: Draws to split, at most the sum of all caps of shards with total_weight.
+        count: Draws to split, at most the sum of the caps of all shards with weight.
         weights: As for `systematic_split`.
         caps: Most draws of each shard, 0 or more.
         rng: Source of the offsets.
     """
     parts, left = [0] * len(weights), count
     while left:
-        open_masses = [
-            total_weight if part < cap else 0.0 for total_weight, part, cap in zip(weights, parts, caps, strict=True)
-        ]
-        more = systematic_split(left, open_masses, rng)
+        open_weights = [weight if part < cap else 0.0 for weight, part, cap in zip(weights, parts, caps, strict=True)]
+        more = systematic_split(left, open_weights, rng)
         parts = [min(part + extra, cap) for part, extra, cap in zip(parts, more, caps, strict=True)]
         left = count - sum(parts)
     return parts
@@ -105,7 +103,7 @@ class ShardState:
     asked_counted: int = 0
 
     @property
-    def expected_lead(self) -> float:
+    def expected_diff(self) -> float:
         """The diff once everything asked for is answered."""
         return self.diff - self.asked_counted
 
@@ -131,8 +129,8 @@ class _Limit:
         """Return whether a batch may be drawn."""
         if not self.reached or not self.config.samples_per_insert:
             return self.reached
-        leads = [state.expected_lead for state in states]
-        return sum(leads) >= -self.config.error_buffer or max(leads) > self.shard_buffer
+        diffs = [state.expected_diff for state in states]
+        return sum(diffs) >= -self.config.error_buffer or max(diffs) > self.shard_buffer
 
 
 class ShardedTable:
@@ -213,7 +211,7 @@ class ShardedTable:
         the first plan, have the shares of the new one, too.
         """
         gone = {draw.shard for draw in lost}
-        weights = {s: total_weight for s, total_weight in plan.weights.items() if s not in gone and s in self._states}
+        weights = {s: weight for s, weight in plan.weights.items() if s not in gone and s in self._states}
         items, counted = sum(draw.items for draw in lost), sum(draw.counted for draw in lost)
         if not sum(weights.values()) > 0 or self._most_items(weights) < items:
             return None
@@ -225,12 +223,12 @@ class ShardedTable:
         Before the whole table reaches its minimum size, inserts do not count: the ones a shard has counted are taken
         off again.
         """
-        diff = self._states[shard].expected_lead
+        diff = self._states[shard].expected_diff
         return ShardRequest(shard, 0, 0 if self._limit.reached else max(math.ceil(diff), 0))
 
     def _draws(self, weights: Mapping[str, float], items: int, counted: int) -> tuple[ShardRequest, ...]:
         parts = dict(zip(weights, self._split(weights, items), strict=True))
-        counting = max(self._states, key=lambda shard: self._states[shard].expected_lead)
+        counting = max(self._states, key=lambda shard: self._states[shard].expected_diff)
         parts.setdefault(counting, 0)
         draws = (ShardRequest(shard, count, counted if shard == counting else 0) for shard, count in parts.items())
         return tuple(draw for draw in draws if draw.items or draw.counted)
@@ -244,7 +242,7 @@ class ShardedTable:
         """Return how many items a batch may have."""
         if not (self._exhaustible or self._without_replacement):
             return math.inf
-        return sum(self._cap(shard) for shard, total_weight in weights.items() if total_weight > 0)
+        return sum(self._cap(shard) for shard, weight in weights.items() if weight > 0)
 
     def _cap(self, shard: str) -> int:
         """Return how many items may be asked of a shard: one that may be sampled so often is not promised twice."""

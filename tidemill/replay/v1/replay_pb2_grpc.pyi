@@ -18,7 +18,9 @@ lists of numbers come one by one instead of packed.
 Sizes. A request of more bytes than the server takes (`max_request_bytes`, 20 MiB by default, see AppendResponse) is
 refused by gRPC itself, before the server sees it: RESOURCE_EXHAUSTED with `larger than max` in its message. It will
 never pass. So is, on the client's side, an answer of more bytes than its channel takes, unless it takes answers in
-parts, see SampleOpen. Every other RESOURCE_EXHAUSTED says what is used up; the same call may succeed later.
+parts, see SampleOpen. A smaller request that is larger than its kind may be, such as a table's configuration of more
+than 64 KiB, is INVALID_ARGUMENT, and never passes either. Every other RESOURCE_EXHAUSTED says what is used up, and the
+same call may succeed later, except that of Export for a chunk that does not fit in a message.
 """
 
 from collections import abc as _abc

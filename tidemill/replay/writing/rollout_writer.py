@@ -35,7 +35,7 @@ class Windows:
     Attributes:
         env_index: Whose stream it is, int64 [K].
         last_row: Which of the rows since the last `take` is its last, int64 [K].
-        length: Steps from the first of its store_id to its last, int64 [K].
+        length: Steps from the first of its history to its last, int64 [K].
         priority: First priority, float64 [K].
         recurrent_state: What the policy remembered when it first acted in the window, float32 [K, M]; M may be 0.
     """
@@ -52,7 +52,7 @@ class WindowTracker:
 
     A window that starts acting at step s is complete with step s + `window.steps`. None starts at a final
     row, whose action the environment ignored. A stream that begins in the middle of an episode, after the
-    replay service lost the one before, has no window before its store_id is whole: a shorter one would
+    replay service lost the one before, has no window before its history is whole: a shorter one would
     show the learner another stack than the policy saw. A window that is to `keep_all` knows neither exception.
     """
 
