@@ -45,5 +45,9 @@ def test_commits_of_a_result_are_in_the_history(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_config_of_a_result_can_be_run_today(folder: Path) -> None:
-    """A setting that was renamed has its present name in the recorded config."""
-    load_config(folder / "config.yaml")
+    """A setting that was renamed has its present name there, one whose default has changed its former value."""
+    config = load_config(folder / "config.yaml")
+    over = read_json(folder / "result.json")["over_seeds"]
+    if ratio := config.learner.updates_per_env_step:
+        due = ratio * (over["env_steps"] - config.table.min_size)
+        assert 0.5 * due <= over["learner_steps"] <= 1.05 * ratio * over["env_steps"]
