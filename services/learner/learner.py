@@ -31,6 +31,7 @@ from tidemill.replay.shards.readiness import wait_for_any_shard
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import stored_columns
+from tidemill.rl.capture_trial import with_chosen_compile
 from tidemill.rl.hindsight import Draws, HindsightAgent
 from tidemill.rl.optimizers import fallen
 from tidemill.rpc.readiness import wait_for_service
@@ -365,7 +366,10 @@ def learning_agent(config: LearnerConfig, spec: EnvSpec, device: torch.device, b
         ConfigError: The algorithm does not fit the environment, or with `table.hindsight` its rewards cannot be
             computed from goals.
     """
-    agent = build_agent(config.agent, spec, str(device), config.run.seed)
+    settings = config.agent
+    if not config.run.deterministic:  # `auto` is then nothing, so that a run is the same on every machine
+        settings = with_chosen_compile(settings, spec, device, batch_size)
+    agent = build_agent(settings, spec, str(device), config.run.seed)
     if not config.table.hindsight:
         return agent
     window = item_window(config.agent, config.table, spec.frame_stack)

@@ -101,7 +101,10 @@ def _device_of(gpus: int, start: Callable[[], str]) -> str:
 def _learner(device: str, rank: RankInfo) -> str:
     document = {"env": {"id": "CartPole-v1"}, "learner": {"device": device}, "agent": {"algorithm": "dqn"}}
     config = from_document(LearnerConfig, document | {"agent": {"algorithm": "dqn", "network": "mlp"}})
-    with mock.patch.object(learner_module, "watch_gpu"):  # registers metrics once a process
+    with (
+        mock.patch.object(learner_module, "watch_gpu"),  # registers metrics once a process
+        mock.patch.object(learner_module, "with_chosen_compile", lambda agent, *_: agent),  # asks a process of its own
+    ):
         return str(learner_module.Learner(config, threading.Event(), rank)._build().device)
 
 

@@ -57,6 +57,62 @@ def test_updates_end_where_those_of_the_cpu_end(built: Path) -> None:
     assert len([name for name, each in found.items() if "recorded" in each]) > 20
 
 
+_TRIAL = """
+import sys, warnings
+
+warnings.simplefilter("ignore")
+import torch
+from tests.support.batches import CASES, sampled_batch
+from dataclasses import replace
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.capture_trial import with_chosen_compile
+
+config, env_spec = CASES["dqn"]
+if len(sys.argv) > 1:
+    config = replace(config, network=sys.argv[1], network_settings={})
+device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+chosen = with_chosen_compile(config, env_spec, device, 6)
+agent = build_agent(chosen, env_spec, str(device), 1)
+batch = sampled_batch(agent, chosen, env_spec, 6, torch.Generator().manual_seed(0))
+for _ in range(5):
+    agent.update({name: tensor.to(device) for name, tensor in batch.items()}, torch.ones(6).to(device))
+print(chosen.compile)
+"""
+_READS = """
+from torch import nn
+
+
+class Reads(nn.Module):
+    def __init__(self, env_spec, rng):
+        super().__init__()
+        self.layer, self.outputs = nn.Linear(3, 8), 8
+
+    def forward(self, observation):
+        features = self.layer(observation)
+        return features * (2.0 if features.sum().item() > 0 else 1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    "network, gpus, expected", [("", 1, "cuda-graphs"), ("reads:Reads", 1, "none"), ("", 0, "none")]
+)
+def test_updates_are_recorded_by_default_where_they_can_be(
+    network: str, gpus: int, expected: str, built: Path, tmp_path: Path
+) -> None:
+    """A network that reads a number back fails in the child that tries, and the agent makes its updates without."""
+    (tmp_path / "reads.py").write_text(_READS)
+    variables = environment(built, gpus)
+    variables["PYTHONPATH"] += os.pathsep + os.pathsep.join([str(ROOT), str(ROOT / "examples"), str(tmp_path)])
+    command = [sys.executable, "-c", _TRIAL, *([network] if network else [])]
+    said = subprocess.run(
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=_BOUND_S, check=False
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines()[-1] == expected
+    told = "updates cannot be recorded as CUDA graphs" in said.stdout + said.stderr
+    assert told == bool(network)
+
+
 def test_run_on_four_gpus_survives_a_rank_and_goes_on_with_two_and_with_none(built: Path, tmp_path: Path) -> None:
     """Real processes: mirrors and inference on each GPU, updates as CUDA graphs, gradients exchanged."""
     found = several(built, tmp_path, _SMALL, 60)

@@ -62,7 +62,7 @@ class LockStepPace:
         keep_fixed(self._config, self._config.run.folder / "lock_step" / "learner.settings.json")
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.set_deterministic_debug_mode("error")  # where there is no such kernel
-        if getattr(self._config.agent, "compile", "none") != "none":
+        if getattr(self._config.agent, "compile", "none") not in ("auto", "none"):
             torch.use_deterministic_algorithms(True)  # this tells the compiler, too, which it imports in a second
         torch.backends.cudnn.benchmark = False
 

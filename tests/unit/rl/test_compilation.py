@@ -138,6 +138,6 @@ def test_missing_compiler_is_told_at_the_start(tmp_path: Path, monkeypatch: pyte
 
 def test_noisy_network_is_not_compiled() -> None:
     """The message says why."""
-    message = "compile is 'default', but must be one of none, cuda-graphs with noisy layers"
+    message = "compile is 'default', but must be one of auto, none, cuda-graphs with noisy layers"
     with pytest.raises(ConfigError, match=message):
         DQNConfig(noisy=True, compile="default")

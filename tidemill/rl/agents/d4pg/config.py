@@ -43,8 +43,8 @@ class D4PGConfig:
     """Updates over which both step sizes fall linearly to 0; 0 keeps them constant."""
     batch_size: int = 256
     """Items of one update."""
-    compile: Literal["none", "cuda-graphs"] = "none"
-    """Whether a GPU is given whole updates in a few launches, as CUDA graphs."""
+    compile: Literal["auto", "none", "cuda-graphs"] = "auto"
+    """Whether a GPU is given whole updates in a few launches, as CUDA graphs; `auto`: if they can be recorded."""
     gamma: float = 0.99
     """Discount of one environment step."""
     n_step: int = 5
@@ -74,7 +74,7 @@ class D4PGConfig:
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("learning_rate_decay_updates", "target_update_period", "start_steps"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        require(self.compile in ("none", "cuda-graphs"), "compile", self.compile, "'none' or 'cuda-graphs'")
+        require(self.compile in ("auto", "none", "cuda-graphs"), "compile", self.compile, "auto, none or cuda-graphs")
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
 

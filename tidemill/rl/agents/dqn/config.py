@@ -94,11 +94,11 @@ class DQNConfig:
     """Format of the products in an update, all else being float32; `auto`: bfloat16 for images where it is faster."""
     channels_last: bool = False
     """Whether images lie channels last in memory during an update; on a CPU faster in float32, not in bfloat16."""
-    compile: Literal["none", "default", "cuda-graphs"] = "none"
+    compile: Literal["auto", "none", "default", "cuda-graphs"] = "auto"
     """`default`: torch compiles passes and loss of an update, for which it needs a C++ compiler; not of noisy networks.
 
-    `cuda-graphs`: a GPU is given whole updates in a few launches. docs/performance.md
-    says where either pays.
+    `cuda-graphs`: a GPU is given whole updates in a few launches; `auto`: the same if they can be recorded.
+    docs/performance.md says where either pays.
     """
     target_update_period: int = 2_500
     """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
@@ -152,7 +152,7 @@ class DQNConfig:
 
     def _check_compile(self) -> None:
         draws = self.noisy or self.distribution == "iqn"
-        allowed = ("none", "cuda-graphs") if draws else ("none", "default", "cuda-graphs")
+        allowed = ("auto", "none", *(() if draws else ("default",)), "cuda-graphs")
         reason = " with noisy layers or iqn, which draw between the passes" if draws else ""
         require(self.compile in allowed, "compile", self.compile, f"one of {', '.join(allowed)}{reason}")
 

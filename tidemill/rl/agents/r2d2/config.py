@@ -68,7 +68,7 @@ class R2D2Config:
     """Format of the products before the LSTM in an update; `auto`: bfloat16 for images where it is faster."""
     channels_last: bool = False
     """Whether images lie channels last in memory during an update; on a CPU faster in float32, not in bfloat16."""
-    compile: Literal["none", "default", "cuda-graphs"] = "none"
+    compile: Literal["auto", "none", "default", "cuda-graphs"] = "auto"
     """See the same setting of `dqn`; with `default` every step of a sequence is compiled apart, which takes minutes."""
     target_update_period: int = 2_500
     """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
@@ -108,7 +108,7 @@ class R2D2Config:
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("gamma", "priority_mix"):
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
-        ways = ("none", "default", "cuda-graphs")
+        ways = ("auto", "none", "default", "cuda-graphs")
         require(self.compile in ways, "compile", self.compile, f"one of {', '.join(ways)}")
         require(self.optimizer in ("adam", "rmsprop"), "optimizer", self.optimizer, "'adam' or 'rmsprop'")
         for name in ("learning_rate", "optimizer_epsilon"):

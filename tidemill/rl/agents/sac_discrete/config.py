@@ -35,8 +35,8 @@ class SACDiscreteConfig:
     """Largest norm of the actor's gradient and of the critics', each; 0 does not clip."""
     batch_size: int = 64
     """Items of one update."""
-    compile: Literal["none", "cuda-graphs"] = "none"
-    """Whether a GPU is given whole updates in a few launches, as CUDA graphs."""
+    compile: Literal["auto", "none", "cuda-graphs"] = "auto"
+    """Whether a GPU is given whole updates in a few launches, as CUDA graphs; `auto`: if they can be recorded."""
     gamma: float = 0.99
     """Discount of one environment step."""
     n_step: int = 1
@@ -63,7 +63,7 @@ class SACDiscreteConfig:
         for name in ("learning_rate_decay_updates", "max_grad_norm", "target_update_period", "start_steps"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        require(self.compile in ("none", "cuda-graphs"), "compile", self.compile, "'none' or 'cuda-graphs'")
+        require(self.compile in ("auto", "none", "cuda-graphs"), "compile", self.compile, "auto, none or cuda-graphs")
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "between 0 and 1")
         require(self.n_step >= 1, "n_step", self.n_step, "at least 1")
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")

@@ -1,0 +1,112 @@
+"""Whether an agent's updates can be recorded as CUDA graphs on a GPU: tried first, by a program of its own.
+
+After a capture that failed, CUDA's allocator refuses its process any more memory. So a copy of the agent makes updates
+of every kind from a blank batch in a child process, and a learner whose child fails makes its updates as they are.
+
+`python -m tidemill.rl.capture_trial` reads settings as JSON from standard input and ends with 0 if it recorded all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tidemill.config.overlay import overlay, to_document
+from tidemill.logger import LateLogger
+from tidemill.rl.agents.registry import AgentConfig, config_class
+from tidemill.types import EnvSpec, ObservationPart
+
+if TYPE_CHECKING:
+    import torch
+
+_TIMEOUT_S = 300.0
+"""Importing torch and opening a GPU takes some ten seconds; a hang is a failure."""
+_UPDATES_OF_A_KIND = 4
+"""Two as they are, one that is recorded, one that repeats it."""
+
+_log = LateLogger()
+
+
+def with_chosen_compile(config: AgentConfig, env_spec: EnvSpec, device: torch.device, items: int) -> AgentConfig:
+    """Return the settings, `compile` being what `auto` means on a device, or `none` where recording fails.
+
+    Args:
+        config: Of any algorithm; one without the setting is returned as it is.
+        env_spec: Shapes of the environment.
+        device: Where the agent will be.
+        items: Of a batch.
+    """
+    how = getattr(config, "compile", "none")
+    if how not in ("auto", "cuda-graphs") or (how == "cuda-graphs" and device.type != "cuda"):
+        return config
+    why = "there is no GPU" if device.type != "cuda" else failure(config, env_spec, device, items)
+    if why and device.type == "cuda":
+        _log.warning("updates cannot be recorded as CUDA graphs and are made without", reason=why)
+    chosen: AgentConfig = dataclasses.replace(config, compile="none" if why else "cuda-graphs")  # type: ignore[type-var]
+    return chosen
+
+
+def failure(config: AgentConfig, env_spec: EnvSpec, device: torch.device, items: int) -> str:
+    """Return why a child process cannot record updates; empty if it can. See `with_chosen_compile`."""
+    asked = {
+        "algorithm": config.algorithm,
+        "agent": to_document(config),
+        "env_spec": dataclasses.asdict(env_spec),
+        "device": str(device),
+        "items": items,
+    }
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "tidemill.rl.capture_trial"]
+    try:
+        ended = subprocess.run(
+            command, input=json.dumps(asked), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error).partition("\n")[0]
+    if ended.returncode == 0:
+        return ""
+    lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else f"the process ended with code {ended.returncode}"
+
+
+def main() -> int:
+    """Make updates of every kind; what fails is the last line of standard error."""
+    asked = json.load(sys.stdin)
+    config = overlay(config_class(asked["algorithm"])(), asked["agent"])
+    try:
+        _record(config, _env_spec(asked["env_spec"]), asked["device"], asked["items"])
+    except Exception as error:  # of CUDA, torch or the user's network
+        sys.stderr.write(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}\n")
+        return 1
+    return 0
+
+
+def _record(config: AgentConfig, env_spec: EnvSpec, device: str, items: int) -> None:
+    import torch
+
+    from tidemill.rl.agents.build import build_agent
+    from tidemill.rl.blank_batch import blank_batch
+
+    changed: dict[str, Any] = {"compile": "cuda-graphs"}
+    if getattr(config, "target_update_period", 0):
+        changed["target_update_period"] = 2  # its kind comes at every second update instead of hours later
+    config = dataclasses.replace(config, **changed)  # type: ignore[type-var]
+    torch.cuda.set_device(torch.device(device))
+    agent = build_agent(config, env_spec, device, 1)
+    batch = {name: tensor.to(device) for name, tensor in blank_batch(agent, config, env_spec, items).items()}
+    weight = torch.ones(items, device=device)
+    for _ in range(_UPDATES_OF_A_KIND * max(2, getattr(config, "policy_delay", 1))):
+        agent.update(batch, weight)
+    torch.cuda.synchronize()
+
+
+def _env_spec(document: dict[str, Any]) -> EnvSpec:
+    lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
+    parts = tuple(ObservationPart(name, dtype, tuple(shape)) for name, dtype, shape in lists["observation_parts"])
+    return EnvSpec(**{**document, **lists, "observation_parts": parts})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
