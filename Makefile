@@ -204,8 +204,8 @@ learn-%: $(VENV)/.runtime $(if $(findstring --sb3,$(LEARN)),$(VENV)-sb3/.install
 	$(BIN)/python -m benchmarks.learn configs/$(subst -,_,$*).yaml --seeds $(SEEDS) $(LEARN)
 
 .PHONY: release-rehearsal
-release-rehearsal: $(VENV)/.dev ## build sdist and wheel, install them cleanly, and use them from a folder of hostile names
-	$(BIN)/python -m scripts.release_rehearsal --dependencies-of $(VENV) --train --dist dist
+release-rehearsal: $(VENV)/.dev $(VENV)-extras/.installed ## build sdist and wheels, install one cleanly, and use it from a folder of hostile names
+	$(BIN)/python -m scripts.release_rehearsal --dependencies-of $(VENV) --manylinux --train --dist dist
 	$(BIN)/python -m scripts.release_rehearsal --base
 
 .PHONY: hooks

@@ -6,6 +6,8 @@
 The folder has files and packages called `services`, `tests`, `configs`, `types.py` and `queue.py`, as a user's own may:
 none of them may stand in for ours or the standard library's, and the user's environment module there is found.
 
+With `--manylinux` the wheel is one of auditwheel's, for every Linux of its machine, and a pure one is built beside it.
+
 With `--base` the tutorial of docs/replay.md is followed instead, command by command, in a clone of the repository and
 with each Python given: the base install has none of what learning needs, and is of a bounded size.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import platform
 import re
 import shutil
 import signal
@@ -69,17 +72,44 @@ def build(folder: Path) -> Path:
     return wheel
 
 
-def _build_once(folder: Path) -> None:
+def build_for_every_linux(folder: Path) -> Path:
+    """Build a manylinux wheel with the kernel, and a wheel without it for every platform; return the first.
+
+    Raises:
+        RuntimeError: The kernel needs a newer C library than those Linuxes have that the wheel is meant for.
+    """
+    built = folder / "built"
+    for kernel in ("1", "0"):
+        _build_once(built / kernel, TIDEMILL_KERNEL=kernel)
+    tools = ROOT / ".venv-extras"
+    environment = os.environ | {"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}:{os.environ['PATH']}"}
+    environment["SOURCE_DATE_EPOCH"] = _time_of_commit()
+    (own,) = (built / "1").glob("*.whl")
+    command = [sys.executable, "-m", "auditwheel", "repair", "--plat", f"manylinux2014_{platform.machine()}", str(own)]
+    done = subprocess.run(
+        [*command, "--wheel-dir", str(folder)], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"auditwheel: {done.stderr}")
+    for file in ((built / "0").glob("*.whl"), (built / "0").glob("*.tar.gz")):
+        shutil.copy(next(file), folder)
+    (wheel,) = folder.glob("*manylinux*.whl")
+    return wheel
+
+
+def _build_once(folder: Path, **variables: str) -> None:
     source = folder / "source"
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(source)], check=True)
-    committed = subprocess.run(
-        ["git", "log", "-1", "--format=%ct"], cwd=source, check=True, capture_output=True, text=True
-    )
-    environment = os.environ | {"SOURCE_DATE_EPOCH": committed.stdout.strip()}
+    environment = os.environ | {"SOURCE_DATE_EPOCH": _time_of_commit()} | variables
     for hook in ("build_sdist", "build_wheel"):
         code = f"import setuptools.build_meta as b; print(b.{hook}({str(folder)!r}))"
         command = [sys.executable, "-c", code]
         subprocess.run(command, cwd=source, check=True, stdout=subprocess.DEVNULL, env=environment)
+
+
+def _time_of_commit() -> str:
+    command = ["git", "log", "-1", "--format=%ct"]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -127,9 +157,10 @@ def commands(*, train: bool) -> list[list[str]]:
         *("--table.min-size", "200", "--evaluator.episodes", "2"),
     ]
     passed_on = [["export", "runs/rehearsal", "--out", "policy"], ["evaluate", "policy", "--trust", "--episodes", "2"]]
+    preset = ["train", "--config", "cartpole_dqn", "--run.max-learner-steps", "200", "--evaluator.episodes", "2"]
     plan = ["plan", "--cores", "4", "--env", "ALE/Pong-v5"]
     plain = [["--version"], ["--help"], ["train", "--config", "quickstart", "--help"], ["doctor"], plan]
-    return [*plain, short, *passed_on] if train else plain
+    return [*plain, preset, short, *passed_on] if train else plain
 
 
 def rehearse_base(python: str, folder: Path) -> str:
@@ -222,6 +253,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dependencies-of", type=Path, help="an environment to take the dependencies from")
     parser.add_argument("--train", action="store_true", help="train for a moment, too")
+    parser.add_argument("--manylinux", action="store_true", help="build with auditwheel, and a pure wheel, too")
     parser.add_argument("--dist", type=Path, help="copy sdist and wheel there")
     parser.add_argument("--base", action="store_true", help="follow the tutorial of docs/replay.md instead")
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="with --base: the interpreters")
@@ -233,7 +265,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="tidemill-rehearsal-") as scratch:
         folder = Path(scratch)
-        wheel = build(folder)
+        wheel = (build_for_every_linux if options.manylinux else build)(folder)
         binaries = install(wheel, folder / "venv", options.dependencies_of)
         hostile = folder / "hostile"
         make_hostile(hostile)

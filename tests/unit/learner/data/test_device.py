@@ -56,6 +56,7 @@ def test_gpu_always_has_its_index(
     """`torch.cuda.set_device` refuses one without."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert str(resolve_device(name, rank)) == expected
     assert str(named_device("inference.device", "auto")) == "cuda:0"
 
