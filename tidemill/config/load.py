@@ -61,7 +61,27 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     check_together(settings)
     for note in notes:
         sys.stderr.write(f"note: {note}\n")
-    return settings
+    return settings if config is RunConfig else _with_absolute_paths(settings)
+
+
+_SERVER_FILES = ("tls_cert", "tls_key", "tls_client_ca", "tokens")
+
+
+def _with_absolute_paths(settings: _T) -> _T:
+    """Return a service's settings with paths from the root: what it runs may change the working directory."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        section = getattr(settings, field.name)
+        if field.name == "run":
+            changed["run"] = dataclasses.replace(section, root=_absolute(section.root))
+        elif server := getattr(section, "server", None):
+            files = {name: _absolute(path) for name in _SERVER_FILES if (path := getattr(server, name))}
+            changed[field.name] = dataclasses.replace(section, server=dataclasses.replace(server, **files))
+    return dataclasses.replace(settings, **changed)  # type: ignore[type-var]
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def load_config(settings: Mapping[str, Any] | str | Path) -> RunConfig:

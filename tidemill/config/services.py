@@ -349,6 +349,9 @@ class LauncherSettings:
     and start again, without those seconds, and share its memory."""
     stop_timeout_s: float = 20.0
     """How long a service may take to end after SIGTERM before it is killed, in seconds."""
+    log_max_mib: float = 16.0
+    """Longest log of a process, in MiB. What is longer becomes `NAME.log.1`, in place of what was there before. 0 means
+    no limit."""
     loggers: tuple[str, ...] = ()
     """Where `tidemill log` sends the run's curves while it trains: `wandb`, `mlflow`, or `module:name` of a
     tidemill.RunLogger. The run's own files and TensorBoard are always written."""
@@ -374,6 +377,7 @@ class LauncherSettings:
         for name in ("actor_nice", "evaluator_nice"):
             check(0 <= getattr(self, name) <= 19, f"launcher.{name}", getattr(self, name), "0 to 19")
         check(self.max_restarts >= 0, "launcher.max_restarts", self.max_restarts, "0 or more")
+        check(self.log_max_mib >= 0, "launcher.log_max_mib", self.log_max_mib, "0 or more")
         check(0 <= self.status_page_port <= 65535, "launcher.status_page_port", self.status_page_port, "0 to 65535")
         for name in ("restart_backoff_s", "start_timeout_s", "frozen_timeout_s", "stop_timeout_s", "view_every_s"):
             check(getattr(self, name) > 0, f"launcher.{name}", getattr(self, name), "more than 0")

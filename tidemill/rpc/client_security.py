@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import grpc
@@ -77,9 +78,9 @@ def channel_credentials(address: str) -> grpc.ChannelCredentials | None:
     if bool(cert) != bool(key):
         raise ConfigError(f"{CERT} and {KEY} belong together: set both, or neither")
     return grpc.ssl_channel_credentials(
-        read_pem(ca, CA),
-        read_secret(key, KEY).encode() if key else None,
-        read_pem(cert, CERT) if cert else None,
+        read_pem(_absolute(ca), CA),
+        read_secret(_absolute(key), KEY).encode() if key else None,
+        read_pem(_absolute(cert), CERT) if cert else None,
     )
 
 
@@ -106,7 +107,7 @@ def token_interceptors(address: str) -> list[TokenInterceptor]:
             f"{TOKEN_FILE} is set and {CA} is not: a token is never sent to {address} in plaintext; "
             f"set {CA} to the CA of its certificate, or unset {TOKEN_FILE} if that server takes calls without one"
         )
-    return [TokenInterceptor(path)]
+    return [TokenInterceptor(_absolute(path))]
 
 
 @contextlib.contextmanager
@@ -123,6 +124,12 @@ def plaintext(address: str) -> Iterator[None]:
                 os.environ[EXCEPT] = " ".join(left)
             else:
                 os.environ.pop(EXCEPT, None)
+
+
+@cache
+def _absolute(path: str) -> str:
+    """Return a path from the root, as it was at the first call: an environment may change the working directory."""
+    return os.path.abspath(path)
 
 
 def _is_excepted(address: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,19 @@ class Child:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(_SIGNALS[verb])
+
+    def bound_log(self, most_bytes: int) -> None:
+        """Move the content of its log to `NAME.log.1` if there is more, in place of what was there.
+
+        The process goes on writing at the end of the same file, so that lines of that moment may be lost.
+        """
+        with contextlib.suppress(OSError):  # a full disk may refuse the copy: the log is emptied all the same
+            if self._log_file.stat().st_size <= most_bytes:
+                return
+            shutil.copyfile(self._log_file, self._log_file.with_name(f"{self._log_file.name}.1"))
+        with contextlib.suppress(OSError):
+            os.truncate(self._log_file, 0)
+            self._log_start = 0
 
     def last_lines(self, count: int) -> list[str]:
         """Return the newest lines of its log."""

@@ -29,6 +29,7 @@ Training time counts from then, over every restart of the process that counts it
 """
 
 _LOG_LINES = 8
+_LOGS_EVERY_S = 2.0
 _INPUT = 0  # standard input
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -108,6 +109,7 @@ class ClusterRunner:
         if ENDS_WITH_INPUT in os.environ:
             loop.add_reader(_INPUT, self._on_input)
         self._groups.start()
+        bounding = asyncio.create_task(self._bound_logs())
         try:
             if self._forks is not None:
                 await self._forks.start()
@@ -116,6 +118,7 @@ class ClusterRunner:
                 event = await self._next_event(clock)
                 await self._perform(self._decide(event, clock()))
         finally:
+            bounding.cancel()
             await self._abandon()
             loop.remove_reader(_INPUT)
             for number in heard:
@@ -218,6 +221,14 @@ class ClusterRunner:
         self._events.put_nowait(_Serving(spec.name, child))
         async for silence in silences(spec.health_address, check_s=self.check_s):
             self._events.put_nowait(_Silent(spec.name, child, silence))
+
+    async def _bound_logs(self) -> None:
+        """Keep the logs within their length, for an environment may print at every step."""
+        most_bytes = round(self._supervisor.settings.log_max_mib * 2**20)
+        while most_bytes:
+            await asyncio.sleep(_LOGS_EVERY_S)
+            for child in tuple(self._children.values()):
+                await asyncio.to_thread(child.bound_log, most_bytes)
 
     async def _watch_exit(self, name: str, child: Child) -> None:
         code = await child.wait()

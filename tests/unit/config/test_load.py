@@ -29,6 +29,21 @@ def test_load_puts_the_command_line_over_the_file_over_the_defaults(tmp_path: Pa
     assert (config.run.seed, config.run.name, config.learner.publish_every) == (9, "pong", 7)
 
 
+def test_load_gives_a_service_paths_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its environment may change the working directory; the settings of a whole run stay as they were written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    arguments = ("--actor.server.tokens", "keys/tokens", "--actor.server.tls-cert", "~/cert.pem")
+    config = _load(ActorConfig, *arguments)
+    assert isinstance(config, ActorConfig)
+    assert config.run.folder == tmp_path / "runs" / "run"
+    server = config.actor.server
+    assert (server.tokens, server.tls_cert, server.tls_key) == (str(tmp_path / "keys/tokens"), "/home/me/cert.pem", "")
+    whole = _load(RunConfig)
+    assert isinstance(whole, RunConfig)
+    assert whole.run.root == "runs"
+
+
 def test_load_builds_the_agent_the_file_names(tmp_path: Path) -> None:
     """`agent.algorithm` decides which settings the agent section has."""
     file = tmp_path / "run.yaml"
