@@ -78,9 +78,9 @@ class OpenedSample:
     epochs: Epochs | None = None
 
     @property
-    def may_change(self) -> bool:
-        """Whether the caller may say, while a batch is drawn, that it wants none or a smaller one."""
-        return self.settles or self.allow_smaller
+    def may_shrink(self) -> bool:
+        """Whether a batch may become smaller while it waits; one of an epoch never waits for items."""
+        return self.allow_smaller and self.epochs is None
 
 
 class SampleQueue:

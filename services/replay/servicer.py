@@ -230,7 +230,7 @@ class ReplayServicer:
             room = BatchRoom(self._replay.budget, self._admission.changed)
             try:
                 while (wanted := await queue.take()) is not None:
-                    if opened.may_change:
+                    if opened.settles or opened.may_shrink:
                         data = await self._draw_asking(opened, wanted, room, leases, queue)
                     else:
                         data = await self._draw(opened, wanted, room, leases)
@@ -314,23 +314,23 @@ class ReplayServicer:
         """
         while True:
             drawing = asyncio.ensure_future(self._draw(opened, wanted, room, leases))
-            closed = asyncio.ensure_future(queue.closed())
-            smaller = asyncio.ensure_future(queue.smaller.wait())
-            tasks: list[asyncio.Future[Any]] = [drawing, smaller, *([closed] if opened.settles else [])]
+            closed = asyncio.ensure_future(queue.closed()) if opened.settles else None
+            smaller = asyncio.ensure_future(queue.smaller.wait()) if opened.may_shrink else None
+            tasks = [task for task in (drawing, closed, smaller) if task is not None]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                if opened.settles and closed.done():
+                if closed is not None and closed.done():
                     await closed
                     return None
-                queue.smaller.clear()
                 if drawing.done():
                     return await drawing
             finally:
-                for task in (drawing, closed, smaller):
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(drawing, closed, smaller, return_exceptions=True)
-            items = opened.table.fewer(wanted.items, opened.without_replacement) if opened.allow_smaller else 0
-            if items:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            room.release()  # what was drawn, but not read, is back in the table
+            queue.smaller.clear()
+            if items := opened.table.fewer(wanted.items, opened.without_replacement):
                 wanted = replace(wanted, items=items, first=True)
 
     def _corrupt_records(self) -> int:

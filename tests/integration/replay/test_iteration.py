@@ -168,6 +168,33 @@ def test_smaller_batch_does_not_wait_behind_a_reader_of_whole_ones(server: Local
         waiting.join(WAIT_S)
 
 
+def test_smaller_batches_are_asked_for_at_any_moment(tmp_path: Path) -> None:
+    """While a whole one may just be drawn: each item comes once, in order, and no call is left waiting."""
+    table = steps_table()
+    options = ("--folder", str(tmp_path))
+    with server_process("127.0.0.1:0", *options) as server, ReplayWriter(server.address, table) as writer:
+        seen: list[int] = []
+        with ReplayDataset(server.address, table, 4, timeout_s=0.001, allow_smaller=True, prefetch=2) as dataset:
+            for number in range(60):
+                writer.append(numbered_step(number))
+                writer.create_item("t", last=1)
+                if number % 7 == 6:
+                    writer.flush(WAIT_S)
+                    seen += _taken(dataset)
+            writer.flush(WAIT_S)
+            deadline_s = time.monotonic() + WAIT_S
+            while len(seen) < 60 and time.monotonic() < deadline_s:
+                seen += _taken(dataset)
+        assert seen == list(range(60))
+
+
+def _taken(dataset: ReplayDataset) -> list[int]:
+    try:
+        return _numbers(dataset, 1)[0]
+    except Unavailable:
+        return []
+
+
 def test_batch_without_replacement_may_be_smaller(server: LocalServer) -> None:
     """Of a table with fewer items than a batch."""
     _write(server.address, _POOL, range(3))
@@ -200,7 +227,10 @@ def test_what_a_table_cannot_do_is_refused(server: LocalServer) -> None:
         (partial(opened, "t", 1, epochs=-1), "epochs is -1, must be at least 0"),
         (partial(opened, "t", 1, seed=-1), "seed is -1, must be 0 .. 18446744073709551615"),
         (partial(opened, {"q": 0.5, "o": 0.5}, 2, allow_smaller=True), "with 2 tables, takes a single one"),
-        (partial(ReplayDataset, [server.address, "127.0.0.1:1"], _POOL, 2, create=True, seed=1), "of a single server"),
+        (
+            partial(ReplayDataset, [server.address, "127.0.0.1:1"], _POOL, 2, create=True, seed=1),
+            "with several servers, takes a single one",
+        ),
     ):
         with pytest.raises(InvalidArgument, match=message):
             call()

@@ -170,7 +170,9 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
                 )
             else:
                 if seed is not None or allow_smaller or by_epoch:
-                    raise InvalidArgument("seed, allow_smaller and epochs are of a single server, must not be given")
+                    raise InvalidArgument(
+                        "seed, allow_smaller or epochs is given with several servers, takes a single one"
+                    )
                 count = shard_count or len(addresses)
                 rng = np.random.default_rng()
                 self._stream = ShardedSampleStream(directory, table, count, batch_size, rng=rng, **options)
