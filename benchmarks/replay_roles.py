@@ -189,7 +189,7 @@ def probe(address: str, actor_id: str, seconds: float) -> dict[str, float]:
     steps = cached_steps()
     starts = itertools.cycle(range(0, steps.reward.shape[1], CHUNK_LENGTH))
     writer, inserts, samples = Writer(address, actor_id), [], []
-    with writer.appender, ReplaySampler([address], TABLE, 256, max_in_flight_batches=1) as stream:
+    with writer.appender, ReplaySampler([address], TABLE, 256, max_in_flight_batches=1, create=True) as stream:
         next(stream)
         began = time.monotonic()
         while time.monotonic() - began < seconds:
