@@ -23,7 +23,7 @@ from tidemill.envs.watch import EnvWatch
 from tidemill.errors import TidemillError
 from tidemill.params.run_end import RunEnd
 from tidemill.params.version import VERDICT
-from tidemill.process import keep_freed_memory, leave, run, signal_event, stop_event
+from tidemill.process import HELD_UP, keep_freed_memory, leave, run, signal_event, stop_event
 from tidemill.programs.idle import exit_or_idle
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
@@ -71,7 +71,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
     made = make_callbacks("evaluator.callbacks", config.evaluator.callbacks, config.run, config)
     timeout_s = config.cluster.connect_timeout_s
     source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s)
-    watch = EnvWatch(config.env, server.health)
+    watch = EnvWatch(config.env, server.health, end=lambda _: os._exit(HELD_UP))  # never a reason to end training
     runner = EpisodeRunner(config, ProgressFile(config.run.folder), watch.watched)
     with closing(logs), closing(source), closing(runner), watch, ExitStack() as stack:
         callbacks = stack.enter_context(closing(CallbackThread(made)))
