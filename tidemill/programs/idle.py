@@ -59,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         show_idling()
         health.serving = True
         # The address is that of the process before, which was allowed to listen there.
-        _log.info("run is over, idling until stopped", metrics=serve_metrics(ServerSettings("", address, True), health))
+        _log.info(
+            "run is over, idling until stopped",
+            metrics=serve_metrics(ServerSettings(metrics_address=address, insecure=True), health),
+        )
         stop.wait()
         return 0
 
