@@ -13,6 +13,7 @@ TidemillError
 ├── PermissionDenied       the token is known, and its role may not make this call
 ├── Unavailable            a service cannot be reached, or did not answer within its deadline
 └── FatalError             the process cannot continue; the message is its last line
+    └── UnknownFormat      a file has a format that this version does not read; another attempt would not either
 """
 
 from __future__ import annotations
@@ -68,3 +69,7 @@ class Unavailable(TidemillError):
 
 class FatalError(TidemillError):
     """The process cannot continue; the message is its last line."""
+
+
+class UnknownFormat(FatalError):
+    """A file has a format that this version does not read; another attempt would not either."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tidemill.errors import FatalError
+from tidemill.errors import UnknownFormat
 
 KEY = "format"
 """Name of the number in a document; scores have a column of this name."""
@@ -48,16 +48,16 @@ def check_format(kind: str, number: object, where: object) -> None:
         where: The file, for the message.
 
     Raises:
-        FatalError: The number is newer than the newest or older than the oldest that is read, or is no number.
+        UnknownFormat: The number is newer than the newest or older than the oldest that is read, or is no number.
     """
     newest, oldest = NEWEST[kind], _OLDEST.get(kind, 1)
     number = 1 if number is None else number
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise FatalError(f"{where}: format {number!r} is no format; expected a whole number from 1 to {newest}")
+        raise UnknownFormat(f"{where}: format {number!r} is no format; expected a whole number from 1 to {newest}")
     if number > newest:
-        raise FatalError(f"{where}: format {number}; this Tidemill reads up to {newest}: use a newer Tidemill")
+        raise UnknownFormat(f"{where}: format {number}; this Tidemill reads up to {newest}: use a newer Tidemill")
     if number < oldest:
-        raise FatalError(
+        raise UnknownFormat(
             f"{where}: format {number}; this Tidemill reads {oldest} and later: use the Tidemill that wrote it"
         )
 
@@ -66,7 +66,7 @@ def read_json(file: Path, kind: str) -> dict[str, Any]:
     """Return the object in a JSON file without the number of its format; empty if there is none that can be read.
 
     Raises:
-        FatalError: The file has a format that this version does not know.
+        UnknownFormat: The file has a format that this version does not know.
     """
     try:
         document = json.loads(file.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-from tidemill.errors import ConfigError, FatalError, TidemillError
+from tidemill.errors import ConfigError, FatalError, TidemillError, UnknownFormat
 from tidemill.programs.child import PARENT_VARIABLE
 
 ENDS_WITH_INPUT = "TIDEMILL_ENDS_WITH_INPUT"
@@ -41,13 +41,14 @@ def run(service: str, main: Callable[[], int]) -> int:
     """Run a process's main function; return its exit code.
 
     Returns:
-        What `main` returned; 1 after a Tidemill error, 2 after a wrong setting, each explained in one line on
-        standard error; 141 if the reader of standard output left. Other exceptions are bugs and keep their traceback.
+        What `main` returned; 1 after a Tidemill error, 2 after a wrong setting or a file of an unknown format, each
+        explained in one line on standard error; 141 if the reader of standard output left. Other exceptions are bugs
+        and keep their traceback.
     """
     _end_with_parent()
     try:
         return end_with_reader(main)
-    except ConfigError as error:
+    except (ConfigError, UnknownFormat) as error:
         print(f"{service}: {error}", file=sys.stderr)
         return 2
     except TidemillError as error:

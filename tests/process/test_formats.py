@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,17 @@ def test_run_of_an_earlier_format_is_resumed_evaluated_and_exported(old: Path, t
     tidemill("export", str(run), "--out", str(bundle))
     for folder in (bundle, Path(shutil.copytree(old / "bundle", tmp_path / "old-bundle"))):
         tidemill("evaluate", str(folder), "--episodes", "2")
+
+
+def test_run_of_a_later_format_ends_with_its_number_at_once(tmp_path: Path) -> None:
+    """The service that finds it is not started again: it would find the same."""
+    run = Path(shutil.copytree(OLD[-1] / "run", tmp_path / "run"))
+    for file in (run / "replay" / "0").glob("0*"):
+        data = bytearray(file.read_bytes())
+        struct.pack_into("<I", data, 4, 5)
+        file.write_bytes(data)
+    with launched("resume", str(run), "--run.max-env-steps", "1000") as resumed:
+        assert resumed.wait() == 2
+    assert "00000001.log: format 5; this Tidemill reads up to 3: use a newer Tidemill" in resumed.output
+    assert "restarting" not in resumed.output
+    assert struct.unpack_from("<I", (run / "replay" / "0" / "00000001.log").read_bytes(), 4) == (5,)

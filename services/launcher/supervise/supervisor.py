@@ -173,7 +173,7 @@ class Supervisor:
         if was_stopping:
             return []
         if exit_code == _CONFIG_ERROR:
-            return self._end(Outcome(_CONFIG_ERROR, f"{name} refused its settings"), now_s)
+            return self._end(Outcome(_CONFIG_ERROR, f"{name} refused its settings or files"), now_s)
         return self._restart_later(
             process, process.fault or describe_exit(exit_code), now_s, counts=exit_code != HELD_UP
         )

@@ -119,7 +119,7 @@ def test_exit_code_two_is_never_restarted() -> None:
     """Wrong settings stay wrong: the run ends with the code of bad usage."""
     supervisor = _running()
     supervisor.on_exit("actor-1", 2, 5.0)
-    assert supervisor.outcome == Outcome(2, "actor-1 refused its settings")
+    assert supervisor.outcome == Outcome(2, "actor-1 refused its settings or files")
 
 
 def test_service_that_is_not_healthy_in_time_is_killed_and_restarted() -> None:
