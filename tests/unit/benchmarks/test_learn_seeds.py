@@ -40,7 +40,7 @@ def test_shipped_declarations_belong_to_configs_and_can_be_planned() -> None:
     for row in rows.values():
         arguments = parser().parse_args([str(ROOT / row.config), "--seeds", *map(str, row.seeds), *row.options])
         plan = plans.make_plan(arguments, declared=True)
-        assert plan.name == row.name
+        assert row.name.startswith(plan.config.run.name)
         assert len(plan.seeds) == {"quickstart_of_twenty": 20}.get(row.name, 5 if row.name in five else 3)
 
 
