@@ -17,8 +17,12 @@ from tidemill.rehearsal import library
 _ROOT = Path(__file__).parent.parent
 RESULTS = _ROOT / "benchmarks" / "results" / "gpu_rehearsal.json"
 _DOCUMENT = _ROOT / "docs" / "performance.md"
-_HEAD = "| Update | Eager | in a CUDA graph | Eager, of several ranks | in CUDA graphs, of several ranks |"
-_WAYS = ("eager", "graphs", "eager, of several ranks", "graphs, of several ranks")
+_HEAD = (
+    "| Update | Eager | Eager, a gradient step | in a CUDA graph | Eager, of several ranks "
+    "| in CUDA graphs, of several ranks |"
+)
+_PER_STEP = "eager, a gradient step"
+_WAYS = ("eager", _PER_STEP, "graphs", "eager, of several ranks", "graphs, of several ranks")
 
 
 def counted() -> dict[str, dict[str, int]]:
@@ -37,10 +41,19 @@ def counted() -> dict[str, dict[str, int]]:
 
 def table(found: dict[str, dict[str, int]]) -> list[str]:
     """Return the lines of the table in docs/performance.md."""
-    rows = [_HEAD, "|---|---|---|---|---|"]
-    for name, ways in found.items():
+    rows = [_HEAD, "|---|---|---|---|---|---|"]
+    for name, launched in found.items():
+        ways = launched | {_PER_STEP: round(launched["eager"] / _gradient_steps(name))}
         rows.append(f"| {' | '.join([name, *(f'{ways[way]:,}' if way in ways else '–' for way in _WAYS)])} |")
     return rows
+
+
+def _gradient_steps(name: str) -> int:
+    """Return how many gradient steps one update of a batch makes: PPO and PQN go over it in minibatches."""
+    from tidemill.rehearsal.sizes import sizes
+
+    config = sizes()[name][0]
+    return int(getattr(config, "epochs", 1) * getattr(config, "minibatches", 1))
 
 
 def main() -> None:

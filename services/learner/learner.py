@@ -127,6 +127,7 @@ class Learner:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(container_limits.cpus()))
         use_device(device)  # so that the training thread's stream is this device's
         if device.type == "cuda":
+            torch.backends.cudnn.benchmark = not config.run.deterministic  # shapes never change
             watch_gpu(device)
         seed_rng(config.run.seed)
         spec = spec_of(config.env)

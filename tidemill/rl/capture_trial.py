@@ -94,6 +94,7 @@ def _record(config: AgentConfig, env_spec: EnvSpec, device: str, items: int) -> 
         changed["target_update_period"] = 2  # its kind comes at every second update instead of hours later
     config = dataclasses.replace(config, **changed)  # type: ignore[type-var]
     torch.cuda.set_device(torch.device(device))
+    torch.backends.cudnn.benchmark = True  # as in a learner
     agent = build_agent(config, env_spec, device, 1)
     batch = {name: tensor.to(device) for name, tensor in blank_batch(agent, config, env_spec, items).items()}
     weight = torch.ones(items, device=device)

@@ -196,15 +196,15 @@ def test_no_other_way_to_compile_is_offered(config: Callable[..., AgentConfig]) 
 def test_recorded_updates_on_a_gpu_equal_eager_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is reported, the parameters, and how far the generator is.
 
-    A GPU adds up in any order, so that two runs of the same updates drift apart: seen on an H100, 0.16 % after seven.
+    A GPU adds up in any order, so that two runs of the same updates drift apart: on an H100 the gradients of two eager
+    runs of BTR differ by 0.8 % after 26 updates, and those of all others by less than 0.1 %.
     """
     monkeypatch.setattr(train_state, "MEASURE_PERIOD", 5)
     eager, fast = pair(name, "cuda")
     expected, found = (updated(agent, name, range(UPDATES), "cuda") for agent in (eager, fast))
-    torch.testing.assert_close(
-        [tuple(each) for each in found], [tuple(each) for each in expected], rtol=1e-2, atol=1e-4
-    )
-    torch.testing.assert_close(fast.policy_state(), eager.policy_state(), rtol=1e-3, atol=1e-4)
+    drift = {"rtol": 3e-2, "atol": 1e-3} if name == "dqn_btr" else {"rtol": 1e-3, "atol": 1e-4}
+    torch.testing.assert_close([tuple(each) for each in found], [tuple(each) for each in expected], **drift)
+    torch.testing.assert_close(fast.policy_state(), eager.policy_state(), **drift)
     left, right = fast.state_dict(), eager.state_dict()
     assert ("noise" in left) == ("noise" in right)
     if "noise" in left:
