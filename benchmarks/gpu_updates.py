@@ -69,6 +69,7 @@ def _random(tensor: Tensor, rng: torch.Generator) -> Tensor:
 
 def main() -> None:
     """Measure, and write a file."""
+    torch.backends.cudnn.benchmark = True  # as in a learner
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name, (config, env_spec) in sizes().items():
         eager = dataclasses.replace(config, compile="none") if can_record(config) else config  # type: ignore[type-var]

@@ -202,9 +202,10 @@ def test_recorded_updates_on_a_gpu_equal_eager_ones(name: str, monkeypatch: pyte
     monkeypatch.setattr(train_state, "MEASURE_PERIOD", 5)
     eager, fast = pair(name, "cuda")
     expected, found = (updated(agent, name, range(UPDATES), "cuda") for agent in (eager, fast))
-    drift = {"rtol": 3e-2, "atol": 1e-3} if name == "dqn_btr" else {"rtol": 1e-3, "atol": 1e-4}
-    torch.testing.assert_close([tuple(each) for each in found], [tuple(each) for each in expected], **drift)
-    torch.testing.assert_close(fast.policy_state(), eager.policy_state(), **drift)
+    rtol, atol = (3e-2, 1e-3) if name == "dqn_btr" else (1e-3, 1e-4)
+    reported = [tuple(each) for each in found], [tuple(each) for each in expected]
+    torch.testing.assert_close(*reported, rtol=rtol, atol=atol)
+    torch.testing.assert_close(fast.policy_state(), eager.policy_state(), rtol=rtol, atol=atol)
     left, right = fast.state_dict(), eager.state_dict()
     assert ("noise" in left) == ("noise" in right)
     if "noise" in left:
