@@ -15,7 +15,7 @@ from scripts.release_rehearsal import build, build_for_every_linux, install
 from tests.support.launched import ROOT
 from tidemill import kernel
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def test_same_commit_is_the_same_bytes(tmp_path: Path) -> None:
