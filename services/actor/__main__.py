@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             address, metrics = server.start(), serve_metrics(config.actor.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
             if not _services_answer(config, stop):
+                _log.info("stopped")
                 return 0
             if config.run.deterministic:
                 seed = training_seed(config.run.seed, config.actor.index or 0)
