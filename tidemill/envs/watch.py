@@ -20,12 +20,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 from prometheus_client import Counter
 
 from tidemill.envs.interface import MasksActions, VectorEnv, VectorStep
 from tidemill.envs.settings import EnvSettings
+from tidemill.logger import LateLogger
 from tidemill.process import HELD_UP
 from tidemill.rpc.server import Health
 from tidemill.types import EnvSpec
@@ -35,7 +35,7 @@ _HANGS = Counter(
     "Calls of the environment that did not return within half of env.step_timeout_s, by the method called.",
     ("method",),
 )
-_log = structlog.get_logger()
+_log = LateLogger()
 
 _LONGEST_POLL_S = 1.0
 _POLLS = 20  # in a time limit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tidemill.config.load import load
@@ -29,7 +31,5 @@ def test_short_options_are_settings() -> None:
     server = replay.server
     assert (server.address, server.tls_cert, server.tls_key, server.tokens) == (
         "127.0.0.1:0",
-        "c.pem",
-        "k.pem",
-        "tokens",
+        *(str(Path.cwd() / name) for name in ("c.pem", "k.pem", "tokens")),
     )
