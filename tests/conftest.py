@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -175,3 +175,11 @@ def _fixed_seeds() -> None:
         if torch.cuda.is_available():
             torch.cuda.manual_seed_all(SEED)
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def heeds_hang_up() -> Iterator[None]:
+    """Have processes that the test starts heed SIGHUP, which `nohup make test` would have them ignore."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

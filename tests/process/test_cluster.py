@@ -278,6 +278,7 @@ async def test_cluster_kills_what_ignores_sigterm_when_asked_twice(scene: Scene)
     assert cluster.pid_of("replay") is None
 
 
+@pytest.mark.usefixtures("heeds_hang_up")
 async def test_cluster_stops_in_order_however_often_its_terminal_hangs_up(scene: Scene) -> None:
     """A closing terminal sends SIGHUP to the group and its shell once more: that is one request to stop."""
     cluster, recorder = scene.cluster_of(scene.spec("replay"), scene.spec("actor-0", kind="actor"))

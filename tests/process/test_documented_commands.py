@@ -85,6 +85,9 @@ def _write_files(page: str, place: Path) -> None:
     for name, code in named:
         (place / name).write_text(code)
         (package / name).write_text(code)
+    for name, code in re.findall(r"```python\n# added to (\w+\.py)\n(.*?)```", text, re.DOTALL):
+        with (place / name).open("a") as file:
+            file.write(f"\n\n{code}")
     for folder in (package, package.parent):
         (folder / "__init__.py").touch()
 

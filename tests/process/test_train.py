@@ -150,6 +150,7 @@ class Simulated(gymnasium.Wrapper):
 """
 
 
+@pytest.mark.usefixtures("heeds_hang_up")
 @pytest.mark.parametrize("signals", [(signal.SIGKILL,), (signal.SIGINT, signal.SIGINT), (signal.SIGHUP,)], ids=str)
 def test_simulators_end_with_the_run_however_it_ends(
     config_file: Path, tmp_path: Path, signals: tuple[signal.Signals, ...]

@@ -114,6 +114,7 @@ leave(3)
     assert not Path(folder).exists()
 
 
+@pytest.mark.usefixtures("heeds_hang_up")
 def test_hang_up_asks_once_however_often_it_arrives() -> None:
     """A closing terminal and its shell both send it; under nohup it is not heard."""
     script = """
