@@ -2,7 +2,7 @@
 
 Every file says the number of its format. One that says none is of format 1, as the first releases wrote it. A change
 that an older program would misread gets the next number here, and the files of the format before stay in
-tests/data/formats, from which a test goes on. docs/releasing.md has the promise.
+tests/data/formats, which tests read. docs/releasing.md has the promise.
 """
 
 from __future__ import annotations

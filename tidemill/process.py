@@ -162,7 +162,7 @@ class StopRequests:
         self._last_s: float | None = None
 
     def is_new(self, signal_number: int) -> bool:
-        """Return whether a signal asks anew, now that it has arrived."""
+        """Return whether a signal that has arrived is a new request."""
         now_s, last_s = time.monotonic(), self._last_s
         if last_s is not None and signal_number == signal.SIGHUP:
             return False

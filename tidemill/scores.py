@@ -83,7 +83,7 @@ def has_all_columns(file: Path) -> bool:
 
 
 def _check_format(file: Path, cells: list[str]) -> None:
-    """Refuse the format that the newest row says; what is no number is no score, which is found later."""
+    """Refuse the format that the newest row says; a format that is not a number is reported later, with the score."""
     if cells and cells[0].isdigit():
         formats.check_format(formats.SCORES, int(cells[0]), file)
 

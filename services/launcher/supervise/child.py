@@ -117,7 +117,7 @@ class Child:
     def bound_log(self, most_bytes: int) -> None:
         """Move the content of its log to `NAME.log.1` if there is more, in place of what was there.
 
-        The process goes on writing at the end of the same file, so that lines of that moment may be lost.
+        The process keeps writing to the end of the same file; lines written at that moment may be lost.
         """
         with contextlib.suppress(OSError):  # a full disk may refuse the copy: the log is emptied all the same
             if self._log_file.stat().st_size <= most_bytes:

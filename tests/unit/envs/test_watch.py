@@ -88,7 +88,7 @@ def test_first_call_that_does_not_return_is_a_failed_start() -> None:
 
 
 def test_health_reports_a_call_at_half_its_time_until_it_returns() -> None:
-    """`/healthz` names the environment meanwhile; the process goes on when the call has returned."""
+    """`/healthz` names the environment meanwhile; the process continues when the call has returned."""
     with _hanging(limit_s=20.0) as scene:
         wait_until(lambda: "has not returned from step" in scene.health.complaint(), "a complaint", 60)
         scene.env.released.set()

@@ -172,7 +172,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 items from the same table, as long as nothing changes it, new priorities included. None: draws differ.
                 It takes a single server.
             epochs: Draw without replacement over an epoch, every item once in random order, and end after so many
-                epochs; 0 goes on without end. None draws each batch from all items. It takes a single server, and a
+                epochs; 0 repeats without end. None draws each batch from all items. It takes a single server, and a
                 single table with the uniform sampler.
             allow_smaller: Whether a batch may have fewer items: the last one of an epoch, which is skipped otherwise,
                 and, where items run out (`max_times_sampled`, `without_replacement`), what is there when no whole batch
