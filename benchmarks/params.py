@@ -1,4 +1,4 @@
-"""How long a version takes to the last of many readers on one machine, read from its file and sent in pieces.
+"""What a version costs to many readers on one machine, read from its file and sent in pieces.
 
 Readers are processes of their own; versions go to them in turns one way and the other.
 
@@ -25,6 +25,13 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 
 _WAIT_S = 60.0
+_UNITS = {
+    "publish to the last reader": "ms",
+    "reader's time for a fetch": "ms",
+    "server's time for a version": "ms",
+    "messages to a reader": "1",
+    "bytes to a reader": "B",
+}
 
 
 def main() -> None:
@@ -37,8 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tidemill-params-") as folder, _server(Path(folder)) as (address, server):
         figures = _measure(address, server, arguments.readers, arguments.bytes, 2 * arguments.rounds)
     what = f"{arguments.bytes / 1e6:g} MB, {arguments.readers} readers, from file beside sent"
-    units = {"publish to the last reader": "ms", "reader's time for a fetch": "ms", "server's time for a version": "ms"}
-    write("params", [row(f"{name}: {what}", unit, *figures[name]) for name, unit in units.items()])
+    write("params", [row(f"{name}: {what}", unit, *figures[name]) for name, unit in _UNITS.items()])
 
 
 def _measure(
@@ -46,10 +52,7 @@ def _measure(
 ) -> dict[str, tuple[list[float], list[float]]]:
     """Return by name the figures from files, and those of bytes that were sent."""
     blobs = {Precision.FULL: pack({"weights": np.zeros(size_bytes // 4, np.float32)})}
-    taken: dict[str, tuple[list[float], list[float]]] = {
-        name: ([], [])
-        for name in ("publish to the last reader", "reader's time for a fetch", "server's time for a version")
-    }
+    taken: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in _UNITS}
     with ParamsClient(address) as publisher, ExitStack() as stack:
         token = publisher.acquire_fencing_token("benchmark", connect_timeout_s=_WAIT_S).fencing_token
 
@@ -68,8 +71,10 @@ def _measure(
             lines = [_line(process).split() for process in processes]
             way = number % 2  # as params_reader.py takes turns
             taken["publish to the last reader"][way].append((max(float(line[1]) for line in lines) - began) * 1e3)
-            mean_s = sum(float(line[2]) for line in lines) / readers
-            taken["reader's time for a fetch"][way].append(mean_s * 1e3)
+            used_s, messages, sent_bytes = (sum(float(line[place]) for line in lines) / readers for place in (2, 3, 4))
+            taken["reader's time for a fetch"][way].append(used_s * 1e3)
+            taken["messages to a reader"][way].append(messages)
+            taken["bytes to a reader"][way].append(sent_bytes)
             taken["server's time for a version"][way].append((_cpu_s(server) - used) * 1e3)
     return taken
 

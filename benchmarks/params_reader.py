@@ -2,34 +2,57 @@
 
     python -m benchmarks.params_reader ADDRESS VERSIONS
 
-prints a line for each version: its number, when it was there (monotonic seconds), and this process's time for it.
+prints a line for each version: its number, when it was there (monotonic seconds), this process's time for it, and how
+many messages and bytes it was sent.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 from tidemill.params.blob import unpack
 from tidemill.params.client import ParamsClient
+from tidemill.params.v1 import params_pb2 as pb
+from tidemill.params.version import Params
 
 _WAIT_S = 120.0
+
+
+class _Counting(ParamsClient):
+    """Counts what it is sent."""
+
+    messages = sent_bytes = 0
+
+    def _receive(self, responses: Iterator[pb.FetchResponse], folder: Path | None) -> Params | None:
+        return super()._receive(self._counted(responses), folder)
+
+    def _counted(self, responses: Iterator[pb.FetchResponse]) -> Iterator[pb.FetchResponse]:
+        for response in responses:
+            self.messages += 1
+            self.sent_bytes += response.ByteSize()
+            yield response
 
 
 def main() -> None:
     """Fetch and print."""
     address, versions = sys.argv[1], int(sys.argv[2])
-    with ParamsClient(address, reads_files=False) as sent, ParamsClient(address) as from_file:
+    with _Counting(address, reads_files=False) as sent, _Counting(address) as from_file:
         for client in (sent, from_file):
             client.fetch(wait_s=_WAIT_S)  # connects; the first version is not counted
         print("ready", flush=True)
         for number in range(2, versions + 2):
+            client = (from_file, sent)[number % 2]
+            client.messages = client.sent_bytes = 0
             started_s = time.process_time()
-            params = (from_file, sent)[number % 2].fetch(newer_than=number - 1, wait_s=_WAIT_S)
+            params = client.fetch(newer_than=number - 1, wait_s=_WAIT_S)
             assert params is not None
             assert params.number == number
             unpack(params.blob)
-            print(number, time.monotonic(), time.process_time() - started_s, flush=True)
+            used_s = time.process_time() - started_s
+            print(number, time.monotonic(), used_s, client.messages, client.sent_bytes, flush=True)
 
 
 if __name__ == "__main__":

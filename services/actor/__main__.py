@@ -22,7 +22,6 @@ from tidemill.envs.make import make_env
 from tidemill.envs.watch import EnvWatch
 from tidemill.inference.client import InferenceClient
 from tidemill.inference.wire import Opening
-from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import keep_freed_memory, leave, run, stop_event
 from tidemill.replay.limits import fitting_chunk_length
@@ -167,7 +166,8 @@ def make_policy(
     policy = build_policy(config.agent, spec, seed=seed, slot=slot, precision=precision)
     own = None
     if not only_service:
-        own = PolicyParams(stack.enter_context(ParamsWatcher(config.cluster.params, precision=Precision.HALF)), policy)
+        watcher = ParamsWatcher(config.cluster.params, folder=config.run.params_folder)
+        own = PolicyParams(stack.enter_context(watcher), policy)
         if not addresses:
             return ActingPolicy(policy, own, own)
     algorithm = config.agent.algorithm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -61,8 +62,8 @@ class ActorCurves:
 def open_curves(
     config: ActorConfig, actor_id: str, env_steps: Callable[[], int | None], stack: ExitStack
 ) -> ActorCurves | None:
-    """Return the actor's curves; None where the run's folder is on another machine, or no curves are wanted."""
-    if not config.learner.tensorboard_every_s or not config.run.folder.is_dir():
+    """Return the actor's curves; None where the run's folder cannot be written here, or no curves are wanted."""
+    if not config.learner.tensorboard_every_s or not os.access(config.run.folder, os.W_OK):
         return None
     return stack.enter_context(closing(ActorCurves(config.run.folder, actor_id, env_steps)))
 

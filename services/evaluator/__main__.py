@@ -70,7 +70,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
     when_there_is_room(lambda: logs.write_hparams(config), stop)
     made = make_callbacks("evaluator.callbacks", config.evaluator.callbacks, config.run, config)
     timeout_s = config.cluster.connect_timeout_s
-    source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s)
+    source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s, folder=config.run.params_folder)
     watch = EnvWatch(config.env, server.health, end=lambda _: os._exit(HELD_UP))  # never a reason to end training
     runner = EpisodeRunner(config, ProgressFile(config.run.folder), watch.watched)
     with closing(logs), closing(source), closing(runner), watch, ExitStack() as stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import structlog
 
@@ -20,15 +21,18 @@ _log = structlog.get_logger()
 class ParamsSource:
     """Fetches the newest version on demand, in full precision; waits for an unavailable server."""
 
-    def __init__(self, address: str, stop: threading.Event, *, connect_timeout_s: float) -> None:
+    def __init__(
+        self, address: str, stop: threading.Event, *, connect_timeout_s: float, folder: Path | None = None
+    ) -> None:
         """Prepare; nothing is contacted yet.
 
         Args:
             address: Address of the parameter server.
             stop: Ends every wait.
             connect_timeout_s: How long the server may be unavailable at the start, in seconds.
+            folder: Where the server's folder of versions is mounted, if it is, as `ParamsClient` takes it.
         """
-        self._address, self._client = address, ParamsClient(address)
+        self._address, self._client = address, ParamsClient(address, folder=folder)
         self._stop = stop
         self._connect_timeout_s = connect_timeout_s
         self._is_unavailable = False

@@ -43,7 +43,7 @@ async def _serve(config: ParamServerConfig) -> None:
     settings = config.paramserver
     server = RpcServer(_SERVICE, settings.server)
     store = VersionStore(
-        config.run.folder / "params",
+        config.run.params_folder,
         keep_versions=settings.keep_versions,
         max_blob_bytes=settings.max_blob_bytes,
         max_tags=settings.max_tags,

@@ -117,7 +117,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         precision = unpack_precision(request.precision) if request.precision else Precision.FULL
         with self._metrics.fetches.track_inprogress():
             while (version := await self._find(request)) is not None:
-                if request.accepts_file and is_local(unquote(context.peer())):
+                if request.accepts_file and (request.sees_folder or is_local(unquote(context.peer()))):
                     yield pb.FetchResponse(header=self._file_header(version, precision))
                     return
                 async with self._fetch_slot():

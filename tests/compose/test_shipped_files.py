@@ -234,6 +234,15 @@ def test_settings_of_every_service_are_checked_together() -> None:
     assert "runs:/runs" in services()["check"]["volumes"]
 
 
+@pytest.mark.parametrize("name", ["actor", "inference", "evaluator"])
+def test_parameters_are_read_from_the_volume_that_the_server_writes(name: str) -> None:
+    """At the path where each looks for them; actors and inference services cannot write there."""
+    reader = services()[name]
+    assert ("runs:/runs" if name == "evaluator" else "runs:/runs:ro") in reader["volumes"]
+    assert "runs:/runs" in services()["paramserver"]["volumes"]
+    assert all("--run.root /runs " in services()[each]["command"] for each in (name, "paramserver"))
+
+
 def test_images_leave_threads_of_learners_and_disks_of_actors_alone() -> None:
     """A container has volumes where the compose file says so, and one OpenMP thread only where many share a machine."""
     stages = re.split(r"^FROM ", (ROOT / "deploy/Dockerfile").read_text(), flags=re.MULTILINE)[1:]

@@ -66,6 +66,11 @@ class RunSettings:
         return Path(self.root).expanduser() / self.name
 
     @property
+    def params_folder(self) -> Path:
+        """Where the parameter server keeps versions, and where whoever has the run's folder mounted reads them."""
+        return self.folder / "params"
+
+    @property
     def end_tag(self) -> str:
         """Tag at the parameter server that marks the run as over, with this target and these limits."""
         ends = (self.target_return, self.max_env_steps, self.max_learner_steps, self.max_wall_s)

@@ -112,6 +112,7 @@ class ParamsClient:
         transfer_deadline_s: float = TRANSFER_DEADLINE_S,
         max_blob_bytes: int = MAX_BLOB_BYTES,
         reads_files: bool = True,
+        folder: Path | None = None,
     ) -> None:
         """Prepare a channel; it connects with the first call.
 
@@ -122,11 +123,14 @@ class ParamsClient:
             max_blob_bytes: Largest encoding a fetch accepts, in bytes.
             reads_files: Whether to read a version's file where the server and its folder are on this machine, which
                 costs a fraction of being sent its bytes.
+            folder: Where the server's folder of versions is mounted, if it is. Files are then read there, on whatever
+                machine the server is. A folder that does not exist is ignored.
         """
         self._channel = open_channel(address)
         self._stub = params_pb2_grpc.ParamServiceStub(self._channel)
         self._deadline_s, self._transfer_deadline_s = deadline_s, transfer_deadline_s
         self._max_blob_bytes, self._reads_files = max_blob_bytes, reads_files
+        self._folder = folder
 
     def acquire_fencing_token(
         self, publisher: str, *, last_known_token: int = 0, connect_timeout_s: float = 0.0
@@ -257,14 +261,15 @@ class ParamsClient:
         self.close()
 
     def _fetch(self, request: pb.FetchRequest, *, accepts_file: bool) -> Params | None:
-        request.accepts_file = accepts_file
+        folder = self._folder if accepts_file and self._folder is not None and self._folder.is_dir() else None
+        request.accepts_file, request.sees_folder = accepts_file, folder is not None
         call = self._stub.Fetch(request, timeout=request.wait_s + self._transfer_deadline_s)
         try:
-            return self._receive(call)
+            return self._receive(call, folder)
         finally:
             call.cancel()  # without effect on a call that ended
 
-    def _receive(self, responses: Iterator[pb.FetchResponse]) -> Params | None:
+    def _receive(self, responses: Iterator[pb.FetchResponse], folder: Path | None) -> Params | None:
         first = next(responses, None)
         if first is None or not first.HasField("header"):
             raise DataLoss("a fetch began without its header")
@@ -277,6 +282,8 @@ class ParamsClient:
                 f"version {version.version} is {encoding.size_bytes} bytes, allowed: {self._max_blob_bytes}"
             )
         file = first.header.file
+        if file and folder is not None:
+            file = str(folder / Path(file).name)
         blob = read_encoding(file, encoding) if file else _join(responses, version.version, encoding)
         return Params(version, encoding.precision, blob)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -51,7 +52,13 @@ class ParamsWatcher:
     """
 
     def __init__(
-        self, address: str, *, tag: str = LATEST, precision: Precision = Precision.HALF, newer_than: int = 0
+        self,
+        address: str,
+        *,
+        tag: str = LATEST,
+        precision: Precision = Precision.HALF,
+        newer_than: int = 0,
+        folder: Path | None = None,
     ) -> None:
         """Start watching.
 
@@ -60,12 +67,13 @@ class ParamsWatcher:
             tag: Tag to follow; it need not be set yet.
             precision: Preferred number format; full precision is returned when a version has no such encoding.
             newer_than: Only versions greater than this; 0 means any.
+            folder: Where the server's folder of versions is mounted, if it is, as `ParamsClient` takes it.
 
         Raises:
             InvalidArgument: The tag is malformed.
         """
         check_tag(tag)
-        self._client = ParamsClient(address)
+        self._client = ParamsClient(address, folder=folder)
         self._tag, self._precision, self._seen = tag, precision, newer_than
         self._is_failing = False
         self._changed = threading.Condition()

@@ -20,7 +20,6 @@ from tidemill.envs.interface import VectorEnv
 from tidemill.envs.make import make_env
 from tidemill.envs.watch import EnvWatch
 from tidemill.errors import ConfigError
-from tidemill.params.version import Precision
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay.limits import fitting_chunk_length
 from tidemill.replay.writing.appender import AppenderState, StreamAppender
@@ -75,7 +74,7 @@ def act_in_lock_step(config: ActorConfig, seed: int, server: BackgroundServer, s
         if not open_epoch(appender, file, stop):
             return
         watch_appender(appender)
-        watcher = stack.enter_context(ParamsWatcher(config.cluster.params, precision=Precision.HALF))
+        watcher = stack.enter_context(ParamsWatcher(config.cluster.params, folder=config.run.params_folder))
         policy, messages = _round_policy(config, env.spec, index), RoundMessages()
         params = PolicyParams(watcher, policy)
         pacer = RoundPacer(_lock_step(config), index, policy, messages, appender, history, file)

@@ -125,3 +125,43 @@ def test_hostile_path_is_an_error_of_its_own(path: str) -> None:
     """Nothing else is raised, and nothing is read."""
     with pytest.raises(UnreadableFile):
         read_encoding(path, Encoding(Precision.FULL, 3, b""))
+
+
+def _of_another_machine(server: LocalServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ParamsClient:
+    monkeypatch.setattr(servicer_module, "is_local", lambda peer: False)
+    return ParamsClient(server.address, folder=folder)
+
+
+def test_mounted_folder_is_read_wherever_the_server_is(
+    server: LocalServer, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container beside the server's, at another path than its own; before it is mounted, bytes come."""
+    mounted = tmp_path_factory.mktemp("container") / "params"
+    with _of_another_machine(server, mounted, monkeypatch) as client:
+        publish(client, LARGE, b"half")
+        assert _fetched(client) == LARGE
+        assert _sent_bytes(server) == len(LARGE)
+        mounted.symlink_to(tmp_path)
+        assert _fetched(client) == LARGE
+        assert _fetched(client, Precision.HALF) == b"half"
+    assert _sent_bytes(server) == len(LARGE)
+
+
+@pytest.mark.parametrize("lies_there", [b"eno", b"on", None])
+def test_mounted_folder_with_other_bytes_is_left_for_the_wire(
+    server: LocalServer,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    lies_there: bytes | None,
+) -> None:
+    """Corrupt, cut short, or behind the server's: the version comes as it was published."""
+    mounted = tmp_path_factory.mktemp("container")
+    if lies_there is not None:
+        (mounted / "0000000001.full.safetensors").write_bytes(lies_there)
+    with _of_another_machine(server, mounted, monkeypatch) as client:
+        publish(client, b"one")
+        assert [_fetched(client) for _ in range(2)] == [b"one"] * 2
+        (mounted / "0000000001.full.safetensors").write_bytes(b"one")
+        assert _fetched(client) == b"one"
+    is_tried_again = lies_there is None
+    assert _sent_bytes(server) == (6 if is_tried_again else 9)

@@ -6,6 +6,9 @@ import contextlib
 import json
 import os
 import re
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +18,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.support.params_service import METADATA, ServerProcess, local_server, server_process
+from tests.support.params_service import METADATA, ServerProcess, free_address, local_server, server_process
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S
 from tidemill.errors import InvalidArgument, Unavailable
@@ -97,6 +100,45 @@ def test_health_and_metrics_are_served(steady_server: ServerProcess) -> None:
     for noun in ("latest_version", "versions", "watchers", "published_total", "corrupt_versions_total"):
         assert f"tidemill_paramserver_{noun}" in names
     assert any(name.startswith('grpc_server_handled_total{grpc_code="OK"') for name in names)
+
+
+_READER = """
+import sys
+from pathlib import Path
+from tidemill.params.watcher import ParamsWatcher
+
+with ParamsWatcher(sys.argv[1], folder=Path(sys.argv[2])) as watcher:
+    params = watcher.wait(float(sys.argv[3]))
+    print(params and params.blob.decode())
+"""
+
+
+def test_processes_with_the_folder_mounted_are_sent_nothing(tmp_path: Path) -> None:
+    """Reached by an address that others reach, as between containers: the bytes go to the one without a mount alone."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; the system chooses the address that it would send from
+        except OSError:
+            pytest.skip("this machine has no address besides loopback")
+        host = probe.getsockname()[0]
+    root, mounted = tmp_path / "root", tmp_path / "mounted"
+    address = f"{host}:{free_address().rpartition(':')[2]}"
+    server = ServerProcess(root, address, "--run.name", "run", "--log.json", "--paramserver.server.insecure")
+    try:
+        with ParamsClient(address, reads_files=False) as client:
+            token = client.acquire_fencing_token("test", connect_timeout_s=WAIT_S).fencing_token
+            client.publish(_full("one"), METADATA, fencing_token=token, base_version=0)
+        mounted.symlink_to(root / "run" / "params")
+        command = [sys.executable, "-c", _READER, address]
+        readers = [
+            subprocess.Popen([*command, str(folder), str(WAIT_S)], stdout=subprocess.PIPE, text=True)
+            for folder in (mounted, mounted, tmp_path / "nothing")
+        ]
+        assert [reader.communicate(timeout=2 * WAIT_S)[0] for reader in readers] == ["one\n"] * 3
+        samples = scrape(json.loads(server.line())["metrics"])
+        assert samples['tidemill_paramserver_fetched_bytes_total{precision="full"}'] == 3
+    finally:
+        server.close()
 
 
 def test_folder_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:

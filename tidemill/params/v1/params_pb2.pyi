@@ -323,6 +323,7 @@ class FetchRequest(_message.Message):
     WAIT_S_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     ACCEPTS_FILE_FIELD_NUMBER: _builtins.int
+    SEES_FOLDER_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """By number."""
     tag: _builtins.str
@@ -335,6 +336,8 @@ class FetchRequest(_message.Message):
     """Preferred number format; full is sent when the version has no such encoding."""
     accepts_file: _builtins.bool
     """Whether the caller, if it is on the server's machine, would rather read the encoding's file than be sent pieces."""
+    sees_folder: _builtins.bool
+    """Whether the caller has the server's folder mounted, and so reads files with `accepts_file` on any machine."""
     def __init__(
         self,
         *,
@@ -344,10 +347,11 @@ class FetchRequest(_message.Message):
         wait_s: _builtins.float = ...,
         precision: Global___Precision.ValueType = ...,
         accepts_file: _builtins.bool = ...,
+        sees_folder: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector", "tag", b"tag", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_file", b"accepts_file", "newer_than", b"newer_than", "precision", b"precision", "selector", b"selector", "tag", b"tag", "version", b"version", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_file", b"accepts_file", "newer_than", b"newer_than", "precision", b"precision", "sees_folder", b"sees_folder", "selector", b"selector", "tag", b"tag", "version", b"version", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_selector: _TypeAlias = _typing.Literal["version", "tag"]  # noqa: Y015
     _WhichOneofArgType_selector: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
@@ -398,8 +402,9 @@ class FetchHeader(_message.Message):
     not_newer: _builtins.bool
     """True when there was no newer version in time; then nothing follows and the other fields are empty."""
     file: _builtins.str
-    """Absolute path of the file with these bytes, on the server's machine; then nothing follows. Empty if pieces do. The
-    caller checks size and SHA-256, and fetches again without `accepts_file` if it cannot read the file.
+    """Absolute path of the file with these bytes, on the server's machine; then nothing follows. Empty if pieces do. Whoever
+    has the folder mounted elsewhere finds the file there by its name. The caller checks size and SHA-256, and fetches
+    again without `accepts_file` if it cannot read the file.
     """
     @_builtins.property
     def version(self) -> Global___Version:
