@@ -50,6 +50,10 @@ test: $(VENV)/.dev $(VENV)-extras/.installed $(VENV)-helm/.installed ## every te
 test-unit: $(VENV)/.dev ## the unit tests alone
 	$(BIN)/python -m pytest tests/unit
 
+.PHONY: test-portable
+test-portable: $(VENV)/.dev ## the unit and integration tests without the calls that only Linux has, as on macOS
+	TIDEMILL_PORTABLE=1 $(BIN)/python -m pytest tests/unit tests/integration tests/process/test_portable.py
+
 .PHONY: coverage
 coverage: $(VENV)/.dev ## branch coverage of the unit and integration tests: a table, and line by line in htmlcov/
 	$(BIN)/python -m pytest tests/unit tests/integration --numprocesses 2 --dist loadfile --cov --cov-report term --cov-report html
@@ -225,8 +229,8 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 14) and \
 	  "Python 3.11, 3.12, 3.13 or 3.14 is needed, $(PYTHON) is %d.%d: make PYTHON=python3.13 ..." % v)'
 	@$(PYTHON) -c 'import platform as p, sys; m = p.system(), p.machine(); \
-	  sys.exit(m not in (("Linux", "x86_64"), ("Linux", "aarch64")) and "Linux on x86_64 or aarch64 is needed, this is \
-	%s on %s: use one, or the containers (docs/installation.md)" % m)'
+	  sys.exit(m not in (("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "arm64")) and "Linux on x86_64 or \
+	aarch64, or macOS on arm64, is needed, this is %s on %s: use one, or the containers (docs/installation.md)" % m)'
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "$(PYTHON) has no venv module: apt-get install python3-venv" >&2; exit 1; }
 	@echo "creating .venv and installing into it; torch takes most of the time"

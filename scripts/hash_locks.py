@@ -2,7 +2,7 @@
 
 A lock names every file of its versions by hash, so that one lock serves every Python and machine. pip takes wheels
 alone (`--only-binary`): nothing is compiled. Versions and markers stay as they are. To change one, edit its line and
-run `make lock`. Each lock is also resolved for every Python and machine in `PYTHONS` and `MACHINES`, which fails where
+run `make lock`. Each lock is also resolved for every Python and machine in `PYTHONS` and `PLATFORMS`, which fails where
 a wheel is missing. torch is in a file without hashes, because its build is the machine's choice (install_torch.py).
 """
 
@@ -16,7 +16,7 @@ from scripts.image_locks import ROOT
 
 LOCKS = ("runtime.txt", "atari.txt", "mujoco.txt", "dev.txt", "docs.txt", "extras.txt", "sbom.txt", "lock.txt")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-MACHINES = ("x86_64", "aarch64")
+PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")
 
 _WHEELS_ALONE = ("--no-deps", "--only-binary", ":all:", "--no-header", "--no-annotate")
 
@@ -44,8 +44,8 @@ def main() -> int:
         path = ROOT / "requirements" / name
         header, pins = split(path.read_text(encoding="utf-8"))
         for python in PYTHONS:
-            for machine in MACHINES:
-                compiled(pins, "--python-version", python, "--python-platform", f"{machine}-manylinux_2_28")
+            for platform in PLATFORMS:
+                compiled(pins, "--python-version", python, "--python-platform", platform)
         lock = compiled(
             pins, "--universal", "--python-version", PYTHONS[0], "--generate-hashes", "--emit-build-options"
         )

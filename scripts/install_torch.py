@@ -1,12 +1,14 @@
 """Install the build of torch that this machine needs: `python -m scripts.install_torch cpu|cuda|none`; `make` chooses.
 
 `cpu` downloads 0.2 GB from torch's own index, or takes the build from where pip is told to look. `cuda` downloads 3 GB
-from the package index. `none` is for replay servers, parameter servers and their clients, which do without torch.
+from the package index. macOS has one build, which both install. `none` is for replay servers, parameter servers and
+their clients, which do without torch.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,6 +36,8 @@ def install(build: str, pip: Callable[..., bool] = pip) -> str:
     requirement, index = pins("torch.txt")["torch"], os.environ.get(INDEX_VARIABLE, CPU_INDEX)
     if build not in BUILDS:
         return f"TORCH is {build!r}, allowed: {', '.join(BUILDS)}"
+    if build != "none" and platform.system() == "Darwin":  # the package index has one build, for the CPU and Metal
+        return "" if pip("--no-deps", requirement) else f"{requirement} was not installed: pip says why above"
     if build == "cuda" and not pip("-r", str(ROOT / "requirements" / "torch.txt")):
         return f"{requirement} with CUDA was not installed: pip says why above"
     if build != "cpu" or pip("--no-deps", f"{requirement}+cpu", hidden=True):

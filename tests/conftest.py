@@ -18,6 +18,8 @@ import hypothesis
 import numpy as np
 import pytest
 
+from tidemill import linux
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # rendering needs no screen
 
@@ -75,6 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
             item.add_marker(folder)
         if item.get_closest_marker("requires_cuda") and not sys.modules["torch"].cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        if item.get_closest_marker("requires_linux") and not linux.AVAILABLE:
+            item.add_marker(pytest.mark.skip(reason=f"tests what only Linux has, with {linux.VARIABLE}=1"))
         if item.get_closest_marker("requires_box2d") and importlib.util.find_spec("Box2D") is None:
             item.add_marker(pytest.mark.skip(reason="needs Box2D, which has no wheel for this Python and machine"))
     items.sort(

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from tidemill import linux
+
 TEMPORARY = ".tmp"
 """Suffix of files that are not finished; one that a crash left behind may be removed."""
 
@@ -120,7 +122,7 @@ def make_folder(path: Path) -> None:
 def sync_file(file: BinaryIO) -> None:
     """Flush a file's buffer and wait until the disk has it."""
     file.flush()
-    os.fsync(file.fileno())
+    linux.sync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -142,6 +144,6 @@ def is_disk_full(error: OSError) -> bool:
 def _sync(path: Path, flags: int) -> None:
     descriptor = os.open(path, flags)
     try:
-        os.fsync(descriptor)
+        linux.sync(descriptor)
     finally:
         os.close(descriptor)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_ROOT = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
+from tidemill import linux
+
+_ROOT = linux.CGROUPS
+_OWN = linux.PROC / "self/cgroup"
 _NO_LIMIT_BYTES = 2**60
 """Version 1 states no limit as a number near 2^63."""
 
@@ -31,7 +32,7 @@ def cpus(root: Path = _ROOT, own: Path = _OWN) -> int:
     That is how many processors this process may use (`taskset`, `--cpuset-cpus`, a job of Slurm), or fewer by the
     smallest quota of its groups (`--cpus 1.5` is 1, for a thread more would only make all wait for the next period).
     """
-    allowed = len(os.sched_getaffinity(0))
+    allowed = linux.allowed_cpus()
     return max(1, min([allowed, *(int(quota) for quota in _quotas(root, own))]))
 
 

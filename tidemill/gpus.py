@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
+from tidemill import linux
 from tidemill.errors import ConfigError
 
 DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver for each major version of CUDA; within one, older drivers run newer minor versions."""
 CAPABILITIES = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
 """The lowest compute capability that each major version of CUDA compiles for."""
-_LOADED_DRIVER = Path("/proc/driver/nvidia/version")
+_LOADED_DRIVER = linux.PROC / "driver/nvidia/version"
 
 
 def driver_version(loaded: Path = _LOADED_DRIVER) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import ctypes
 import errno
 import os
 import select
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
+from tidemill import linux
 from tidemill.errors import ConfigError, FatalError, TidemillError, UnknownFormat
 from tidemill.programs.child import PARENT_VARIABLE
 
@@ -28,7 +28,6 @@ HELD_UP = 75
 """Exit code of a process that its environment holds up: EX_TEMPFAIL of sysexits.h, to be started again."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # glibc refuses more
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -145,8 +144,8 @@ def _discard_output() -> None:
 def _reader_left() -> bool:
     """Return whether standard output is a pipe or socket whose other end is closed."""
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return bool(poll.poll(0))
+    poll.register(sys.stdout.fileno(), select.POLLOUT)  # macOS reports nothing to who asks for nothing
+    return any(seen & (select.POLLERR | select.POLLHUP) for _, seen in poll.poll(0))
 
 
 class StopRequests:
@@ -233,32 +232,25 @@ def stop_requested() -> asyncio.Task[bool]:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent dies, for a process that must not be taken for one that was stopped.
+    """Get SIGKILL when the parent dies, for a process that must not be taken for one that was stopped.
 
     A rank that is stopped stops all others; those of other machines shall wait for this one's return instead.
     """
-    _ask_on_parents_death(signal.SIGKILL)
+    linux.end_with_parent(signal.SIGKILL)
 
 
 def _end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies, so that a killed one leaves no orphan.
+    """Get SIGTERM when the parent dies, so that a killed one leaves no orphan.
 
     A command so ends what it has started in order. What a launcher starts is ended at once, see
     `tidemill.programs.child`.
     """
     parent = os.environ.get(PARENT_VARIABLE)
-    if not parent or not _ask_on_parents_death(signal.SIGTERM):
+    if not parent:
         return
+    linux.end_with_parent(signal.SIGTERM)
     if os.getppid() != int(parent):  # it died before the request took effect
         sys.exit(0)
-
-
-def _ask_on_parents_death(number: signal.Signals) -> bool:
-    """Return whether the kernel will send it."""
-    if not sys.platform.startswith("linux"):
-        return False
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-    return True
 
 
 def keep_freed_memory() -> bool:
@@ -269,11 +261,8 @@ def keep_freed_memory() -> bool:
     freed memory is kept, in one arena: what one thread frees, all can reuse. Only glibc offers this. Call it
     before threads are started.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:
+    mallopt = linux.mallopt()
+    if mallopt is None:
         return False
     options = {_M_MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD, _M_TRIM_THRESHOLD: _KEPT_BYTES, _M_ARENA_MAX: 1}
     return all([mallopt(option, value) for option, value in options.items()])

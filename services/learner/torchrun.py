@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args
 from torch.distributed.run import run as run_ranks
 
-from tidemill import gpus
+from tidemill import gpus, linux
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
@@ -42,7 +42,6 @@ from tidemill.services.learner.distributed.loopback_rendezvous import BACKEND, r
 from tidemill.services.learner.ended import ENDED_LEARNER
 
 _LEARNER = "tidemill.services.learner"
-_LOOPBACK = "lo"
 _REJOINS = "TIDEMILL_REJOINS"  # how often this process has rejoined the other machines
 _PAUSE_S = 1.0  # before a rejoin
 
@@ -107,7 +106,7 @@ def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if one_machine:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, _LOOPBACK)
+            os.environ.setdefault(name, linux.LOOPBACK)
 
 
 def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, str], forks: ForkClient | None) -> bool:
@@ -147,9 +146,7 @@ def _end_without_ranks(asked: threading.Event, exit_code: int, forks: ForkClient
     asked.wait()
     if forks is not None:
         forks.close()  # the only child that is no rank
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
+    if not linux.has_children():
         os._exit(exit_code)
 
 

@@ -150,6 +150,14 @@ def test_only_what_a_person_opens_is_published() -> None:
     assert services()["certs"]["network_mode"] == services()["check"]["network_mode"] == "none"
 
 
+def test_folders_of_this_machine_are_labelled_for_containers() -> None:
+    """Where SELinux confines containers, they read no folder without a label of theirs."""
+    mounts = [with_defaults(mount) for service in services().values() for mount in service.get("volumes", [])]
+    folders = [mount for mount in mounts if mount.startswith((".", "/"))]
+    assert len(folders) > 10
+    assert [mount for mount in folders if "z" not in mount.rpartition(":")[2].split(",")] == []
+
+
 def test_two_stacks_share_a_machine() -> None:
     """Nothing has a name of its own beside the project's, and every port that is published can be set."""
     document = yaml.safe_load(COMPOSE[0].read_text())

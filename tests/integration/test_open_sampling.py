@@ -99,6 +99,7 @@ def _ranks(*machines: int) -> list[RankInfo]:
     return ranks
 
 
+@pytest.mark.requires_linux
 @pytest.mark.parametrize(
     "machines, kinds",
     [

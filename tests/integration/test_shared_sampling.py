@@ -32,6 +32,8 @@ from tidemill.services.learner.distributed.shared_sampling import (
     fetch_mirror,
 )
 
+pytestmark = pytest.mark.requires_linux
+
 RANKS = 3
 TABLE = replace(CONFIG, sampler=SelectorConfig(SelectorKind.PRIORITIZED, 1.0))
 

@@ -1,16 +1,31 @@
-"""A run where the system around it is unusual: names of folders, the locale, proxies."""
+"""A run where the system around it is unusual: folders, the locale, proxies, small or read-only disks, IPv6."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.support.waiting import WAIT_S
 
 _COMMAND = str(Path(sys.executable).with_name("tidemill"))
+_SHORT = ("--config", "cartpole_dqn", "--run.max-env-steps", "2500", "--run.name", "a")
+
+
+def _done(folder: Path, command: list[str], environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | environment, capture_output=True, timeout=WAIT_S, check=False
+    )
+    said = (done.stdout + done.stderr).decode()
+    assert done.returncode == 0, said
+    return said
 
 
 def _run(folder: Path, *words: str) -> str:
@@ -20,22 +35,95 @@ def _run(folder: Path, *words: str) -> str:
         "http_proxy": "http://nowhere.invalid:1",
         "grpc_proxy": "http://127.0.0.1:9",
     }
-    done = subprocess.run(
-        [_COMMAND, *words], cwd=folder, env=os.environ | odd, capture_output=True, timeout=WAIT_S, check=False
-    )
-    said = (done.stdout + done.stderr).decode()
-    assert done.returncode == 0, said
-    return said
+    return _done(folder, [_COMMAND, *words], odd)
 
 
 def test_run_is_trained_exported_and_evaluated_anywhere(tmp_path: Path) -> None:
     """In a folder whose name has a space and a letter beyond ASCII, by a locale without any, behind a proxy."""
     folder = tmp_path / "my rüns"
     folder.mkdir()
-    said = _run(folder, "train", "--config", "cartpole_dqn", "--run.max-env-steps", "2500", "--run.name", "a")
+    said = _run(folder, "train", *_SHORT)
     assert "Traceback" not in said
     exported = _run(folder, "export", "runs/a", "--out", "my pölicy")
     (again,) = (line for line in exported.splitlines() if line.startswith("Test it anywhere:"))
     words = shlex.split(again.partition(":")[2])
     assert words[-1] == "my pölicy"
     assert "2 episodes" in _run(folder, *words[1:], "--episodes", "2")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that is not below /tmp, where another disk is mounted."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        yield Path(name)
+
+
+def _trained(folder: Path, kind: str, prepare: str, *settings: str) -> str:
+    """Train in a namespace that a shell script has prepared; return what was printed, and written to the logs.
+
+    The script finds the folder of the run in $RUN. The test is skipped where no namespace can be made.
+    """
+    unshare = ["unshare", kind, "--"]
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        pytest.skip("takes root and unshare")
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces can be made here")
+    script = f'{prepare}\nexec "$@"'
+    command = [*unshare, "sh", "-euc", script, "sh", _COMMAND, "train", *_SHORT, *settings]
+    said = _done(folder, command, {"RUN": str(folder)})
+    logs = "".join(log.read_text() for log in sorted((folder / "runs" / "a" / "logs").iterdir()))
+    assert "Traceback" not in said + logs
+    assert (folder / "runs" / "a" / "result.json").exists()
+    return said + logs
+
+
+_SMALL = """
+mount -t tmpfs -o size=64m small /tmp
+mount -t tmpfs -o size=64m small /dev/shm
+"""
+
+
+def test_run_needs_little_of_tmp_and_of_shared_memory(folder: Path) -> None:
+    """64 MB of each are enough for two learners with a mirror in common: it lies in neither, however large it is."""
+    said = _trained(folder, "--mount", _SMALL, "--launcher.learners", "2")
+    assert "sampling for the learners of this machine" in said
+
+
+_READ_ONLY = """
+mount --bind "$RUN" "$RUN"
+cd "$RUN"
+mount -t tmpfs -o size=64m small /tmp
+mount -o remount,bind,ro /
+if touch /root/written 2>/dev/null; then echo "the root can be written" >&2; exit 1; fi
+"""
+
+
+def test_services_write_to_the_run_and_to_tmp_alone(folder: Path) -> None:
+    """All of them, on a root that is read-only, home included."""
+    _trained(folder, "--mount", _READ_ONLY, "--run.root", str(folder / "runs"))
+
+
+_WITHOUT_IPV4 = """
+ip link set lo up
+ip -4 address flush dev lo
+ip link add six type veth peer name peer
+ip address add fd00:7::1/64 dev six nodad
+ip link set six up
+ip link set peer up
+test -z "$(ip -4 -brief address)"
+"""
+_SERVICES = ("replay", "paramserver", "learner", "actor", "evaluator")
+
+
+@pytest.mark.parametrize("host", ["[::1]", "[fd00:7::1]"], ids=["loopback", "interface"])
+def test_run_needs_no_ipv4(folder: Path, host: str) -> None:
+    """Every service listens at an address of IPv6, and calls the others there; the namespace has no other."""
+    if not shutil.which("ip"):
+        pytest.skip("takes the package iproute2")
+    settings = ["--launcher.no-status-page"]
+    for service in _SERVICES:
+        settings += [f"--{service}.server.metrics-address", f"{host}:0", f"--{service}.server.metrics-insecure"]
+    for port, service in enumerate(_SERVICES[:3], start=7401):
+        settings += [f"--{service}.server.address", f"{host}:{port}", f"--{service}.server.insecure"]
+    said = _trained(folder, "--net", _WITHOUT_IPV4, *settings)
+    assert f"address={host}:7401" in said

@@ -10,11 +10,13 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from tidemill import linux
 from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
 
@@ -66,10 +68,27 @@ def held_client(gate: Path) -> ForkClient:
 
 
 def fork_service(order: Order, output: IO[bytes]) -> ForkedPopen:
-    """Start a service from the fork server of this process."""
+    """Start a service from the fork server of this process; where there is none, as a program."""
+    if not linux.AVAILABLE:
+        return _started(order, output)
     service = _server().fork(order, output)
     assert service is not None, "the fork server could not fork"
     return service
+
+
+def _started(order: Order, output: IO[bytes]) -> ForkedPopen:
+    words = [order.module] if order.ends_in_order else ["tidemill.programs.child", order.module]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", *words, *order.arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=order.environment,
+        cwd=order.directory or None,
+        start_new_session=True,
+    )
+    process.returncode = 0  # its end is for the one who gets the process id
+    return ForkedPopen(process.pid)
 
 
 def fork_read(

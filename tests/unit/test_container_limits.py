@@ -54,6 +54,7 @@ def test_machine_without_limits_says_none(tmp_path: Path) -> None:
     assert container_limits.free_memory_bytes(tmp_path, tmp_path / "none") is None
 
 
+@pytest.mark.requires_linux
 def test_smallest_quota_of_processors_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the group, of those around it, and of the processors that the process may use; never less than one."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
@@ -67,6 +68,7 @@ def test_smallest_quota_of_processors_counts(tmp_path: Path, monkeypatch: pytest
     assert container_limits.cpus(root, own) == 1
 
 
+@pytest.mark.requires_linux
 def test_quota_of_version_1_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its controllers may share a line; no quota is -1."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
@@ -80,6 +82,7 @@ def test_quota_of_version_1_is_read_too(tmp_path: Path, monkeypatch: pytest.Monk
 _ASK = "from tidemill import container_limits; print(container_limits.cpus())"
 
 
+@pytest.mark.requires_linux
 def test_processors_of_a_pinned_process_are_counted() -> None:
     """As `taskset` and Slurm pin it."""
     allowed = {min(os.sched_getaffinity(0))}
@@ -94,6 +97,7 @@ def test_processors_of_a_pinned_process_are_counted() -> None:
     assert done.stdout == "1\n"
 
 
+@pytest.mark.requires_linux
 def test_quota_of_a_real_group_is_counted() -> None:
     """In a group of this machine with one processor's time, which as root a test may make."""
     folders = [Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")]

@@ -34,6 +34,7 @@ def venv(folder: Path, **told: str) -> str:
         f"import platform, sys; sys.version_info = ({told.get('version', '3, 11')}, 0, 'final', 0)\n"
         f"platform.system = lambda: {told.get('system', 'Linux')!r}\n"
         f"platform.machine = lambda: {told.get('machine', 'x86_64')!r}\n"
+        "sys.modules['ensurepip'] = None\n"  # so that none is made
     )
     (folder / "sitecustomize.py").write_text(says)
     command = ["make", f"VENV={folder}/none", f"PYTHON={sys.executable}", f"{folder}/none/bin/python"]
@@ -52,11 +53,17 @@ def test_python_that_is_not_supported_is_refused_in_a_line(version: str, tmp_pat
     assert line.endswith(said)
 
 
-@pytest.mark.parametrize("system, machine", [("Linux", "riscv64"), ("Darwin", "arm64")])
+def test_apple_silicon_is_taken(tmp_path: Path) -> None:
+    """What is looked at next is whether a virtual environment can be made."""
+    assert "has no venv module" in venv(tmp_path, system="Darwin", machine="arm64")
+
+
+@pytest.mark.parametrize("system, machine", [("Linux", "riscv64"), ("Darwin", "x86_64"), ("Windows", "AMD64")])
 def test_machine_that_is_not_supported_is_refused_in_a_line(system: str, machine: str, tmp_path: Path) -> None:
     """It says which are, and what to do."""
     line = venv(tmp_path, system=system, machine=machine)
-    assert line.startswith(f"Linux on x86_64 or aarch64 is needed, this is {system} on {machine}")
+    wanted = "Linux on x86_64 or aarch64, or macOS on arm64, is needed"
+    assert line.startswith(f"{wanted}, this is {system} on {machine}: use one, or the containers")
 
 
 def test_cpu_build_is_taken_from_where_pip_looks_before_another_index_is_asked() -> None:
@@ -91,3 +98,13 @@ def test_no_build_installs_nothing_and_another_name_is_refused() -> None:
     assert install("none", pip) == ""
     assert install("rocm", pip) == "TORCH is 'rocm', allowed: cpu, cuda, none"
     assert pip.calls == []
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda"])
+def test_macos_gets_the_one_build_that_there_is(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where pip looks, without the name of a build."""
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    pip = RecordedPip("torch==2.13.0")
+    assert install(build, pip) == ""
+    assert pip.calls == [("--no-deps", "torch==2.13.0")]
+    assert "pip says why" in install(build, RecordedPip())

@@ -346,7 +346,7 @@ class LauncherSettings:
     seconds. A service that does not answer is reported within ten seconds."""
     fork_services: bool = True
     """Whether services are forked from one process that has imported torch, instead of importing it each: they start,
-    and start again, without those seconds, and share its memory."""
+    and start again, without those seconds, and share its memory. On Linux alone."""
     stop_timeout_s: float = 20.0
     """How long a service may take to end after SIGTERM before it is killed, in seconds."""
     log_max_mib: float = 16.0

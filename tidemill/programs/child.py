@@ -1,21 +1,20 @@
 """Runs a module in a process that ends with the one that started it: `python -m tidemill.programs.child MODULE ...`.
 
-The kernel is asked before anything else is imported: importing torch takes seconds, in which the starter may die. It
-sends SIGKILL, which ends a frozen process too. What a service has promised to keep survives that.
+The request is made before anything else is imported: importing torch takes seconds, in which the starter may die. The
+kernel then sends SIGKILL, which ends a frozen process too. What a service has promised to keep survives that.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
+from tidemill import linux
+
 PARENT_VARIABLE = "TIDEMILL_PARENT_PID"
 """Environment variable by which a process makes those it starts end when it does."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str]) -> None:
@@ -49,15 +48,14 @@ def await_word() -> None:
 
 
 def end_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent ends; end now if it already has.
+    """Get SIGKILL when the parent ends; end now if it already has.
 
     The parent is the process that `PARENT_VARIABLE` names; nothing happens without it.
     """
     parent = os.environ.pop(PARENT_VARIABLE, "")  # what is asked here `process.run` need not ask again, more mildly
     if not parent:
         return
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    linux.end_with_parent(signal.SIGKILL)
     if os.getppid() != int(parent):  # it ended before the request took effect
         sys.exit(0)
 

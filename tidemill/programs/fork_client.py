@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -15,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO
 
+from tidemill import linux
 from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_server import (
     MAX_MESSAGE_BYTES,
@@ -26,7 +25,6 @@ from tidemill.programs.fork_server import (
     Order,
 )
 
-_PR_SET_CHILD_SUBREAPER = 36
 _READY_S = 60.0
 _ANSWER_S = 10.0
 
@@ -48,12 +46,12 @@ def sent(message: bytes, requests: socket.socket, output: IO[bytes]) -> Iterator
     Without it, a process that this one gave up ends at once.
     """
     read, word = os.pipe()
-    _become_parent_of_orphans(True)
+    linux.adopt_orphans(True)
     try:
         socket.send_fds(requests, [message], [output.fileno(), read])
         yield word
     finally:
-        _become_parent_of_orphans(False)
+        linux.adopt_orphans(False)
         os.close(read)
         os.close(word)
 
@@ -96,12 +94,7 @@ class ForkedPopen:
             subprocess.TimeoutExpired: It still runs after `timeout` seconds.
         """
         if self.poll() is None:
-            descriptor, poll = os.pidfd_open(self.pid), select.poll()
-            try:
-                poll.register(descriptor, select.POLLIN)  # readable when it has ended
-                poll.poll(None if timeout is None else 1000 * timeout)
-            finally:
-                os.close(descriptor)
+            linux.wait_for_end(self.pid, timeout)
         if (code := self.poll()) is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         return code
@@ -200,8 +193,3 @@ class ForkClient:
 def given_client() -> ForkClient | None:
     """Return a client of the server that this process was given; None without one."""
     return ForkClient({}) if _given else None
-
-
-def _become_parent_of_orphans(wanted: bool) -> None:
-    """Ask the kernel to make this process the parent of those below it whose own parent ends, or no longer."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)

@@ -19,9 +19,9 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from tidemill import linux
 from tidemill.programs.child import PARENT_VARIABLE, await_word, end_with_parent, hold_requests_to_finish, run_module
 
 WITHOUT_TORCH = (
@@ -241,7 +241,7 @@ def _show(words: Sequence[str], environment: Mapping[str, str] | None = None) ->
     """
     try:
         # The name in parentheses may hold blanks; after it come the fields of proc(5) from the third.
-        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        fields = (linux.PROC / "self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     except OSError:  # another system than Linux
         return
     _write(words, *map(int, fields[45:47]))

@@ -7,9 +7,9 @@ import os
 import re
 import socket
 
+from tidemill.linux import LONGEST_SOCKET
+
 LAST_PORT = 65535
-LONGEST_SOCKET = 107
-"""Bytes of the longest path of a Unix socket (unix(7))."""
 _SOCKET = f"unix:///path of at most {LONGEST_SOCKET} bytes"
 SERVER = f"host:port (an IPv6 address in brackets, a port up to 65535) or {_SOCKET}"
 """What a server listens at, in words."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
-from tidemill import formats
+from tidemill import formats, linux
 from tidemill.config.fixed import check_fixed, fixed_settings
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
@@ -124,7 +124,8 @@ def _ended(code: int, loggers: LoggerProcesses) -> int:
 
 def _fork_client(config: RunConfig) -> AbstractContextManager[ForkClient | None]:
     """Start what services are forked from, while settings are checked; the environment is tried there, too."""
-    return closing(ForkClient(DEFAULTS | os.environ)) if config.launcher.fork_services else nullcontext()
+    forks = config.launcher.fork_services and linux.AVAILABLE
+    return closing(ForkClient(DEFAULTS | os.environ)) if forks else nullcontext()
 
 
 def check_settings(config: RunConfig, forks: ForkClient | None, before: RunConfig | None = None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tidemill import linux
 from tidemill.installation import how_to_install
 from tidemill.services.launcher.doctor.finding import Finding, says
 
@@ -19,7 +20,7 @@ _GIB = 1024**3
 _OTHERS_BYTES = 2 * _GIB
 """Memory that is in use and not ours; the process that asks holds half a GiB itself."""
 _MIN_SHM_BYTES = 1 * _GIB
-_SHM = Path("/dev/shm")
+_SHM = linux.SHM
 _CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 Answer = Mapping[str, Any]

@@ -10,6 +10,7 @@ import socket
 import tempfile
 from pathlib import Path
 
+from tidemill import linux
 from tidemill.config.sections import RunConfig
 from tidemill.rpc.addresses import host_and_port
 from tidemill.rpc.certificate import end_of
@@ -22,7 +23,6 @@ _MIN_MEMORY_BYTES = 2 * 1024**3
 _MIN_FILES = 4096
 """A replay server holds a few files for each stream and each connection."""
 _MIN_DAYS = 30
-_MEMINFO = Path("/proc/meminfo")
 
 
 def open_files() -> list[Finding]:
@@ -37,12 +37,9 @@ def open_files() -> list[Finding]:
     return [Finding("ok", text)]
 
 
-def memory(meminfo: Path = _MEMINFO) -> list[Finding]:
+def memory(meminfo: Path = linux.PROC / "meminfo") -> list[Finding]:
     """Return how much memory is available; nothing where the system does not say."""
-    try:
-        lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines() if ":" in line)
-        available_bytes = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
+    if (available_bytes := linux.available_memory_bytes(meminfo)) is None:
         return []
     text = f"{available_bytes / 1024**3:.1f} GiB of memory available"
     if available_bytes < _MIN_MEMORY_BYTES:
@@ -81,7 +78,7 @@ def _port(name: str, address: str) -> Finding:
 def sockets() -> list[Finding]:
     """Return whether the folder of temporary files is short enough for the path of a socket."""
     folder = tempfile.gettempdir()
-    if len(folder) > 60:  # a socket's path may have 107 bytes
+    if len(folder) > 60:  # of the 103 bytes that a path may have everywhere
         return [Finding("FAIL", f"a long path for sockets: {folder}", "set TMPDIR to a shorter one")]
     return [Finding("ok", f"sockets of `tidemill train` in {folder}")]
 

@@ -38,8 +38,9 @@ def command() -> list[Finding]:
 
 
 def _has_no_wheel(module: str) -> bool:
-    """Return whether a package is not to be had for this Python and machine: Box2D beyond 3.13 and x86-64."""
-    return module == "Box2D" and (sys.version_info >= (3, 14) or platform.machine() != "x86_64")
+    """Return whether a package is not to be had here: Box2D beyond Python 3.13, and for Linux beyond x86-64."""
+    is_made_for = platform.machine() == "x86_64" or platform.system() == "Darwin"
+    return module == "Box2D" and (sys.version_info >= (3, 14) or not is_made_for)
 
 
 def packages() -> list[Finding]:

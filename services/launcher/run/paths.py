@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, FatalError
-from tidemill.rpc.addresses import LONGEST_SOCKET
+from tidemill.linux import LONGEST_SOCKET
 from tidemill.rpc.settings import ServerSettings
 
 _PREFIX = "tidemill-"

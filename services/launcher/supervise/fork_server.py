@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 from collections.abc import Mapping
 from typing import IO
 
+from tidemill import linux
 from tidemill.programs.fork_client import ForkClient, sent
 from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, READY, READY_WITHOUT_TORCH, Order
 
@@ -25,7 +25,7 @@ class ForkedProcess:
         self.pid = pid
         self.returncode: int | None = None
         """Its exit code, -N if signal N killed it; None while it runs."""
-        self._descriptor = os.pidfd_open(pid)
+        self._descriptor = linux.open_process(pid)
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._descriptor, self._reap)
@@ -38,7 +38,7 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         """Send a signal; raises ProcessLookupError if it has ended."""
-        signal.pidfd_send_signal(self._descriptor, number)
+        linux.signal_process(self._descriptor, number)
 
     def _reap(self) -> None:
         self._loop.remove_reader(self._descriptor)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tidemill import linux
 from tidemill.errors import TidemillError
 from tidemill.process import ENDS_WITH_INPUT, HELD_UP, StopRequests
 from tidemill.programs.fork_client import ForkClient
@@ -91,7 +92,7 @@ class ClusterRunner:
         self._started_s = time.monotonic()
         self.check_s = min(supervisor.settings.frozen_timeout_s / 2, CHECK_EVERY_S)
         specs = (process.spec for process in supervisor.processes.values())
-        is_worth_it = supervisor.settings.fork_services and any(spec.needs_torch for spec in specs)
+        is_worth_it = linux.AVAILABLE and supervisor.settings.fork_services and any(spec.needs_torch for spec in specs)
         self._forks = ForkServer(DEFAULTS | os.environ, forks) if is_worth_it else None
         self._groups = Groups()
 

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import yaml
 
+from tidemill import linux
 from tidemill.atomic_files import write_atomically
 from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
@@ -55,7 +56,7 @@ def run_name(trial: Trial, seed: int) -> str:
 
 def fork_client(config: Mapping[str, Any]) -> ForkClient | None:
     """Return what runs and their services are forked from, unless the base config wants none forked."""
-    wanted = (config.get("launcher") or {}).get("fork_services", True)
+    wanted = linux.AVAILABLE and (config.get("launcher") or {}).get("fork_services", True)
     return ForkClient(DEFAULTS | os.environ, DRAWING) if wanted else None
 
 

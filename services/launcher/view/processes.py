@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tidemill import linux
 from tidemill.config.run import ClusterSettings
 from tidemill.rpc.channel import open_channel
 from tidemill.services.launcher.supervise.supervisor import Phase, Supervisor
@@ -73,7 +74,7 @@ def _numbered(kind: str, addresses: Sequence[str]) -> dict[str, str]:
 class UsageMeter:
     """Remembers the CPU time of each process to compute its share since the last reading."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    def __init__(self, proc: Path = linux.PROC) -> None:
         """Read below `proc`."""
         self._proc = proc
         self._last: dict[int, tuple[float, float]] = {}

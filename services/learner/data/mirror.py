@@ -9,13 +9,12 @@ from pathlib import Path
 
 import structlog
 
-from tidemill import container_limits
+from tidemill import container_limits, linux
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.mirror import MirrorSize, Reserve, RowKeeper, TableMirror
 from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.table_config import TableConfig
 
-_MEMINFO = Path("/proc/meminfo")
 _MOST_SLOTS = 2**21
 _SPARE = 1.1  # chunks that streams hold beyond the table, and short ones at the ends of streams
 
@@ -83,16 +82,10 @@ def open_mirror(
     return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), parts, memory.reserve, keeper)
 
 
-def free_bytes(meminfo: Path = _MEMINFO) -> int:
-    """Return the memory that is free for this process: of its container, or of the machine."""
-    found = [int(line.split()[1]) * 1024 for line in _lines(meminfo) if line.startswith("MemAvailable:")]
-    free = found[0] if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+def free_bytes(meminfo: Path = linux.PROC / "meminfo") -> int:
+    """Return the memory that is free for this process: of its container, or of the machine, half of it if unknown."""
+    free = linux.available_memory_bytes(meminfo)
+    if free is None:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     container = container_limits.free_memory_bytes()
     return free if container is None else min(free, container)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:  # no Linux
-        return []

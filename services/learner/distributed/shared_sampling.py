@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from tidemill import errors
+from tidemill import errors, linux
 from tidemill.errors import DataLoss, TidemillError, Unavailable
 from tidemill.replay.limits import MAX_KEYS
 from tidemill.replay.sampling.batch import SampledBatch
@@ -40,7 +39,6 @@ _POLL_S = 0.2
 _LINGER_S = 3.0  # for the last priorities of the others when the owner ends
 _ANSWER_S = 20.0  # to priorities: longer than the owner's own call may take
 _HELLO_BYTES = 256
-_CREDENTIALS = struct.Struct("3i")  # process, user and group of a Unix socket's other side
 
 _ERRORS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, TidemillError)
@@ -294,12 +292,11 @@ def _enter(name: str, timeout_s: float) -> tuple[FrameSocket, bytes, int]:
 
 
 def _address(name: str) -> bytes:
-    return b"\0tidemill-mirror-" + name.encode()  # in no folder: it goes with the process
+    return linux.abstract_address(f"tidemill-mirror-{name}")
 
 
 def _is_own(connection: socket.socket) -> bool:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+    return linux.peer_user(connection) == os.geteuid()
 
 
 def _unpack_update(header: Header, body: bytes) -> tuple[Keys, NDArray[np.float64]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemill import formats
+from tidemill import formats, linux
 from tidemill.atomic_files import make_folder
 from tidemill.errors import FatalError
 from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTES, format_of
@@ -37,7 +37,7 @@ class SegmentFile:
 
     def sync(self) -> None:
         """Wait until the disk has what was written."""
-        os.fdatasync(self._descriptor)
+        linux.sync_data(self._descriptor)
 
     def close(self) -> None:
         """Close it."""
@@ -107,7 +107,7 @@ class LogFolder:
         """Wait until the disk has the names of new files."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(descriptor)
+            linux.sync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -197,10 +197,10 @@ def write_newest(folder: Path, newest: NewestSegment) -> bool:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.fstat(descriptor).st_size < _PLACES * _PLACE_BYTES:
-            os.posix_fallocate(descriptor, 0, _PLACES * _PLACE_BYTES)
+            linux.reserve_space(descriptor, _PLACES * _PLACE_BYTES)
         place = (note + _NOTE_CRC.pack(zlib.crc32(note))).ljust(_PLACE_BYTES, b"\0")
         os.pwrite(descriptor, place, newest.segment % _PLACES * _PLACE_BYTES)
-        os.fdatasync(descriptor)
+        linux.sync_data(descriptor)
     finally:
         os.close(descriptor)
     return is_new

@@ -32,6 +32,8 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.state import ReplayState
 
+pytestmark = pytest.mark.requires_linux  # each mirror is compared with one in shared memory
+
 CHUNK, ITEM, BATCH = 4, 6, 3
 
 

@@ -13,6 +13,8 @@ import pytest
 from tidemill.errors import DataLoss
 from tidemill.replay.sampling.shared_arrays import SharedArrays
 
+pytestmark = pytest.mark.requires_linux
+
 _BYTES, _FLOATS = np.dtype(np.uint8), np.dtype(np.float64)
 
 

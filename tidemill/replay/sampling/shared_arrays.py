@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import mmap
 import os
@@ -11,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill import linux
 from tidemill.errors import DataLoss
 
-_MAP_NORESERVE = 0x4000  # of Linux; the module `mmap` does not name it
 _NAME = "tidemill-mirror"  # in /proc/PID/smaps alone
 
 
 def reserve_private(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return zeros of this process that take no memory before they are written, not even as a promise of the system."""
     size = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | linux.MAP_NORESERVE)
     return _array(memory, shape, dtype)
 
 
@@ -41,11 +40,10 @@ class SharedArrays:
             descriptor: The file of the other process, from now on this object's to close; None for a new one.
 
         Raises:
-            OSError: The system makes no such file.
+            OSError: The system makes no such file, as none but Linux does.
         """
         self._reads = descriptor is not None
-        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        self.descriptor = os.memfd_create(_NAME, flags) if descriptor is None else descriptor
+        self.descriptor = linux.memory_file(_NAME) if descriptor is None else descriptor
         self._taken = 0
 
     def reserve(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -62,12 +60,12 @@ class SharedArrays:
         elif os.fstat(self.descriptor).st_size < self._taken:  # reading beyond its end would end the process
             raise DataLoss(f"shared memory ends before byte {self._taken}")
         access = mmap.PROT_READ if self._reads else mmap.PROT_READ | mmap.PROT_WRITE
-        memory = mmap.mmap(self.descriptor, size, mmap.MAP_SHARED | _MAP_NORESERVE, access, offset=start)
+        memory = mmap.mmap(self.descriptor, size, mmap.MAP_SHARED | linux.MAP_NORESERVE, access, offset=start)
         return _array(memory, shape, dtype)
 
     def seal(self) -> None:
         """Let no process change the file's size any more."""
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        linux.seal(self.descriptor)
 
     def close(self) -> None:
         """Give up the descriptor; arrays stay. May be called twice."""

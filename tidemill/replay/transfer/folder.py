@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from tidemill import formats
+from tidemill import formats, linux
 from tidemill.atomic_files import TEMPORARY, sync_file, sync_folder
 from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError
 from tidemill.replay.table_config import TableConfig
@@ -140,7 +139,7 @@ class FolderWriter:
             save_file(arrays, path, metadata={"format": FORMAT, "version": str(VERSION)})
             with path.open("rb+") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-                os.fsync(file.fileno())
+                linux.sync(file.fileno())
             size = path.stat().st_size
         except (OSError, SafetensorError) as error:
             raise _refused(self._folder, error) from error
