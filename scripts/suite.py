@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_ROOMS = ("tests/integration/", "tests/process/", "tests/compose/", "tests/chaos/", "tests/learning/")
+_ROOMS = ("tests/integration/", "tests/process/", "tests/compose/", "tests/slurm/", "tests/chaos/", "tests/learning/")
 _MOST = 3
 """More failures than these are no accident of the machine."""
 _TESTS_FAILED = 1

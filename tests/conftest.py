@@ -32,12 +32,13 @@ hypothesis.settings.load_profile("tidemill")
 _LONGEST = (
     "compose/test_stack.py",
     "process/test_documented_commands.py",
+    "slurm/test_rehearsal.py",
     "process/test_replay_alone.py",
     "learning/test_configs.py",
 )
 """Files that take a minute to ten; a worker that came to one last would be waited for."""
 
-_MARKED_FOLDERS = ("chaos", "process", "learning", "compose")
+_MARKED_FOLDERS = ("chaos", "process", "learning", "compose", "slurm")
 
 
 def pytest_configure(config: pytest.Config) -> None:

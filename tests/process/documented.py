@@ -217,6 +217,11 @@ ELSEWHERE = (
         "measures for 40 minutes",
     ),
     Elsewhere("helm install .*", "tests/compose/test_shipped_helm.py", "needs a cluster of Kubernetes"),
+    Elsewhere(
+        r"(TIDEMILL_\w+=\S+ )*sbatch .*",
+        "tests/slurm/test_rehearsal.py::test_run_that_loses_a_node_is_requeued_and_ends_solved",
+        "needs Slurm",
+    ),
     Elsewhere("kubectl .*", "tests/compose/test_shipped_kubernetes.py", "needs a cluster of Kubernetes"),
     Elsewhere(
         "export TIDEMILL_TLS_CA=.*|tidemill status .*",

@@ -1,0 +1,179 @@
+"""The commands of deploy/slurm: stand-ins of Slurm's programs and of the services write down what they are given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.config.load import load
+from tidemill.config.sections import (
+    ActorConfig,
+    EvaluatorConfig,
+    LearnerConfig,
+    ParamServerConfig,
+    ReplayConfig,
+    RunConfig,
+)
+from tidemill.services.launcher.commands.certs import SERVICES
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "deploy" / "slurm" / "tidemill.sbatch"
+
+_CONFIGS: dict[str, type[Any]] = {
+    "replay": ReplayConfig,
+    "paramserver": ParamServerConfig,
+    "learner": LearnerConfig,
+    "actor": ActorConfig,
+    "evaluator": EvaluatorConfig,
+    "tidemill-check": RunConfig,
+}
+_STAND_INS = {
+    "scontrol": 'echo "$3" | tr , "\\n"',
+    "srun": """
+        printf '%s\\n' "$@" >"$SEEN/srun-${1#--job-name=}"
+        shift $(($# - 3))
+        export SLURM_PROCID=0
+        exec "$@"
+    """,
+    "scancel": 'kill $(cat "$SEEN"/pid-*)',
+    # Learner and evaluator end: the run is over. The others wait to be ended.
+    "python": """
+        name=${2#tidemill.services.} name=${name%.torchrun}
+        printf '%s\\n' "$@" >"$SEEN/$name"
+        env >"$SEEN/$name.env"
+        case $name in learner | evaluator) exit 0 ;; esac
+        echo $PPID $$ >"$SEEN/pid-$name"
+        exec sleep 60
+    """,
+    "tidemill": """
+        printf '%s\\n' "$@" >"$SEEN/tidemill-$1"
+        [ "$1" != certs ] || mkdir -m 700 "$2"
+    """,
+}
+
+
+class Script:
+    """The script in a folder with stand-ins."""
+
+    def __init__(self, folder: Path) -> None:
+        """Write the stand-ins."""
+        self._folder, self._seen = folder, folder / "seen"
+        for name in ("bin", "seen"):
+            (folder / name).mkdir()
+        for name, text in _STAND_INS.items():
+            (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+            (folder / "bin" / name).chmod(0o755)
+
+    def run(self, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        environment = {
+            "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(self._folder),
+            "SEEN": str(self._seen),
+            "SLURM_JOB_ID": "1234",
+            "SLURM_JOB_NAME": "pong",
+            "SLURM_JOB_NODELIST": "a1,a2,a3",
+            "TIDEMILL_CONFIG": str(ROOT / "configs" / "cartpole_dqn.yaml"),
+        }
+        return subprocess.run(
+            ["bash", SCRIPT],
+            cwd=self._folder,
+            env=environment | variables,
+            timeout=60,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def words(self, name: str) -> list[str]:
+        """Return the words that a stand-in was given."""
+        return (self._seen / name).read_text().splitlines()
+
+    def settings(self, name: str) -> Any:  # noqa: ANN401 - each service has a class of its own
+        """Return the settings that a program reads from its command line."""
+        words = self.words(name)
+        return load(_CONFIGS[name], words[words.index("--config") :], prog=name, description="")
+
+    def variables(self, service: str) -> dict[str, str]:
+        """Return the environment of a service."""
+        lines = (self._seen / f"{service}.env").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if line.startswith("TIDEMILL_"))
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """The script, not run yet."""
+    return Script(tmp_path)
+
+
+def test_services_understand_their_commands_and_reach_one_another(script: Script, tmp_path: Path) -> None:
+    """On three nodes: services on the first, the learner on the second, actors on all, each with its role's secrets."""
+    ended = script.run(SLURM_NTASKS="6", TIDEMILL_REPLAY_SHARDS="2", TIDEMILL_RUN_ARGS="--run.seed 7")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    port = 20000 + 1234 % 500 * 20
+    loaded = {}
+    for service in ("replay", "paramserver", "learner", "actor", "evaluator"):
+        loaded[service] = script.settings(service)
+        assert (loaded[service].run.name, loaded[service].run.seed) == ("pong", 7)
+        assert loaded[service].run.folder == tmp_path / "runs" / "pong"
+        own = tmp_path / ".tidemill" / service
+        if SERVICES[service].serves:
+            server = getattr(loaded[service], service).server
+            assert (server.tls_cert, server.tokens) == (str(own / "server.pem"), str(own / "tokens.txt"))
+        if SERVICES[service].role:
+            brought = script.variables(service)
+            assert (brought["TIDEMILL_TLS_CA"], brought["TIDEMILL_TLS_NAME"]) == (str(own / "ca.pem"), "tidemill")
+            assert brought["TIDEMILL_TOKEN_FILE"] == str(own / "token")
+    assert loaded["learner"].cluster.replay == loaded["actor"].cluster.replay == (f"a1:{port + 3}", f"a1:{port + 4}")
+    assert loaded["replay"].replay.server.address == f"0.0.0.0:{port + 3}"
+    assert loaded["learner"].learner.server.address == f"0.0.0.0:{port + 1}"
+    assert {loaded[name].cluster.params for name in ("learner", "actor", "evaluator")} == {f"a1:{port}"}
+    assert (loaded["actor"].actor.count, loaded["replay"].replay.shards) == (6, 2)
+    assert loaded["learner"].run.supervisor == loaded["evaluator"].run.supervisor == "job"
+    assert script.settings("tidemill-check").cluster.learner == f"a2:{port + 1}"
+    for service, place in {"replay": "a1", "paramserver": "a1", "evaluator": "a1", "learner": "a2"}.items():
+        assert f"--nodelist={place}" in script.words(f"srun-{service}")
+    assert "--nodes=3" in script.words("srun-actor")
+    assert "the run is over" in ended.stdout
+
+
+def test_parts_of_a_heterogeneous_job_are_services_learners_and_actors(
+    script: Script,
+) -> None:
+    """Each learner node has a torchrun, with a learner on each GPU; they meet at the first of them."""
+    parts = {"SLURM_JOB_NODELIST_HET_GROUP_0": "c1", "SLURM_JOB_NODELIST_HET_GROUP_1": "g1,g2"}
+    tasks = {"SLURM_HET_SIZE": "3", "SLURM_JOB_NODELIST": "c1", "SLURM_NTASKS_HET_GROUP_2": "64"}
+    ended = script.run(**parts, **tasks, TIDEMILL_GPUS_PER_NODE="4")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    words = script.words("learner")
+    assert {"--nnodes=2", "--nproc-per-node=4", "--node-rank=0", "--master-addr=g1"} < set(words)
+    assert script.settings("learner").learner.device == "cuda"
+    groups = {"replay": 0, "paramserver": 0, "evaluator": 0, "learner": 1, "actor": 2}
+    for service, group in groups.items():
+        assert f"--het-group={group}" in script.words(f"srun-{service}")
+    assert "--ntasks=64" in script.words("srun-actor")
+    assert "--ntasks=2" in script.words("srun-learner")
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({"TIDEMILL_REPLAY_SHARDS": "18"}, "TIDEMILL_REPLAY_SHARDS is 18, allowed: 1 to 17"),
+        ({"TIDEMILL_LEARNER_NODES": "3"}, "TIDEMILL_LEARNER_NODES is 3, but the job has 3 nodes"),
+        ({"TIDEMILL_SECRETS": "open"}, "open has mode 755, allowed: 700"),
+    ],
+    ids=str,
+)
+def test_wrong_setting_ends_the_job_in_one_line(
+    script: Script, tmp_path: Path, variables: dict[str, str], said: str
+) -> None:
+    """With 2, before any service starts."""
+    (tmp_path / "open").mkdir(mode=0o755)
+    ended = script.run(**variables)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
