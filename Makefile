@@ -192,6 +192,10 @@ $(VENV)-reverb/.installed: requirements/reverb.txt
 	$(VENV)-reverb/bin/pip install --quiet --requirement requirements/reverb.txt
 	touch $@
 
+.PHONY: slurm-rehearsal
+slurm-rehearsal: $(VENV)/.dev ## deploy/slurm on Debian's Slurm with four nodes on this machine: a lost node, a requeue, scancel (as root)
+	TIDEMILL_REQUIRE_SLURM=1 $(BIN)/python -m pytest tests/slurm
+
 # `make learn-cartpole-dqn` runs configs/cartpole_dqn.yaml; LEARN="--sb3 .venv-sb3" puts Stable-Baselines3 beside it.
 SEEDS ?= 1 2 3
 LEARN ?=

@@ -1,0 +1,163 @@
+"""deploy/slurm on a real Slurm of several nodes: a node is lost, the time is up, the job is cancelled."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import SlurmCluster, slurm_cluster, why_not
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(2400)
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = "deploy/slurm/tidemill.sbatch"
+_NAME = "rehearsed"
+_BOUND_S = 900.0
+"""Eight processes that import torch start within 30 s on two quiet cores."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """Four nodes. Without root or Slurm the tests are skipped and say why, unless TIDEMILL_REQUIRE_SLURM is set."""
+    if reason := why_not():
+        if os.environ.get("TIDEMILL_REQUIRE_SLURM"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    monkeypatch.chdir(ROOT)
+    with slurm_cluster(tmp_path / "slurm", 4) as cluster:
+        yield cluster
+
+
+class Job:
+    """A submitted run of CartPole."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path, *options: str, **variables: str) -> None:
+        """Submit it: options of sbatch, and further variables of the script."""
+        self._cluster, self.run_folder = cluster, folder / "runs" / _NAME
+        self._output = folder / "job.log"
+        words = ("--parsable", f"--job-name={_NAME}", f"--output={self._output}", *options, SCRIPT)
+        settings = {
+            "TIDEMILL_CONFIG": "configs/cartpole_dqn.yaml",
+            "TIDEMILL_RUNS": str(folder / "runs"),
+            "TIDEMILL_SECRETS": str(folder / "secrets"),
+            "TIDEMILL_ACTORS": "3",
+            "TIDEMILL_EVALUATOR_ARGS": "--evaluator.no-video",
+        }
+        self.number = cluster.run("sbatch", *words, variables=settings | variables).strip()
+
+    def shown(self, field: str) -> str:
+        """Return what Slurm says of the job, such as JobState."""
+        said = self._cluster.run("scontrol", "--oneliner", "show", "job", self.number)
+        found = re.search(rf"\b{field}=(\S*)", said)
+        assert found, said
+        return found[1]
+
+    def wait_for(self, state: str, *, restarts: int = 0) -> None:
+        """Wait until the job has a state, after so many restarts."""
+        wait_until(
+            lambda: self.shown("JobState") == state and self.shown("Restarts") == str(restarts),
+            f"{state} after {restarts} restarts",
+            _BOUND_S,
+            longest_pause_s=1.0,
+            describe=self.report,
+        )
+
+    def steps(self) -> list[int]:
+        """Return the updates that the learner's log names, in order."""
+        return [int(number.replace("_", "")) for number in re.findall(r"\blearner_steps=([\d_]+)", self.log("learner"))]
+
+    def restored(self) -> list[int]:
+        """Return the updates of each checkpoint that a learner has continued from."""
+        return [
+            int(number.replace(",", ""))
+            for number in re.findall(r"restored .*?: ([\d,]+) updates", self.log("learner"))
+        ]
+
+    def log(self, service: str) -> str:
+        """Return the log of a service's first task."""
+        file = self.run_folder / "logs" / f"{service}-0.log"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def report(self) -> str:
+        """Return the ends of all logs."""
+        files = [self._output, *sorted((self.run_folder / "logs").glob("*.log"))]
+        texts = [f"--- {file.name}\n{file.read_text(errors='replace')[-2500:]}" for file in files if file.exists()]
+        shown = self._cluster.run("scontrol", "show", "job", self.number)
+        return "\n".join([shown, *texts, self._cluster.logs()])
+
+
+def test_run_that_loses_a_node_is_requeued_and_ends_solved(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """The learner's machine dies in mid-training; on the nodes that are left the run continues from its checkpoint."""
+    job = Job(
+        cluster,
+        tmp_path,
+        *("--nodes=3", "--ntasks=6"),
+        TIDEMILL_RUN_ARGS="--run.max-wall-s 1800",
+        TIDEMILL_LEARNER_ARGS="--learner.checkpoint-every-s 2",
+    )
+    saved = "checkpoint written"
+    wait_until(lambda: job.log("learner").count(saved) > 1, saved, _BOUND_S, longest_pause_s=0.5, describe=job.report)
+    used = cluster.run("scontrol", "show", "hostnames", job.shown("NodeList")).split()
+    assert len(used) == 3
+    cluster.nodes[used[1]].lose()
+    job.wait_for("RUNNING", restarts=1)
+    assert used[1] not in cluster.run("scontrol", "show", "hostnames", job.shown("NodeList")).split()
+    job.wait_for("COMPLETED", restarts=1)
+    assert job.restored(), job.report()
+    result = json.loads((job.run_folder / "result.json").read_text())
+    assert result["solved"], result
+    assert sorted(path.name for path in (tmp_path / "secrets").parent.glob("secrets")) == ["secrets"]
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+
+
+def test_run_that_is_cancelled_or_preempted_or_out_of_time_continues(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Each leaves a checkpoint of its last update, though none is written before, and the next start restores it."""
+    endless = {
+        "TIDEMILL_RUN_ARGS": "--run.target-return none --run.max-wall-s 0",
+        "TIDEMILL_LEARNER_ARGS": "--learner.checkpoint-every-s 0 --learner.log-every-s 1",
+    }
+    job = Job(cluster, tmp_path, "--nodes=3", "--ntasks=6", **endless)
+    _train(job, 0)
+    cluster.run("scancel", job.number)
+    job.wait_for("CANCELLED")
+    wait_until(lambda: "stopped" in job.log("learner"), "the learner has stopped", 60.0, describe=job.report)
+    cancelled_at = job.steps()[-1]
+    assert f"learner_steps={cancelled_at}" in _last_line(job.log("learner"), "checkpoint written"), job.report()
+
+    again = Job(cluster, tmp_path, "--nodes=3", "--ntasks=6", **endless)
+    _train(again, cancelled_at)
+    assert again.restored() == [cancelled_at]
+    cluster.run("scancel", "--batch", "--signal=USR1", again.number)  # as Slurm does before the time limit
+    again.wait_for("RUNNING", restarts=1)
+    wait_until(lambda: len(again.restored()) == 2, "the third start", _BOUND_S, describe=again.report)
+    assert again.restored()[1] > cancelled_at
+    assert f"learner_steps={again.restored()[1]}" in _last_line(again.log("learner"), "checkpoint written")
+
+    urgent = ("--partition=urgent", "--nodes=4", "--exclusive", f"--output={tmp_path / 'urgent.log'}")
+    cluster.run("sbatch", *urgent, "--wrap=sleep 5")  # preempts it
+    again.wait_for("RUNNING", restarts=2)
+    wait_until(lambda: len(again.restored()) == 3, "the fourth start", _BOUND_S, describe=again.report)
+    assert f"learner_steps={again.restored()[2]}" in _last_line(again.log("learner"), "checkpoint written")
+    cluster.run("scancel", again.number)
+    again.wait_for("CANCELLED", restarts=2)
+
+
+def _train(job: Job, before: int) -> None:
+    """Wait until the learner has made a few hundred updates more."""
+    wait_until(
+        lambda: max(job.steps(), default=0) > before + 300,
+        f"updates beyond {before + 300}",
+        _BOUND_S,
+        longest_pause_s=0.5,
+        describe=job.report,
+    )
+
+
+def _last_line(text: str, what: str) -> str:
+    return [line for line in text.splitlines() if what in line][-1]
