@@ -105,9 +105,12 @@ def _class(name: str, kind: type) -> Iterator[str]:
         yield markdown(inspect.getdoc(kind.__init__) or "")  # type: ignore[misc]
     else:
         yield markdown(inspect.getdoc(kind) or "")
+    bases = [base for base in kind.__mro__[1:] if dataclasses.is_dataclass(base)]
     if fields := _fields(kind):
         yield fields
-    for key, member in vars(kind).items():
+    for base in bases:
+        yield f"{markdown(inspect.getdoc(base) or '')}\n{_fields(base)}"
+    for key, member in (pair for owner in (kind, *bases) for pair in vars(owner).items()):
         if not key.startswith("_"):
             yield from _member(f"{name}.{key}", member)
 
@@ -161,6 +164,8 @@ def _fields(kind: type) -> str:
         text = _string(after)
         if name and not name.startswith("_") and (text or is_listed):
             code = re.sub(r"field\(default_factory=(?:lambda: )?(\w+)\)", r"\1()", ast.unparse(node))
+            code = re.sub(r" = field\(metadata=.*\)", "", code)
+            code = re.sub(r"field\(default=(\w+), metadata=.*\)", r"\1", code)
             found.append((re.sub(r"'([^'\"]*)'", r'"\1"', code), text))
     if not found:
         return ""

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from tidemill.params.watcher import ParamsWatcher
     from tidemill.replay.client import ReplayClient
     from tidemill.replay.sampling.batch import SampledBatch
-    from tidemill.replay.sampling.dataset import ReplayBatch, ReplayDataset
+    from tidemill.replay.sampling.dataset import ReplayDataset
+    from tidemill.replay.sampling.replay_batch import ReplayBatch
     from tidemill.replay.sampling.sampler import ReplaySampler
     from tidemill.replay.shards.appender import ShardedAppender
     from tidemill.replay.table_config import (
@@ -97,7 +98,8 @@ _HOME = {
     "tidemill.params.watcher": ("ParamsWatcher",),
     "tidemill.replay.sampling.batch": ("SampledBatch",),
     "tidemill.replay.client": ("ReplayClient",),
-    "tidemill.replay.sampling.dataset": ("ReplayBatch", "ReplayDataset"),
+    "tidemill.replay.sampling.dataset": ("ReplayDataset",),
+    "tidemill.replay.sampling.replay_batch": ("ReplayBatch",),
     "tidemill.replay.writing.rollout_writer": ("RolloutWriter",),
     "tidemill.replay.sampling.sampler": ("ReplaySampler",),
     "tidemill.replay.shards.appender": ("ShardedAppender",),

@@ -120,10 +120,10 @@ class BatchReader:
                 wanted.items, opened.without_replacement, limiter_counts, wanted.seed, opened.rng, opened.epochs
             )
             held.append(drawn)
-            counted = len(drawn.keys) if limiter_counts is None else limiter_counts
+            counted = len(drawn.batch.keys) if limiter_counts is None else limiter_counts
             size = drawn.size_bytes(table.store, mirror)
-            _check_size(len(drawn.keys), size, opened.most_bytes, room)
-            longest = int(drawn.step_counts.max(initial=0))
+            _check_size(len(drawn.batch.keys), size, opened.most_bytes, room)
+            longest = int(drawn.batch.step_counts.max(initial=0))
             if mirror is not None and longest > opened.slot_steps:
                 raise FailedPrecondition(f"a chunk has {longest} steps, mirror.slot_steps is {opened.slot_steps}")
             room.take(size)
@@ -142,11 +142,11 @@ class BatchReader:
             if self._blobs is not None:
                 return await self._complete(self._blobs, opened, wanted, drawn, held), counted
             lacked = _lacked(drawn, mirror)
-            blocks = table.store.blocks.read(drawn.chunks[lacked], drawn.step_counts[lacked])
+            blocks = table.store.blocks.read(drawn.chunks[lacked], drawn.batch.step_counts[lacked])
             return _placed(drawn, lacked, blocks, mirror), counted
         except BaseException:
             for part in held:
-                table.came_back(part.keys, part.ages, counted if part is held[0] else 0)
+                table.came_back(part.batch.keys, part.ages, counted if part is held[0] else 0)
             if held:
                 self._admission.changed()
             raise
@@ -183,22 +183,23 @@ class BatchReader:
         held: list[SampledItems],
     ) -> SampledBatch:
         table, mirror, without_replacement = opened.table, opened.mirror, opened.without_replacement
-        blocks, count = logged(table.store), len(drawn.keys)
+        blocks, count = logged(table.store), len(drawn.batch.keys)
         while True:
             lacked = _lacked(drawn, mirror)
             chunks = drawn.chunks[lacked]
             blobs, corrupt = await reader.blobs(blocks, chunks)
             if not len(corrupt):
                 whole = [blob for blob in blobs if blob is not None]
-                return _placed(drawn, lacked, blocks.cut(chunks, whole, drawn.step_counts[lacked]), mirror)
+                return _placed(drawn, lacked, blocks.cut(chunks, whole, drawn.batch.step_counts[lacked]), mirror)
             self._drop(table, corrupt.tolist())
             if wanted.seed is not None:
                 self.check_intact(table)
             redraw_all = without_replacement and not table.config.max_times_sampled  # or an item could come twice
             kept = drawn.without(drawn.chunks if redraw_all else corrupt)
-            table.arrived(drawn.keys[~np.isin(drawn.keys, kept.keys)])  # what was used up does not come back corrupt
-            if opened.epochs is None or not len(kept.keys):  # an epoch's batch is smaller without them
-                more = await self._draw_more(opened, count - len(kept.keys), held)
+            keys, kept_keys = drawn.batch.keys, kept.batch.keys
+            table.arrived(keys[~np.isin(keys, kept_keys)])  # what was used up does not come back corrupt
+            if opened.epochs is None or not len(kept_keys):  # an epoch's batch is smaller without them
+                more = await self._draw_more(opened, count - len(kept_keys), held)
                 kept = kept.concat(more)
             drawn = kept
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     )
     from tidemill.replay.client import ReplayClient
     from tidemill.replay.sampling.batch import SampledBatch
-    from tidemill.replay.sampling.dataset import ReplayBatch, ReplayDataset
+    from tidemill.replay.sampling.dataset import ReplayDataset
+    from tidemill.replay.sampling.replay_batch import ReplayBatch
     from tidemill.replay.sampling.sampler import ReplaySampler
     from tidemill.replay.table_config import (
         RateLimiterConfig,
@@ -50,7 +51,8 @@ _HOME = {
     ),
     "tidemill.replay.sampling.batch": ("SampledBatch",),
     "tidemill.replay.client": ("ReplayClient",),
-    "tidemill.replay.sampling.dataset": ("ReplayBatch", "ReplayDataset"),
+    "tidemill.replay.sampling.dataset": ("ReplayDataset",),
+    "tidemill.replay.sampling.replay_batch": ("ReplayBatch",),
     "tidemill.replay.sampling.sampler": ("ReplaySampler",),
     "tidemill.replay.writing.steps": ("signature_like",),
     "tidemill.replay.writing.stream_items": ("ItemWindow",),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay import packed
 from tidemill.replay.sampling.batch import Blocks, EpochPlace, SampledBatch, StoredSteps
+from tidemill.replay.sampling.columns import Column, Per, columns_of
 from tidemill.replay.table_config import (
     RateLimiterConfig,
     SelectorConfig,
@@ -29,6 +31,20 @@ _SAMPLE, _CHUNKS, _COLUMN, _EXPORT, _EXPORT_CHUNKS = (
     for message in (pb.SampleResponse, pb.ChunkBatch, pb.ColumnBlocks, pb.ExportResponse, pb.ExportChunks)
 )
 """Numbers of the fields that are written without a message, by name."""
+
+_SAMPLE_FIELDS = pb.SampleResponse.DESCRIPTOR.fields_by_name
+_ITEM_COLUMNS = sorted(columns_of(SampledBatch, Per.ITEM), key=lambda column: _SAMPLE[column.name])
+
+_WRITERS: dict[int, Callable[[int, Any], Iterable[bytes]]] = {
+    FieldDescriptor.TYPE_FIXED64: packed.fixed,
+    FieldDescriptor.TYPE_DOUBLE: packed.fixed,
+    FieldDescriptor.TYPE_UINT32: packed.varints,
+    FieldDescriptor.TYPE_UINT64: packed.varints,
+    FieldDescriptor.TYPE_BYTES: lambda number, values: (
+        part for value in values for part in packed.field(number, value)
+    ),
+}
+"""What writes a column's field, by the type that the contract gives it."""
 
 _CODECS = {codec: pb.Codec.Value(f"CODEC_{codec.name}") for codec in Codec}
 _SELECTORS = {kind: pb.SelectorKind.Value(f"SELECTOR_KIND_{kind.name}") for kind in SelectorKind}
@@ -213,13 +229,6 @@ def pack_sample(
         number: Of the batch in its call.
         epoch: The place behind the batch, if it was drawn by epochs.
     """
-    counts: tuple[bytes, ...] = ()
-    if item_counts and batch.ages is not None and batch.times_sampled is not None and batch.priorities is not None:
-        counts = (
-            *packed.varints(_SAMPLE["ages"], batch.ages),
-            *packed.varints(_SAMPLE["times_sampled"], batch.times_sampled),
-            *packed.fixed(_SAMPLE["priorities"], batch.priorities),
-        )
     chunks = [
         *packed.varints(_CHUNKS["step_counts"], batch.step_counts),
         *packed.varints(_CHUNKS["params_versions"], batch.params_versions),
@@ -241,14 +250,10 @@ def pack_sample(
     )
     return b"".join(
         (
-            *packed.fixed(_SAMPLE["keys"], batch.keys),
-            *packed.fixed(_SAMPLE["probabilities"], batch.probabilities),
-            *packed.varints(_SAMPLE["first_rows"], batch.first_rows),
-            *packed.varints(_SAMPLE["lengths"], batch.lengths),
-            *(part for payload in batch.payloads for part in packed.field(_SAMPLE["payloads"], payload)),
+            *_pack_items(batch, is_optional=False),
             *packed.field(_SAMPLE["chunks"], *chunks),
             rest.SerializeToString(),
-            *counts,
+            *(_pack_items(batch, is_optional=True) if item_counts else ()),
         )
     )
 
@@ -314,11 +319,7 @@ def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> Samp
     """Return a sampled batch, its columns still encoded; `mirrored` if its stream was opened with a mirror."""
     chunks = message.chunks
     return SampledBatch(
-        keys=np.array(message.keys, dtype=np.uint64),
-        probabilities=np.array(message.probabilities, dtype=np.float64),
-        first_rows=np.array(message.first_rows, dtype=np.int64),
-        lengths=np.array(message.lengths, dtype=np.int64),
-        payloads=tuple(message.payloads),
+        **{column.name: _unpack_items(column, getattr(message, column.name)) for column in _ITEM_COLUMNS},
         step_counts=np.array(chunks.step_counts, dtype=np.int64),
         params_versions=np.array(chunks.params_versions, dtype=np.uint64),
         blocks=unpack_blocks(chunks),
@@ -328,12 +329,23 @@ def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> Samp
         limiter_diff=message.limiter_diff,
         slots=np.array(chunks.slots, dtype=np.int64) if mirrored else None,
         sent=np.array(chunks.sent, dtype=np.int64) if mirrored else None,
-        ages=np.array(message.ages, dtype=np.int64) if message.ages else None,
-        times_sampled=np.array(message.times_sampled, dtype=np.int64) if message.times_sampled else None,
-        priorities=np.array(message.priorities, dtype=np.float64) if message.priorities else None,
         epoch=unpack_epoch(message.epoch) if message.HasField("epoch") else None,
         number=message.number,
     )
+
+
+def _pack_items(batch: SampledBatch, *, is_optional: bool) -> Iterator[bytes]:
+    """Yield the fields of the columns that every batch has, or of those that it has where they were asked for."""
+    for column in _ITEM_COLUMNS:
+        value = getattr(batch, column.name)
+        if column.is_optional is is_optional and value is not None:
+            yield from _WRITERS[_SAMPLE_FIELDS[column.name].type](_SAMPLE[column.name], value)
+
+
+def _unpack_items(column: Column, values: Any) -> Any:  # noqa: ANN401 - a repeated field, and what a column is
+    if not column.dtype:
+        return tuple(values)
+    return None if column.is_optional and not values else np.array(values, dtype=column.dtype)
 
 
 def pack_epoch(place: EpochPlace) -> pb.EpochPlace:

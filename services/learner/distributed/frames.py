@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import socket
 import struct
 import time
@@ -11,16 +12,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tidemill.errors import DataLoss, Unavailable
 from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
+from tidemill.replay.sampling.columns import Per, columns_of
 
 _SIZES: Final = struct.Struct("<II")  # of the header and of what follows it, in bytes
 _MAX_BYTES: Final = 2**29
 _AT_ONCE: Final = 2**20
-_PER_ITEM: Final = {"probabilities": "f8", "first_rows": "i8", "lengths": "i8"}
-_PER_CHUNK: Final = {"step_counts": "i8", "params_versions": "u8", "slots": "i8", "writes": "i8"}
+_ARRAYS: Final = [
+    column for column in (*columns_of(SampledBatch, Per.ITEM), *columns_of(SampledBatch, Per.CHUNK)) if column.dtype
+]
 
 Header = dict[str, Any]
 
@@ -91,18 +93,20 @@ class FrameSocket:
 def pack_batch(batch: SampledBatch) -> tuple[Header, bytes]:
     """Return a batch that a mirror keeps as a message: everything but its rows."""
     stored = {name: (steps.store_id, steps.env_steps) for name, steps in batch.stored.items()}
+    arrays = {
+        column.name: np.asarray(getattr(batch, column.name), f"<{column.dtype}")
+        for column in _ARRAYS
+        if getattr(batch, column.name) is not None
+    }
     header = {
-        "keys": batch.keys.shape,
-        "chunks": len(batch.step_counts),
+        "shapes": {name: array.shape for name, array in arrays.items()},
         "payloads": [len(payload) for payload in batch.payloads],
         "table_items": batch.table_items,
         "total_weight": batch.total_weight,
         "limiter_diff": batch.limiter_diff,
         "stored": stored,
     }
-    arrays = [batch.keys.astype("<u8")]
-    arrays += [getattr(batch, name).astype(f"<{kind}") for name, kind in (_PER_ITEM | _PER_CHUNK).items()]
-    return header, b"".join((*(array.tobytes() for array in arrays), *batch.payloads))
+    return header, b"".join((*(array.tobytes() for array in arrays.values()), *batch.payloads))
 
 
 def unpack_batch(header: Header, body: bytes) -> SampledBatch:
@@ -111,27 +115,28 @@ def unpack_batch(header: Header, body: bytes) -> SampledBatch:
     Raises:
         DataLoss: The message has another size than its header says.
     """
-    items = int(header["keys"][0])
-    counts = dict.fromkeys(_PER_ITEM, items) | dict.fromkeys(_PER_CHUNK, int(header["chunks"]))
-    key_count = int(np.prod(header["keys"]))
-    if len(body) != 8 * (key_count + sum(counts.values())) + sum(header["payloads"]):
-        raise DataLoss(f"a batch of {items} items and {header['chunks']} chunks in {len(body)} bytes")
-    keys: NDArray[np.uint64] = np.frombuffer(body, "<u8", key_count).reshape(header["keys"])
+    shapes: dict[str, list[int]] = header["shapes"]
+    sent = [column for column in _ARRAYS if column.name in shapes]
+    counts = [math.prod(shapes[column.name]) for column in sent]
+    sizes = (count * np.dtype(column.dtype).itemsize for column, count in zip(sent, counts, strict=True))
+    if len(body) != sum(sizes) + sum(header["payloads"]):
+        items, chunks = shapes["keys"][0], shapes["step_counts"][0]
+        raise DataLoss(f"a batch of {items} items and {chunks} chunks in {len(body)} bytes")
     arrays: dict[str, Any] = {}
-    start = keys.nbytes
-    for name, kind in (_PER_ITEM | _PER_CHUNK).items():
-        arrays[name] = np.frombuffer(body, f"<{kind}", counts[name], start)
-        start += arrays[name].nbytes
+    start = 0
+    for column, count in zip(sent, counts, strict=True):
+        array = np.frombuffer(body, f"<{column.dtype}", count, start)
+        arrays[column.name] = array.reshape(shapes[column.name])
+        start += array.nbytes
     ends = start + np.cumsum(header["payloads"], dtype=np.int64)
     return SampledBatch(
-        keys=keys,
+        **arrays,
         payloads=tuple(body[end - size : end] for end, size in zip(ends.tolist(), header["payloads"], strict=True)),
         blocks=(),
         table_items=header["table_items"],
         total_weight=header["total_weight"],
         stored={name: StoredSteps(*steps) for name, steps in header["stored"].items()},
         limiter_diff=header["limiter_diff"],
-        **arrays,
     )
 
 

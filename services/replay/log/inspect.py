@@ -105,10 +105,10 @@ def _item(table: Table, files: BlobFiles, slot: Ints) -> Iterator[str]:
     blocks = logged(store)
     found = locate(table.items, store, slot, np.ones(1), (table.size, table.total_weight))
     blobs = [blob for blob in files.read(blocks.locations(found.chunks)) if blob is not None]
-    batch = found.with_blocks(blocks.cut(found.chunks, blobs, found.step_counts))
-    decoded = decode(signature, batch, int(found.lengths[0]))
-    payload = f", payload of {len(found.payloads[0])} bytes" if found.payloads else ""
-    yield f"  the newest item, key {int(found.keys[0])}, {int(found.lengths[0])} steps{payload}:"
+    batch = found.with_blocks(blocks.cut(found.chunks, blobs, found.batch.step_counts))
+    decoded = decode(signature, batch, int(batch.lengths[0]))
+    payload = f", payload of {len(batch.payloads[0])} bytes" if batch.payloads else ""
+    yield f"  the newest item, key {int(batch.keys[0])}, {int(batch.lengths[0])} steps{payload}:"
     for column in signature:
         values = decoded.columns[column.name][decoded.index[0]]
         few = np.array2string(values.reshape(-1)[:6], precision=4, separator=", ", threshold=6)

@@ -155,9 +155,9 @@ class Table:
     def sample(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> SampledBatch:
         """Draw a batch and read its blocks, which must be in memory; see `draw`."""
         drawn = self.draw(batch_size, without_replacement, counted)
-        self.arrived(drawn.keys)
+        self.arrived(drawn.batch.keys)
         try:
-            return drawn.with_blocks(self.store.blocks.read(drawn.chunks, drawn.step_counts))
+            return drawn.with_blocks(self.store.blocks.read(drawn.chunks, drawn.batch.step_counts))
         finally:
             drawn.release(self.store)
 

@@ -67,9 +67,9 @@ class Pair:
         """Draw a batch; return it with all its blocks, and as the caller of a mirrored call keeps it."""
         table = self.replay.find("t")
         drawn = table.draw(BATCH)
-        full = drawn.with_blocks(table.store.blocks.read(drawn.chunks, drawn.step_counts))
+        full = drawn.with_blocks(table.store.blocks.read(drawn.chunks, drawn.batch.step_counts))
         lacked = self.chunks.missing(drawn.chunks)
-        blocks = table.store.blocks.read(drawn.chunks[lacked], drawn.step_counts[lacked])
+        blocks = table.store.blocks.read(drawn.chunks[lacked], drawn.batch.step_counts[lacked])
         sent = drawn.with_blocks(blocks, self.chunks.place(drawn.chunks), lacked)
         drawn.release(table.store)
         message = wire.pack_sample(sent, StoredSteps(1, 0), 0.0)
@@ -228,7 +228,7 @@ def test_sound_chunk_is_not_blamed_for_a_corrupt_one_written_over_it() -> None:
     pairs.connect()  # the next chunk goes to the same slot
     table = pairs.replay.find("t")
     drawn = table.draw(BATCH)
-    blocks = table.store.blocks.read(drawn.chunks, drawn.step_counts)
+    blocks = table.store.blocks.read(drawn.chunks, drawn.batch.step_counts)
     broken = (type(blocks[0])(bytes([255]) * len(blocks[0].data), blocks[0].sizes), *blocks[1:])
     kept = pairs.keep(drawn.with_blocks(broken, pairs.chunks.place(drawn.chunks), np.array([0])))
     assert pairs.corrupt_chunks(kept) == [0]
@@ -242,6 +242,6 @@ def test_slots_that_are_not_there_are_refused() -> None:
     fill(pairs, 0, 1)
     table = pairs.replay.find("t")
     drawn = table.draw(BATCH)
-    blocks = table.store.blocks.read(drawn.chunks, drawn.step_counts)
+    blocks = table.store.blocks.read(drawn.chunks, drawn.batch.step_counts)
     with pytest.raises(DataLoss, match=r"slot|outside"):
         pairs.mirror.keep(drawn.with_blocks(blocks, np.array([pairs.size.slots]), np.array([0])))

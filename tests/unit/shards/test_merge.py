@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -26,19 +27,7 @@ def sample_of(stream: int, items: int, payloads: bool = False) -> SampledBatch:
     places = [(0, 1, 2), (0, 2, 2), (0, 3, 2), (1, 0, 2), (1, 1, 2), (1, 2, 2), (1, 3, 2)]
     append(replay, appending, chunks, [make_items(0, places, payloads=given_payloads)])
     drawn = replay.find("t").sample(items)
-    return SampledBatch(
-        drawn.keys,
-        drawn.probabilities,
-        drawn.first_rows,
-        drawn.lengths,
-        drawn.payloads,
-        drawn.step_counts,
-        drawn.params_versions,
-        drawn.blocks,
-        drawn.table_items,
-        drawn.total_weight,
-        stored={"": StoredSteps(1, 8)},
-    )
+    return replace(drawn, stored={"": StoredSteps(1, 8)})
 
 
 def steps(batch: SampledBatch) -> list[tuple[int, int, int]]:

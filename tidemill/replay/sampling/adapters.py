@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import ConfigError
-from tidemill.replay.sampling.dataset import ReplayBatch, ReplayDataset
+from tidemill.replay.sampling.dataset import ReplayDataset
+from tidemill.replay.sampling.replay_batch import ReplayBatch
 
 if TYPE_CHECKING:
     import torch

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tidemill.replay.sampling.columns import ItemColumns, Per, joined, per_chunk, per_item
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,54 +54,53 @@ class EpochPlace:
     next: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SampledBatch:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SampledBatch(ItemColumns):
     """B items and the C chunks that hold them, each chunk once. `tidemill.codec.decode` opens the columns.
 
     Attributes:
-        keys: Keys of the items, for priority updates, uint64 [B]; from several shards uint64 [B, 2], each key with the
-            number of its shard.
-        probabilities: Probability with which the sampler chose each item, float64 [B].
         first_rows: Row of each item's first step, counted over the steps of all chunks, int64 [B].
-        lengths: Steps of each item, int64 [B].
-        payloads: Payload of each item; empty when none has one.
         step_counts: Steps of each chunk, int64 [C].
         params_versions: Version of the parameters that chose each chunk's last action, uint64 [C].
+        slots: With a mirror, the slot of each chunk, int64 [C]; None without one.
+        writes: Once its chunks are kept in a `TableMirror`, how often each one's slot was filled by then, int64 [C].
+        sent: With a mirror, which of the chunks came with blocks, by position, int64; None without one.
         blocks: One entry for each column of the signature, in its order. With a mirror, of the chunks in `sent` alone.
         table_items: Items in the table when the batch was drawn.
         total_weight: Sum of sampler weights when the batch was drawn.
         stored: What the server ever stored; of several shards, each by its name.
-        slots: With a mirror, the slot of each chunk, int64 [C]; None without one.
-        sent: With a mirror, which of the chunks came with blocks, by position, int64; None without one.
-        writes: Once its chunks are kept in a `TableMirror`, how often each one's slot was filled by then, int64 [C].
-        ages: If asked for, items inserted into the table after each item, until the batch was drawn, int64 [B].
-        times_sampled: If asked for, how often each item was sampled, all of this batch included, int64 [B].
-        priorities: If asked for, the priority of each item when the batch was drawn, float64 [B].
-        epoch: If drawn by epochs, the place behind the batch, with the number of the batch's epoch.
         limiter_diff: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
+        epoch: If drawn by epochs, the place behind the batch, with the number of the batch's epoch.
         number: Of the batch in the call that brought it, from 1; 0 if it is not one call's.
     """
 
-    keys: NDArray[np.uint64]
-    probabilities: NDArray[np.float64]
-    first_rows: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    payloads: tuple[bytes, ...]
-    step_counts: NDArray[np.int64]
-    params_versions: NDArray[np.uint64]
+    first_rows: NDArray[np.int64] = field(metadata=per_item("i8"))
+    step_counts: NDArray[np.int64] = field(metadata=per_chunk("i8"))
+    params_versions: NDArray[np.uint64] = field(metadata=per_chunk("u8"))
+    slots: NDArray[np.int64] | None = field(default=None, metadata=per_chunk("i8"))
+    writes: NDArray[np.int64] | None = field(default=None, metadata=per_chunk("i8"))
+    sent: NDArray[np.int64] | None = None
     blocks: tuple[Blocks, ...]
     table_items: int
     total_weight: float
     stored: Mapping[str, StoredSteps]
     limiter_diff: float = 0.0
-    slots: NDArray[np.int64] | None = None
-    sent: NDArray[np.int64] | None = None
-    writes: NDArray[np.int64] | None = None
-    ages: NDArray[np.int64] | None = None
-    times_sampled: NDArray[np.int64] | None = None
-    priorities: NDArray[np.float64] | None = None
     epoch: EpochPlace | None = None
     number: int = 0
+
+    @classmethod
+    def joined(cls, parts: Sequence[SampledBatch]) -> SampledBatch:
+        """Return the items and chunks of at least one part behind those of the others; the rest is as of the first."""
+        rows = np.cumsum([0, *(int(part.step_counts.sum()) for part in parts)])
+        placed = [replace(part, first_rows=part.first_rows + start) for part, start in zip(parts, rows, strict=False)]
+        blocks = zip(*(part.blocks for part in parts), strict=True)
+        return replace(
+            parts[0],
+            **joined(placed, Per.ITEM),
+            **joined(placed, Per.CHUNK),
+            sent=None,
+            blocks=tuple(_joined_blocks(column) for column in blocks),
+        )
 
     def needing(self, chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which items [B] have steps of some chunks [N]."""
@@ -110,21 +111,19 @@ class SampledBatch:
         needing: NDArray[np.bool_] = before[last + 1] > before[first]
         return needing
 
-    def take(self, places: NDArray[np.int64]) -> SampledBatch:
-        """Return the items at some places [N], which may come twice, over the same chunks."""
-        return replace(
-            self,
-            keys=self.keys[places],
-            probabilities=self.probabilities[places],
-            first_rows=self.first_rows[places],
-            lengths=self.lengths[places],
-            payloads=tuple(self.payloads[i] for i in places.tolist()) if self.payloads else (),
-            ages=self.ages[places] if self.ages is not None else None,
-            times_sampled=self.times_sampled[places] if self.times_sampled is not None else None,
-            priorities=self.priorities[places] if self.priorities is not None else None,
-        )
+    def without_chunks(self, gone: NDArray[np.bool_]) -> SampledBatch:
+        """Return the batch, which has no blocks, without some chunks [C] and the items that have steps of them."""
+        items = ~self.needing(np.flatnonzero(gone))
+        gone_rows = np.concatenate(([0], np.cumsum(np.where(gone, self.step_counts, 0))))
+        places = np.searchsorted(np.cumsum(self.step_counts), self.first_rows, side="right")
+        moved = replace(self, first_rows=self.first_rows - gone_rows[places])
+        return moved.take(items).taken(Per.CHUNK, ~gone)
 
     @property
     def env_steps(self) -> int:
         """Agent decisions in all chunks the servers ever stored."""
         return sum(stored.env_steps for stored in self.stored.values())
+
+
+def _joined_blocks(column: Sequence[Blocks]) -> Blocks:
+    return Blocks(b"".join(blocks.data for blocks in column), np.concatenate([blocks.sizes for blocks in column]))

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -24,11 +23,13 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
 from tidemill.replay.named_table import addresses_of, read_table
 from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.columns import ItemColumns, Per, values_of
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.sampling.sample_stream import seed_of
 from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler, check_seed
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.writing.steps import LENGTH, SEPARATOR, nest, ragged_columns
+from tidemill.replay.writing.steps import LENGTH, SEPARATOR, ragged_columns
 from tidemill.rpc.channel import DEADLINE_S, MAX_MESSAGE_BYTES, Backoff
 from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.reopened import Reopened
@@ -41,71 +42,6 @@ _SMALLER_S = 1.0
 """Longest wait for a smaller batch that was asked for, in seconds."""
 _LEAST_S = 0.1  # an attempt to set priorities may take
 _MAX_SLOTS = 2**21
-_JOINED = ("lengths", "weights", "probabilities", "params_versions", "keys", "tables", "table_items")
-_COUNTS = ("ages", "times_sampled", "priorities")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReplayBatch:
-    """B items of L steps, ready to use; an item of fewer steps repeats its first one in front.
-
-    Attributes:
-        columns: Each column, [B, L, ...]; one of varying length is padded with zeros, see `ragged`.
-        sizes: Of the columns of varying length, how much of each step counts, int32 [B, L].
-        lengths: Steps of each item, int64 [B].
-        weights: Importance weights to the power of `beta`, the greatest is 1, float32 [B].
-        probabilities: Probability with which each item was chosen from its table, float64 [B].
-        params_versions: Version of the parameters that chose the actions of each item's last chunk, uint64 [B].
-        payloads: Payload of each item; empty when none has one.
-        keys: Keys of the items, uint64 [B], or [B, 2] from several servers.
-        tables: Which of the dataset's tables each item comes from, int64 [B].
-        table_items: Items of each item's table when it was sampled, int64 [B].
-        ages: With `item_counts`, items inserted into the table after each item, int64 [B].
-        times_sampled: With `item_counts`, how often each item was sampled, all of its sample included, int64 [B].
-        priorities: With `item_counts`, the priority of each item when it was sampled, float64 [B].
-    """
-
-    columns: dict[str, Array]
-    sizes: dict[str, NDArray[np.int32]]
-    lengths: NDArray[np.int64]
-    weights: NDArray[np.float32]
-    probabilities: NDArray[np.float64]
-    params_versions: NDArray[np.uint64]
-    payloads: tuple[bytes, ...]
-    keys: NDArray[np.uint64]
-    tables: NDArray[np.int64]
-    table_items: NDArray[np.int64]
-    ages: NDArray[np.int64] | None = None
-    times_sampled: NDArray[np.int64] | None = None
-    priorities: NDArray[np.float64] | None = None
-
-    def __getitem__(self, column: str) -> Array:
-        """Return a column, [B, L, ...]. KeyError: there is none of this name; the message has those that there are."""
-        if column not in self.columns:
-            raise KeyError(f"{column!r} is none of the columns {sorted(self.columns)}")
-        return self.columns[column]
-
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return len(self.lengths)
-
-    @property
-    def mask(self) -> NDArray[np.bool_]:
-        """Which steps are an item's own and not repeated, [B, L]."""
-        steps = next(iter(self.columns.values())).shape[1]
-        mask: NDArray[np.bool_] = np.arange(steps) >= steps - self.lengths[:, None]
-        return mask
-
-    def nested(self) -> dict[str, Any]:
-        """Return the columns, each [B, L, ...], as the nest that was appended; a tuple has the keys "0", "1", ..."""
-        return nest(self.columns)
-
-    def ragged(self, column: str) -> list[list[Array]]:
-        """Return a column of varying length as one array for each step of each item, [B][L], oldest step first."""
-        if column not in self.sizes:
-            raise InvalidArgument(f"column is {column!r}, must be one of varying length: {sorted(self.sizes)}")
-        values, sizes, own = self.columns[column], self.sizes[column], self.mask
-        return [[values[i, j, : sizes[i, j]] for j in range(values.shape[1]) if own[i, j]] for i in range(len(self))]
 
 
 class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch]):
@@ -357,7 +293,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         finally:
             for ready, part in zip(self._ready, parts, strict=False):
                 ready.appendleft(part)  # for the next attempt
-        return whole[0] if len(whole) == 1 else _joined(whole)
+        return whole[0] if len(whole) == 1 else ReplayBatch.joined(whole)
 
     def _part_within(self, table: int, wait_s: float) -> ReplayBatch | None:
         """Return the next batch of one table; a sample with bytes that do not decode is skipped."""
@@ -421,19 +357,13 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         last_rows = (sample.first_rows + sample.lengths - 1)[part]
         chunks = np.searchsorted(np.cumsum(sample.step_counts), last_rows, side="right")
         return ReplayBatch(
+            **values_of(sample.take(part), Per.ITEM, ItemColumns),
             columns=columns,
             sizes=sizes,
-            lengths=sample.lengths[part],
             weights=(weights / weights.max(initial=1e-38)).astype(np.float32),
-            probabilities=sample.probabilities[part],
             params_versions=sample.params_versions[chunks],
-            payloads=sample.payloads[part],
-            keys=sample.keys[part],
             tables=np.full(len(last_rows), table),
             table_items=np.full(len(last_rows), sample.table_items),
-            ages=sample.ages[part] if sample.ages is not None else None,
-            times_sampled=sample.times_sampled[part] if sample.times_sampled is not None else None,
-            priorities=sample.priorities[part] if sample.priorities is not None else None,
         )
 
     def __enter__(self) -> Self:
@@ -491,20 +421,3 @@ def _mirror(
         needed = -(-least * slot_bytes * parts // 2**20)
         raise InvalidArgument(f"mirror_mib is {mib}, must be 0 or at least {needed} for batches of {batch_size} items")
     return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), parts)
-
-
-def _joined(parts: Sequence[ReplayBatch]) -> ReplayBatch:
-    """Return the items of several tables as one batch."""
-    payloads: tuple[bytes, ...] = ()
-    if any(part.payloads for part in parts):
-        payloads = tuple(payload for part in parts for payload in part.payloads or (b"",) * len(part))
-    join = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in (*_JOINED, *(_COUNTS if parts[0].ages is not None else ()))
-    }
-    return ReplayBatch(
-        columns={name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
-        sizes={name: np.concatenate([part.sizes[name] for part in parts]) for name in parts[0].sizes},
-        payloads=payloads,
-        **join,
-    )

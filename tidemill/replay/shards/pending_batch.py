@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tidemill.replay.sampling.batch import Blocks, SampledBatch, StoredSteps
+from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
 from tidemill.replay.shards.table import Plan, ShardRequest
-
-_Kind = TypeVar("_Kind", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,58 +41,25 @@ def merge(
         rotation: By how many places the items move on. A random one gives each place of the batch the same chances.
         stored: What each shard ever stored, by name.
     """
-    samples = [part.sample for part in parts]
-    rows = np.cumsum([0, *(int(sample.step_counts.sum()) for sample in samples)])
-    keys = [
-        np.stack((part.sample.keys, np.full(len(part.sample.keys), part.incarnation, dtype=np.uint64)), axis=1)
-        for part in parts
-    ]
-    starts = [sample.first_rows + start for sample, start in zip(samples, rows[:-1], strict=True)]
-    columns = zip(*(sample.blocks for sample in samples), strict=True)
-    return SampledBatch(
-        keys=np.roll(np.concatenate(keys), rotation, axis=0),
-        probabilities=np.roll(np.concatenate([part.sample.probabilities * part.fraction for part in parts]), rotation),
-        first_rows=np.roll(np.concatenate(starts), rotation),
-        lengths=np.roll(np.concatenate([sample.lengths for sample in samples]), rotation),
-        payloads=_rotated(_payloads(samples), rotation),
-        step_counts=np.concatenate([sample.step_counts for sample in samples]),
-        params_versions=np.concatenate([sample.params_versions for sample in samples]),
-        blocks=tuple(_joined(column) for column in columns),
+    rotated = SampledBatch.joined([_of_union(part) for part in parts]).roll(rotation)
+    return replace(
+        rotated,
         table_items=table_items,
         total_weight=total_weight,
         stored=stored,
-        slots=_joined_arrays([sample.slots for sample in samples]),
-        writes=_joined_arrays([sample.writes for sample in samples]),
-        ages=_rolled(_joined_arrays([sample.ages for sample in samples]), rotation),
-        times_sampled=_rolled(_joined_arrays([sample.times_sampled for sample in samples]), rotation),
-        priorities=_rolled(_joined_arrays([sample.priorities for sample in samples]), rotation),
+        limiter_diff=0.0,
+        epoch=None,
+        number=0,
     )
 
 
-def _joined_arrays(arrays: Sequence[NDArray[_Kind] | None]) -> NDArray[_Kind] | None:
-    given = [array for array in arrays if array is not None]
-    return np.concatenate(given) if given and len(given) == len(arrays) else None
-
-
-def _rolled(values: NDArray[_Kind] | None, rotation: int) -> NDArray[_Kind] | None:
-    return np.roll(values, rotation) if values is not None else None
-
-
-def _joined(column: Sequence[Blocks]) -> Blocks:
-    return Blocks(b"".join(blocks.data for blocks in column), np.concatenate([blocks.sizes for blocks in column]))
-
-
-def _payloads(samples: Sequence[SampledBatch]) -> tuple[bytes, ...]:
-    if not any(sample.payloads for sample in samples):
-        return ()
-    return tuple(p for sample in samples for p in (sample.payloads or (b"",) * len(sample.keys)))
-
-
-def _rotated(payloads: tuple[bytes, ...], rotation: int) -> tuple[bytes, ...]:
-    if not payloads:
-        return ()
-    shift = rotation % len(payloads)
-    return payloads[len(payloads) - shift :] + payloads[: len(payloads) - shift]
+def _of_union(part: Part) -> SampledBatch:
+    """Return a part's sample with the keys and probabilities of all shards together."""
+    keys = part.sample.keys
+    shard = np.full(len(keys), part.incarnation, dtype=np.uint64)
+    return replace(
+        part.sample, keys=np.stack((keys, shard), axis=1), probabilities=part.sample.probabilities * part.fraction
+    )
 
 
 @dataclass(slots=True, eq=False)

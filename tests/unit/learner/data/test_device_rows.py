@@ -146,7 +146,7 @@ class Pair:
         table = self._replay.find("t")
         drawn = table.draw(BATCH)
         lacked = self._chunks.missing(drawn.chunks)
-        blocks = table.store.blocks.read(drawn.chunks[lacked], drawn.step_counts[lacked])
+        blocks = table.store.blocks.read(drawn.chunks[lacked], drawn.batch.step_counts[lacked])
         sent = drawn.with_blocks(blocks, self._chunks.place(drawn.chunks), lacked)
         drawn.release(table.store)
         message = pb.SampleResponse.FromString(wire.pack_sample(sent, StoredSteps(1, 0), 0.0))

@@ -163,4 +163,4 @@ def sample_all(log: Log, table: Table) -> SampledBatch:
     drawn.release(table.store)
     assert not len(corrupt)
     whole: Sequence[bytes] = [blob for blob in blobs if blob is not None]
-    return drawn.with_blocks(blocks.cut(drawn.chunks, list(whole), drawn.step_counts))
+    return drawn.with_blocks(blocks.cut(drawn.chunks, list(whole), drawn.batch.step_counts))

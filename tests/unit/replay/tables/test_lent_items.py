@@ -55,18 +55,18 @@ class Scene:
         drawn = self.table.draw(count)
         drawn.release(self.table.store)
         self.underway.append(drawn)
-        self.times.update(drawn.keys.tolist())
+        self.times.update(drawn.batch.keys.tolist())
 
     def arrive(self, place: int) -> None:
         """Let a batch that is on its way arrive."""
         drawn = self.underway.pop(place % len(self.underway))
-        self.table.arrived(drawn.keys)
+        self.table.arrived(drawn.batch.keys)
 
     def come_back(self, place: int) -> None:
         """Let a batch that is on its way come back."""
         drawn = self.underway.pop(place % len(self.underway))
-        self.table.came_back(drawn.keys, drawn.ages)
-        self.times.subtract(drawn.keys.tolist())
+        self.table.came_back(drawn.batch.keys, drawn.ages)
+        self.times.subtract(drawn.batch.keys.tolist())
 
     def check(self) -> None:
         """Compare the table with the account."""
@@ -81,7 +81,7 @@ class Scene:
         if self.limit:
             assert self.table.has_draws(sum(self.limit - self.times[key] for key in expected)) or not expected
             assert not self.table.has_draws(1 + sum(self.limit - self.times[key] for key in expected))
-        on_their_way = Counter(key for drawn in self.underway for key in drawn.keys.tolist())
+        on_their_way = Counter(key for drawn in self.underway for key in drawn.batch.keys.tolist())
         lent = {key for key in on_their_way if self.times[key] >= self.limit} if self.limit else set()
         assert self.table.held_count == len(expected | lent)
         assert self.table.held_bytes == self.table._ref_counts.size_bytes + 2 * len(expected | lent)
@@ -124,7 +124,7 @@ def test_order_is_that_of_insertion_after_a_batch_came_back(kind: SelectorKind, 
     scene.come_back(1)
     scene.insert(1)
     scene.come_back(0)
-    keys: NDArray[np.uint64] = scene.table.draw(8).keys
+    keys: NDArray[np.uint64] = scene.table.draw(8).batch.keys
     numbers = (keys >> np.uint64(32)).astype(np.int64)
     assert (np.diff(numbers) == (-1 if newest_first else 1)).all()
 
@@ -151,8 +151,8 @@ def test_more_on_its_way_than_there_is_room_for_counts_as_arrived() -> None:
     assert scene.table.held_count <= scene.table.items.capacity
     newest = scene.underway[-1]
     for drawn in scene.underway:
-        scene.table.came_back(drawn.keys, drawn.ages)
-    assert set(newest.keys.tolist()) <= set(scene.keys())
+        scene.table.came_back(drawn.batch.keys, drawn.ages)
+    assert set(newest.batch.keys.tolist()) <= set(scene.keys())
     assert scene.table.size <= scene.table.items.capacity
 
 
@@ -161,17 +161,17 @@ def test_changes_meanwhile_are_not_undone() -> None:
     scene = Scene(SelectorKind.FIFO, 3)
     scene.insert(4)
     scene.draw(2)
-    assert scene.replay.delete(scene.table, scene.underway[0].keys) == 1  # twice the same item
-    scene.table.came_back(scene.underway[0].keys, scene.underway[0].ages)
+    assert scene.replay.delete(scene.table, scene.underway[0].batch.keys) == 1  # twice the same item
+    scene.table.came_back(scene.underway[0].batch.keys, scene.underway[0].ages)
     assert scene.table.size == 3
     drawn = scene.table.draw(2)
     scene.replay.update_table(scene.table, TableUpdate(max_items=6))
-    scene.table.came_back(drawn.keys, drawn.ages)
+    scene.table.came_back(drawn.batch.keys, drawn.ages)
     assert scene.table.items.times_sampled[scene.table.items.oldest_first()].tolist() == [2, 0, 0]
     drawn = scene.table.draw(2)
     assert (scene.table.size, scene.table.held_count) == (2, 3)
     scene.replay.reset(scene.table)
-    scene.table.came_back(drawn.keys, drawn.ages)
+    scene.table.came_back(drawn.batch.keys, drawn.ages)
     assert (scene.table.size, scene.table.held_count, scene.table.counters.samples) == (0, 0, 0)
 
 
@@ -180,7 +180,7 @@ def test_priority_of_an_item_that_is_used_up_is_unknown() -> None:
     scene = Scene(SelectorKind.MAX_HEAP, 1)
     scene.insert(4)
     scene.draw(1)
-    assert scene.table.update_priorities(scene.underway[0].keys, np.array([0.0])) == 0
+    assert scene.table.update_priorities(scene.underway[0].batch.keys, np.array([0.0])) == 0
     assert scene.table.counters.unknown_keys == 1
     scene.come_back(0)
     scene.check()

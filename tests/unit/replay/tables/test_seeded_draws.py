@@ -38,7 +38,7 @@ def _filled(config: TableConfig, chunks: int) -> Table:
 def _keys(table: Table, seed: int, count: int = 16) -> list[int]:
     drawn = table.draw(count, seed=seed)
     drawn.release(table.store)
-    keys: list[int] = drawn.keys.tolist()
+    keys: list[int] = drawn.batch.keys.tolist()
     return keys
 
 
@@ -70,8 +70,8 @@ def test_prioritized_draws_follow_the_priorities() -> None:
     keys = table.items.keys(np.arange(8))
     table.update_priorities(keys, np.array([0.0, 0, 0, 2, 0, 0, 0, 0]))
     drawn = table.draw(5, seed=9)
-    assert drawn.keys.tolist() == [int(keys[3])] * 5
-    assert drawn.probabilities.tolist() == [1.0] * 5
+    assert drawn.batch.keys.tolist() == [int(keys[3])] * 5
+    assert drawn.batch.probabilities.tolist() == [1.0] * 5
     drawn.release(table.store)
 
 

@@ -1,0 +1,140 @@
+"""Batches as structs of arrays: a field says what it has one entry for, and all else follows from the fields.
+
+What takes, joins, rolls, packs or unpacks batches names no column, so a new one is a line in `ItemColumns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from functools import cache
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Per(Enum):
+    """What a column has one entry for."""
+
+    ITEM = "item"
+    CHUNK = "chunk"
+
+
+class Column(NamedTuple):
+    """A field with one entry per item or per chunk.
+
+    Attributes:
+        name: Of the field.
+        dtype: Of the array, such as "u8"; empty for bytes, a tuple with an entry each or none at all, and for a dict of
+            arrays.
+        is_optional: Whether it may be None.
+    """
+
+    name: str
+    dtype: str
+    is_optional: bool
+
+
+def per_item(dtype: str = "") -> dict[str, Any]:
+    """Return the metadata of a field that has one entry per item."""
+    return {"per": Per.ITEM, "dtype": dtype}
+
+
+def per_chunk(dtype: str) -> dict[str, Any]:
+    """Return the metadata of a field that has one entry per chunk."""
+    return {"per": Per.CHUNK, "dtype": dtype}
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ItemColumns:
+    """What every batch says of each of its B items.
+
+    Attributes:
+        keys: Keys of the items, for priority updates, uint64 [B]; from several shards uint64 [B, 2], each key with the
+            number of its shard.
+        probabilities: Probability with which the sampler chose each item from its table, float64 [B].
+        lengths: Steps of each item, int64 [B].
+        payloads: Payload of each item; empty when none has one.
+        ages: With `item_counts`, items inserted into the table after each item, until it was drawn, int64 [B].
+        times_sampled: With `item_counts`, how often each item was sampled, all of its sample included, int64 [B].
+        priorities: With `item_counts`, the priority of each item when it was drawn, float64 [B].
+    """
+
+    keys: NDArray[np.uint64] = field(metadata=per_item("u8"))
+    probabilities: NDArray[np.float64] = field(metadata=per_item("f8"))
+    lengths: NDArray[np.int64] = field(metadata=per_item("i8"))
+    payloads: tuple[bytes, ...] = field(metadata=per_item())
+    ages: NDArray[np.int64] | None = field(default=None, metadata=per_item("i8"))
+    times_sampled: NDArray[np.int64] | None = field(default=None, metadata=per_item("i8"))
+    priorities: NDArray[np.float64] | None = field(default=None, metadata=per_item("f8"))
+
+    def take(self, places: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Self:
+        """Return the items at some places, which may come twice, or those of a mask [B] or a slice."""
+        return self.taken(Per.ITEM, places)
+
+    def roll(self, shift: int) -> Self:
+        """Return the items moved on by so many places, the last ones to the front (`numpy.roll`)."""
+        return replace(self, **{name: _rolled(value, shift) for name, value in values_of(self, Per.ITEM).items()})
+
+    def taken(self, per: Per, places: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Self:
+        """Return the entries at some places of the columns per item, or of those per chunk; others as they are."""
+        return replace(self, **{name: _taken(value, places) for name, value in values_of(self, per).items()})
+
+
+def columns_of(kind: type[ItemColumns], per: Per) -> tuple[Column, ...]:
+    """Return the columns of a class of batches, in the order of its fields."""
+    named: Any = kind  # a class has a hash, whatever its instances have
+    return _columns_of(named, per)
+
+
+@cache
+def _columns_of(kind: Any, per: Per) -> tuple[Column, ...]:  # noqa: ANN401 - see above
+    return tuple(
+        Column(column.name, column.metadata["dtype"], column.default is None)
+        for column in fields(kind)
+        if column.metadata.get("per") is per
+    )
+
+
+def values_of(batch: ItemColumns, per: Per, kind: type[ItemColumns] | None = None) -> dict[str, Any]:
+    """Return the values of a batch's columns by name; those alone that batches of another `kind` have, too."""
+    return {column.name: getattr(batch, column.name) for column in columns_of(kind or type(batch), per)}
+
+
+def joined(batches: Sequence[ItemColumns], per: Per) -> dict[str, Any]:
+    """Return the columns of batches of one class, one batch behind the other; a column that one lacks is None."""
+    counts = [len(batch.lengths) for batch in batches]
+    return {
+        column.name: _joined([getattr(batch, column.name) for batch in batches], counts)
+        for column in columns_of(type(batches[0]), per)
+    }
+
+
+def _taken(value: Any, places: NDArray[Any] | slice) -> Any:  # noqa: ANN401 - what a column may be
+    if isinstance(value, dict):
+        return {name: _taken(part, places) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(value[place] for place in np.arange(len(value))[places].tolist()) if value else ()
+    return None if value is None else value[places]
+
+
+def _rolled(value: Any, shift: int) -> Any:  # noqa: ANN401 - what a column may be
+    if isinstance(value, dict):
+        return {name: _rolled(part, shift) for name, part in value.items()}
+    if isinstance(value, tuple):
+        start = -shift % len(value) if value else 0
+        return value[start:] + value[:start]
+    return None if value is None else np.roll(value, shift, axis=0)
+
+
+def _joined(values: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a column may be
+    first = values[0]
+    if isinstance(first, dict):
+        return {name: _joined([value[name] for value in values], counts) for name in first}
+    if isinstance(first, tuple):
+        if not any(values):
+            return ()
+        return tuple(entry for value, count in zip(values, counts, strict=True) for entry in value or (b"",) * count)
+    return None if any(value is None for value in values) else np.concatenate(values)

@@ -1,0 +1,70 @@
+"""What a training loop receives: one batch of decoded items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.errors import InvalidArgument
+from tidemill.replay.sampling.columns import ItemColumns, Per, joined, per_item
+from tidemill.replay.writing.steps import nest
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ReplayBatch(ItemColumns):
+    """B items of L steps, ready to use; an item of fewer steps repeats its first one in front.
+
+    Attributes:
+        columns: Each column, [B, L, ...]; one of varying length is padded with zeros, see `ragged`.
+        sizes: Of the columns of varying length, how much of each step counts, int32 [B, L].
+        weights: Importance weights to the power of `beta`, the greatest is 1, float32 [B].
+        params_versions: Version of the parameters that chose the actions of each item's last chunk, uint64 [B].
+        tables: Which of the dataset's tables each item comes from, int64 [B].
+        table_items: Items of each item's table when it was sampled, int64 [B].
+    """
+
+    columns: dict[str, Array] = field(metadata=per_item())
+    sizes: dict[str, NDArray[np.int32]] = field(metadata=per_item())
+    weights: NDArray[np.float32] = field(metadata=per_item("f4"))
+    params_versions: NDArray[np.uint64] = field(metadata=per_item("u8"))
+    tables: NDArray[np.int64] = field(metadata=per_item("i8"))
+    table_items: NDArray[np.int64] = field(metadata=per_item("i8"))
+
+    @classmethod
+    def joined(cls, parts: Sequence[ReplayBatch]) -> ReplayBatch:
+        """Return the items of at least one part behind those of the others."""
+        return cls(**joined(parts, Per.ITEM))
+
+    def __getitem__(self, column: str) -> Array:
+        """Return a column, [B, L, ...]. KeyError: there is none of this name; the message has those that there are."""
+        if column not in self.columns:
+            raise KeyError(f"{column!r} is none of the columns {sorted(self.columns)}")
+        return self.columns[column]
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self.lengths)
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """Which steps are an item's own and not repeated, [B, L]."""
+        steps = next(iter(self.columns.values())).shape[1]
+        mask: NDArray[np.bool_] = np.arange(steps) >= steps - self.lengths[:, None]
+        return mask
+
+    def nested(self) -> dict[str, Any]:
+        """Return the columns, each [B, L, ...], as the nest that was appended; a tuple has the keys "0", "1", ..."""
+        return nest(self.columns)
+
+    def ragged(self, column: str) -> list[list[Array]]:
+        """Return a column of varying length as one array for each step of each item, [B][L], oldest step first."""
+        if column not in self.sizes:
+            raise InvalidArgument(f"column is {column!r}, must be one of varying length: {sorted(self.sizes)}")
+        values, sizes, own = self.columns[column], self.sizes[column], self.mask
+        return [[values[i, j, : sizes[i, j]] for j in range(values.shape[1]) if own[i, j]] for i in range(len(self))]
