@@ -31,7 +31,7 @@ from tidemill.config.table import TableSettings
 from tidemill.process import keep_freed_memory
 from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.dqn.config import DQNConfig
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
 from tidemill.services.learner.data.decoder import Decoder

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 
 _NUM_ENVS = (8, 16, 32)
 _START_S = 120.0  # of a process that imports Ray for the first time, and its warm-up

@@ -14,7 +14,7 @@ import torch
 
 from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 
 BLOCK = 20

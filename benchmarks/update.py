@@ -23,12 +23,9 @@ from benchmarks.rows import Row, row, write
 from tidemill.envs.make import spec_of
 from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.d4pg.config import D4PGConfig
-from tidemill.rl.agents.ddpg.config import DDPGConfig
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.r2d2.config import R2D2Config
-from tidemill.rl.agents.td3.config import TD3Config
+from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
+from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
 
 _WARM_UP = 3
 _UNTIL_RECORDED = 6  # updates until most of a CUDA graph's kinds are recorded

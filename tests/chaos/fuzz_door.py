@@ -23,8 +23,8 @@ from tests.support.replay_streams import make_config
 from tidemill.inference.wire import Opening, pack_step
 from tidemill.learner.status import LearnerStatus
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rpc.interceptors import CallInterceptor
 from tidemill.rpc.server import RpcServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings

@@ -13,20 +13,14 @@ from torch import Tensor
 
 from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.d4pg.config import D4PGConfig
-from tidemill.rl.agents.ddpg.config import DDPGConfig
-from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.impala.config import IMPALAConfig
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.ppo.config import PPOConfig
-from tidemill.rl.agents.pqn.config import PQNConfig
-from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.registry import AgentConfig, extra_columns_of
-from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
-from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.policy_io import PolicyInput
 from tidemill.rl.process_group import SingleProcess, flat_mean
+from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
+from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig, PQNConfig
+from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
+from tidemill.rl.settings.soft_actor_critic import SACConfig, SACDiscreteConfig
 from tidemill.types import EnvSpec
 
 VECTOR = EnvSpec((3,), "float32", num_actions=4)

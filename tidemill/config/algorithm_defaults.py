@@ -1,7 +1,7 @@
 """Defaults that depend on the algorithm, and what a preset's settings become for another algorithm or environment.
 
-A setting that neither file nor command line names has the default of its section, unless this page has another for the
-algorithm: those of its paper, or of RL Baselines3 Zoo and CleanRL.
+A setting that neither file nor command line names has the default of its section, unless `run_defaults` of the
+algorithm's settings has another: that of its paper, or of RL Baselines3 Zoo and CleanRL.
 """
 
 from __future__ import annotations
@@ -13,31 +13,12 @@ from tidemill.config.overlay import overlay
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import config_class
+from tidemill.rl.settings.base import ROLLOUTS
 
 DEFAULT_ALGORITHM = "sac"
 
 Document = dict[str, Any]
 
-_EVERY_FOURTH: Document = {"learner": {"updates_per_env_step": 0.25}}
-"""An update for every fourth decision, as in the papers of DQN and of SAC for discrete actions."""
-
-_ROLLOUTS: Document = {
-    "env": {"num_envs": 4},
-    "table": {"sampler": "fifo"},
-    "learner": {"updates_per_env_step": 0.0, "publish_every": 1, "publish_half": False, "max_policy_lag": 0},
-}
-"""On-policy: each rollout is played by the newest parameters, in full precision, and learned from once."""
-
-ALGORITHM_DEFAULTS: Mapping[str, Document] = {
-    "dqn": _EVERY_FOURTH,
-    "d4pg": _EVERY_FOURTH,
-    "r2d2": _EVERY_FOURTH,
-    "sac_discrete": _EVERY_FOURTH,
-    "ppo": _ROLLOUTS,
-    "pqn": _ROLLOUTS,
-    "impala": {**_ROLLOUTS, "env": {"num_envs": 8}, "learner": {**_ROLLOUTS["learner"], "max_policy_lag": 2}},
-}
-"""By algorithm and section. What follows from other settings `with_defaults` adds."""
 
 _FEW_ITEMS = 512
 _LARGEST_CHUNK = 1024
@@ -70,7 +51,8 @@ def with_defaults(document: Mapping[str, Any], algorithm: str) -> Document:
     """
     own_class = config_class(algorithm)
     is_on_policy = hasattr(own_class, "rollout_rows")
-    result = merged(ALGORITHM_DEFAULTS.get(algorithm, _ROLLOUTS if is_on_policy else {}), document)
+    defaults = getattr(own_class, "run_defaults", None) or (ROLLOUTS if is_on_policy else {})
+    result = merged(defaults, document)
     if not all(isinstance(section, Mapping) for section in result.values()):
         return result  # what is no mapping is refused by name later
     try:

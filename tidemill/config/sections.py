@@ -17,7 +17,7 @@ from tidemill.config.services import (
 )
 from tidemill.config.table import TableSettings
 from tidemill.envs.settings import EnvSettings
-from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 
 if TYPE_CHECKING:
     from tidemill.rl.agents.registry import AgentConfig

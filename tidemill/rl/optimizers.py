@@ -12,6 +12,7 @@ from tidemill.errors import InvalidArgument
 from tidemill.logger import LateLogger
 from tidemill.rl.exploration import linear
 from tidemill.rl.process_group import SINGLE_PROCESS, ProcessGroup
+from tidemill.rl.settings.q_learning import QLearningSettings
 
 _DECAY_SETTING = "agent.learning_rate_decay_updates"
 
@@ -187,31 +188,7 @@ class Optimizer(Protocol):
         """Continue from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
 
 
-class OptimizerSettings(Protocol):
-    """The settings of an agent that offers the choice."""
-
-    @property
-    def optimizer(self) -> str:
-        """`adam` or `rmsprop`."""
-
-    @property
-    def learning_rate(self) -> float:
-        """Step size."""
-
-    @property
-    def optimizer_epsilon(self) -> float:
-        """Keeps the denominator from 0."""
-
-    @property
-    def rmsprop_decay(self) -> float:
-        """Share of the old in RMSProp's averages."""
-
-    @property
-    def weight_decay(self) -> float:
-        """L2 penalty per unit of weight."""
-
-
-def build_optimizer(settings: OptimizerSettings, parameters: Iterable[Tensor]) -> Optimizer:
+def build_optimizer(settings: QLearningSettings, parameters: Iterable[Tensor]) -> Optimizer:
     """Return the optimizer that the settings ask for."""
     rate, epsilon, decay = settings.learning_rate, settings.optimizer_epsilon, settings.weight_decay
     if settings.optimizer == "rmsprop":

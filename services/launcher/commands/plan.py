@@ -21,9 +21,9 @@ from tidemill.config.documented import fields_of
 from tidemill.config.load import load
 from tidemill.config.sections import RunConfig
 from tidemill.errors import FatalError
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.registry import AgentConfig, LearnsOnPolicy
-from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 
 RATES_FILE = Path(__file__).with_name("measured_rates.json")
 """Rates measured by the benchmarks of the repository; written by scripts/plan_rates.py from benchmarks/results."""

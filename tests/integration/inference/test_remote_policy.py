@@ -23,12 +23,11 @@ from tidemill.inference.v1 import inference_pb2 as pb
 from tidemill.inference.v1 import inference_pb2_grpc
 from tidemill.inference.wire import Opening, pack_open
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyOutput
+from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.status import translated
 from tidemill.services.actor.loop import ActingLoop, ActingStopped, PolicyParams

@@ -11,8 +11,8 @@ from benchmarks.rllib_turns import rllib_turns
 from tidemill.config.sections import RunConfig
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.td3.config import TD3Config
+from tidemill.rl.settings.deterministic import TD3Config
+from tidemill.rl.settings.q_learning import DQNConfig
 
 _STAND_IN = """#!/bin/sh
 echo "$@" >> "$0.asked"

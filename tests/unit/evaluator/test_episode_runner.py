@@ -13,12 +13,11 @@ from tidemill.config.services import EvaluatorSettings
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.action_noise import NoiseConfig
-from tidemill.rl.agents.ddpg.config import DDPGConfig
-from tidemill.rl.agents.deterministic_policy import DeterministicPolicy
-from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.rl.agents.td3.config import TD3Config
+from tidemill.rl.agents.deterministic import DeterministicPolicy
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.rl.settings.deterministic import DDPGConfig, TD3Config
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.evaluator.episode_runner import EpisodeRunner, epsilon_of
 from tidemill.services.evaluator.protocol import Evaluation
 

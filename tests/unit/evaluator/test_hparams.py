@@ -20,7 +20,7 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.params.version import ParamsMetadata, Version
-from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.evaluator.run_logs import RunLogs
 

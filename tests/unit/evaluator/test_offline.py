@@ -18,8 +18,8 @@ from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
 from tidemill.envs.settings import EnvSettings
 from tidemill.params.version import ParamsMetadata, Version
-from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.evaluator.offline import main, make_report
 from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.paramserver.version_store import VersionStore

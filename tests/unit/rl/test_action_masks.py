@@ -17,22 +17,19 @@ from tidemill.envs.make import spec_of
 from tidemill.envs.settings import EnvSettings
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.dqn.agent import DQNAgent
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import gather_argmax
 from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.impala.agent import IMPALAAgent
-from tidemill.rl.agents.impala.config import IMPALAConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.ppo.agent import PPOAgent
-from tidemill.rl.agents.ppo.config import PPOConfig
-from tidemill.rl.agents.pqn.config import PQNConfig
 from tidemill.rl.agents.r2d2.agent import R2D2Agent
-from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.exploration import greedy, random_legal
 from tidemill.rl.networks.actor_critic import build_actor_critic
 from tidemill.rl.policy_io import join
 from tidemill.rl.sequences import SequenceShape, sequences
+from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig, PQNConfig
+from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
 from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec
 

@@ -6,8 +6,8 @@ import torch
 
 from tests.support.batches import random_batch
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.optimizers import Adam
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
 
 

@@ -24,15 +24,13 @@ from tests.support.batches import (
 )
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.d4pg.config import D4PGConfig
-from tidemill.rl.agents.ddpg.config import DDPGConfig
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent, Array, Policy
 from tidemill.rl.agents.registry import AgentConfig, LearnsOnPolicy
-from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyInput
+from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 
 every_agent = pytest.mark.parametrize("config,env_spec", CASES.values(), ids=CASES.keys())

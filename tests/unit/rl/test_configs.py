@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.d4pg.config import D4PGConfig
-from tidemill.rl.agents.ddpg.config import DDPGConfig
-from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.rl.agents.td3.config import TD3Config
+from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig, SACDiscreteConfig
 
 
 @pytest.mark.parametrize(
@@ -53,6 +51,27 @@ from tidemill.rl.agents.td3.config import TD3Config
         (DDPGConfig, "learning_rate_decay_updates", -1),
         (TD3Config, "learning_rate_decay_updates", -1),
         (D4PGConfig, "learning_rate_decay_updates", -1),
+        (DDPGConfig, "actor_sizes", ()),
+        (DDPGConfig, "critic_sizes", (8, 0)),
+        (DDPGConfig, "actor_activation", "elu"),
+        (DDPGConfig, "action_layer", 2),
+        (DDPGConfig, "actor_learning_rate", 0.0),
+        (DDPGConfig, "critic_weight_decay", -1.0),
+        (DDPGConfig, "gamma", 1.1),
+        (DDPGConfig, "n_step", 0),
+        (DDPGConfig, "tau", 0.0),
+        (DDPGConfig, "loss", "l1"),
+        (TD3Config, "huber_delta", -1.0),
+        (TD3Config, "hidden_sizes", (0,)),
+        (TD3Config, "critic_learning_rate", float("nan")),
+        (TD3Config, "policy_delay", 0),
+        (TD3Config, "target_noise", -0.1),
+        (TD3Config, "start_steps", -1),
+        (D4PGConfig, "num_atoms", 1),
+        (D4PGConfig, "value_max", -150.0),
+        (D4PGConfig, "target_update_period", -1),
+        (D4PGConfig, "action_layer", -1),
+        (D4PGConfig, "batch_size", 0),
         (SACConfig, "hidden_sizes", (256, -1)),
         (SACConfig, "learning_rate", float("nan")),
         (SACConfig, "learning_rate_final", -1.0),
@@ -68,6 +87,10 @@ from tidemill.rl.agents.td3.config import TD3Config
         (SACConfig, "greedy_fraction", 1.5),
         (SACConfig, "noise_correlation", 1.0),
         (SACConfig, "start_steps", -1),
+        (SACDiscreteConfig, "target_entropy_share", 1.1),
+        (SACDiscreteConfig, "initial_temperature", 0.0),
+        (SACDiscreteConfig, "start_steps", -1),
+        (SACDiscreteConfig, "optimizer_epsilon", 0.0),
     ],
 )
 def test_setting_out_of_range_is_refused_by_name_and_value(config: type[Any], field: str, value: object) -> None:
@@ -111,7 +134,9 @@ def test_published_presets_can_be_expressed() -> None:
 
 def test_settings_and_windows_import_no_torch() -> None:
     """Processes without torch read the settings; decoder threads of any process cut windows."""
+    settings = ("deterministic", "on_policy", "q_learning", "soft_actor_critic")
     modules = ("agents.registry", "transitions", "policy_io", "exploration", "action_noise", "sequences")
-    imports = "; ".join(f"import tidemill.rl.{module}" for module in modules)
+    names = (*modules, *(f"settings.{name}" for name in settings))
+    imports = "; ".join(f"import tidemill.rl.{name}" for name in names)
     script = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=300).returncode == 0

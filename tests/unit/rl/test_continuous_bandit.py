@@ -8,11 +8,9 @@ import torch
 
 from tests.support.batches import policy_input
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.d4pg.config import D4PGConfig
-from tidemill.rl.agents.ddpg.config import DDPGConfig
 from tidemill.rl.agents.registry import AgentConfig
-from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.rl.agents.td3.config import TD3Config
+from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 
 BANDIT = EnvSpec((2,), "float32", action_shape=(2,))

@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.support.batches import CONTINUOUS, policy_input, random_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.sac.agent import SACAgent
-from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.policy import SACPolicy
 from tidemill.rl.networks.batch_renorm import BATCH_NORM, RENORM, BatchRenorm, RenormBounds
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 
 CPU = torch.device("cpu")
 ALL_BOUNDS = pytest.mark.parametrize("bounds", [None, BATCH_NORM, RENORM, RenormBounds(1.2, 0.1)])

@@ -109,7 +109,7 @@ def test_documented_algorithm_is_configured_like_any_other() -> None:
     [
         ("dqm", "agent.algorithm is 'dqm', allowed: .*did you mean 'dqn'"),
         ("my_project.nothing", "importing my_project.nothing.config failed"),
-        ("tidemill.rl.agents.dqn", "has no dataclass whose `algorithm` it is"),
+        ("tests.unit", "has no dataclass whose `algorithm` it is"),
     ],
 )
 def test_algorithm_that_is_not_there_is_refused(name: str, message: str) -> None:

@@ -8,9 +8,9 @@ import torch
 
 from tests.support.batches import IMAGE, VECTOR, policy_input, random_batch
 from tidemill.rl.agents.dqn.agent import DQNAgent
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.policy import DQNPolicy
 from tidemill.rl.exploration import ActorSlot, EpsilonGreedy
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
 
 CPU = torch.device("cpu")

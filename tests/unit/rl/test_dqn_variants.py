@@ -13,12 +13,12 @@ import torch
 from tests.support.batches import policy_input
 from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.rl.agents.dqn.agent import DQNAgent
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import ValueHead, build_value_head
 from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.dqn.policy import DQNPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.noisy import disable_noise
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
 
 STATES = np.eye(3, dtype=np.float32)

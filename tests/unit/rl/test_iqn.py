@@ -13,11 +13,11 @@ from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.errors import ConfigError
 from tidemill.rl import losses
 from tidemill.rl.agents.dqn.agent import DQNAgent
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.networks import QuantileEmbedding, build_network
 from tidemill.rl.agents.dqn.policy import DQNPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.noisy import reset_noise
+from tidemill.rl.settings.q_learning import DQNConfig
 
 SMALL = DQNConfig(network="mlp", hidden_sizes=(16,), distribution="iqn", atoms=8, cosines=12)
 

@@ -10,15 +10,12 @@ import torch
 
 from tests.support.batches import CONTINUOUS, SMALL_R2D2, VECTOR, sampled_batch
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.d4pg.config import D4PGConfig
-from tidemill.rl.agents.ddpg.config import DDPGConfig
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.registry import AgentConfig
-from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.optimizers import Adam, LearningRateDecay, fallen
+from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
+from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tests.oracles import rlax_losses_file
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import (
     CategoricalHead,
     QuantileHead,
@@ -26,6 +25,7 @@ from tidemill.rl.agents.dqn.loss import (
 from tidemill.rl.agents.r2d2.loss import sequence_target
 from tidemill.rl.losses import ItemLoss, generalized_advantage, rescale, unscale, vtrace
 from tidemill.rl.sequences import SequenceShape, unroll_targets
+from tidemill.rl.settings.q_learning import DQNConfig
 
 
 def oracle(name: str) -> dict[str, Any]:

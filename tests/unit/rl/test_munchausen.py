@@ -15,9 +15,9 @@ from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.errors import ConfigError
 from tidemill.rl import losses
 from tidemill.rl.agents.dqn.agent import DQNAgent
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.policy import DQNPolicy
 from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.settings.q_learning import DQNConfig
 
 T = 0.5
 Q = torch.tensor([[0.0, T * math.log(3.0)]])

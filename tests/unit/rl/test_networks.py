@@ -13,7 +13,6 @@ import torch
 from tests.support.batches import COLOURS, IMAGE, random_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.networks.image import as_channels, convolution, pixel_scale, to_channels_last
 from tidemill.rl.networks.linear import linear
@@ -21,6 +20,7 @@ from tidemill.rl.networks.noisy import NoisyLinear, disable_noise, reset_noise
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos import check_torso, torso_names
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
 
 GRAY = EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=6)

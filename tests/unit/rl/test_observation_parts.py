@@ -15,17 +15,13 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.observation_parts import in_order, pack
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.d4pg.config import D4PGConfig
-from tidemill.rl.agents.ddpg.config import DDPGConfig
-from tidemill.rl.agents.dqn.config import DQNConfig
-from tidemill.rl.agents.impala.config import IMPALAConfig
-from tidemill.rl.agents.ppo.config import PPOConfig
-from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.registry import AgentConfig
-from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.rl.agents.td3.config import TD3Config
 from tidemill.rl.networks.parts import VECTOR_FEATURES
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
+from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig
+from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec, ObservationPart
 
 PARTS = in_order(

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tidemill.errors import ConfigError, InvalidArgument
-from tidemill.rl.agents.ddpg.config import DDPGConfig
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.registry import config_class, extra_columns_of, stored_columns
 from tidemill.rl.policy_io import check_extras
 from tidemill.rl.sequences import SequenceShape, sequences
+from tidemill.rl.settings.deterministic import DDPGConfig
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.transitions import transitions, unrolled_transitions
 from tidemill.types import ColumnSpec, EnvSpec, Signature, signature_of
 
@@ -132,7 +132,7 @@ def test_unrolled_transitions_stack_what_the_environment_showed() -> None:
         ("retrace.config:Retrace", "retrace.config has no 'Retrace'; did you mean 'RetraceConfig'"),
         ("nowhere_at_all:Config", "importing nowhere_at_all failed: ModuleNotFoundError"),
         ("retrace.config:require", "no dataclass with the methods build_agent and build_policy"),
-        ("tidemill.rl.agents.dqn.config:DQNConfig", "no dataclass with the methods build_agent and build_policy"),
+        ("tidemill.rl.settings.q_learning:DQNConfig", "no dataclass with the methods build_agent and build_policy"),
         ("retrace.config:", "allowed: module:name"),
     ],
 )

@@ -13,8 +13,8 @@ from tests.unit.rl.test_on_policy import DISCRETE, STEPS, STREAMS, rollout
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.pqn.agent import PQNAgent
-from tidemill.rl.agents.pqn.config import PQNConfig
 from tidemill.rl.agents.pqn.loss import lambda_target, q_loss
+from tidemill.rl.settings.on_policy import PQNConfig
 from tidemill.types import EnvSpec
 
 LAMBDA = 0.6

@@ -11,10 +11,10 @@ import torch
 
 from tests.support.batches import policy_input, random_batch
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks import precision
 from tidemill.rl.networks.precision import MatmulPrecision, in_float32, pays
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
 
 _SPEC = EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=6)

@@ -15,7 +15,6 @@ from tests.support.batches import IMAGE, SMALL_R2D2, VECTOR, policy_input, rando
 from tidemill.rl import losses
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.r2d2.agent import R2D2Agent
-from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork
 from tidemill.rl.agents.r2d2.policy import R2D2Policy
@@ -23,6 +22,7 @@ from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks import lstm
 from tidemill.rl.networks.lstm import LSTM
 from tidemill.rl.policy_io import PolicyInputBuilder, PolicyOutput
+from tidemill.rl.settings.q_learning import R2D2Config
 from tidemill.types import EnvSpec
 
 CPU = torch.device("cpu")

@@ -14,10 +14,10 @@ from tidemill.rl import losses
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.sac import loss as sac_loss
 from tidemill.rl.agents.sac.agent import SACAgent
-from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.policy import SACPolicy
 from tidemill.rl.networks.ensemble_mlp import EnsembleLayer, EnsembleMLP
 from tidemill.rl.networks.squashed_gaussian import LOG_STD_MAX, head_gradient, sample
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 
 CPU = torch.device("cpu")

@@ -15,9 +15,9 @@ from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.sac_discrete import loss
 from tidemill.rl.agents.sac_discrete.agent import SACDiscreteAgent
-from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
 from tidemill.rl.agents.sac_discrete.networks import build_actor, build_critic
 from tidemill.rl.agents.sac_discrete.policy import SACDiscretePolicy
+from tidemill.rl.settings.soft_actor_critic import SACDiscreteConfig
 from tidemill.types import EnvSpec
 
 LOG_PROB = torch.tensor([[0.25, 0.75]]).log()
@@ -150,13 +150,3 @@ def test_continuous_actions_are_refused_by_the_name_of_what_fits() -> None:
     """And discrete ones by `sac`, which names this one."""
     with pytest.raises(ConfigError, match="sac"):
         SACDiscreteConfig().validate_env(EnvSpec((3,), "float32", action_shape=(2,)))
-
-
-@pytest.mark.parametrize(
-    "field, value",
-    [("target_entropy_share", 1.1), ("initial_temperature", 0.0), ("start_steps", -1), ("optimizer_epsilon", 0.0)],
-)
-def test_setting_out_of_range_is_refused(field: str, value: float) -> None:
-    """By its name and value."""
-    with pytest.raises(ConfigError, match=f"{field} is {value}"):
-        SACDiscreteConfig(**{field: value})  # type: ignore[arg-type]

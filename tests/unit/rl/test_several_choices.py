@@ -15,14 +15,12 @@ from tidemill.envs.make import spec_of
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.impala.agent import IMPALAAgent
-from tidemill.rl.agents.impala.config import IMPALAConfig
 from tidemill.rl.agents.ppo.agent import PPOAgent
-from tidemill.rl.agents.ppo.config import PPOConfig
-from tidemill.rl.agents.r2d2.config import R2D2Config
-from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.networks.actor_critic import build_actor_critic
+from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig
+from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec, signature_of
 
 CPU = torch.device("cpu")

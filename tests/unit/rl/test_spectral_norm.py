@@ -12,13 +12,13 @@ from tests.support.batches import policy_input, random_batch
 from tests.unit.rl.test_networks import GRAY, generator, images
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.dqn.policy import DQNPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos.impala import ResidualBlock, normalise_spectrally, normalised_weights
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from tests.unit.rl import reference_update as ref
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.sac import loss
-from tidemill.rl.agents.sac.config import SACConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 
 QUANTILES = torch.tensor([[[9.0, 1.0, 5.0]], [[2.0, 4.0, 3.0]]])
 """Of two critics and one item."""

@@ -18,8 +18,8 @@ from tidemill.rl import train_state, update_graph
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent, Update
 from tidemill.rl.agents.registry import AgentConfig
-from tidemill.rl.agents.sac.config import SACConfig
-from tidemill.rl.agents.td3.config import TD3Config
+from tidemill.rl.settings.deterministic import TD3Config
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.rl.train_state import TrainState
 from tidemill.rl.update_graph import RecordedUpdates
 from tidemill.types import EnvSpec
@@ -187,7 +187,7 @@ def test_what_an_update_decides_by_itself_is_repeated_as_it_was() -> None:
 @pytest.mark.parametrize("config", [SACConfig, TD3Config])
 def test_no_other_way_to_compile_is_offered(config: Callable[..., AgentConfig]) -> None:
     """The message lists those there are."""
-    with pytest.raises(ConfigError, match="compile is 'default', but must be auto, none or cuda-graphs"):
+    with pytest.raises(ConfigError, match="compile is 'default', but must be one of auto, none, cuda-graphs"):
         config(compile="default")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from tidemill.rl.agents.interface import BuildsBothSides, PolicyContext
-from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.agents.registry import ALGORITHMS, AgentConfig
 from tidemill.rl.exploration import ActorSlot
 from tidemill.types import EnvSpec
 
@@ -32,7 +33,7 @@ def build_agent(config: AgentConfig, env_spec: EnvSpec, device: str = "cpu", see
     config.validate_env(env_spec)
     if isinstance(config, BuildsBothSides):
         return config.build_agent(env_spec, torch.device(device), seed)
-    agent: Agent = _module(config, "agent").build(config, env_spec, torch.device(device), seed)
+    agent: Agent = _function(config, "agent")(config, env_spec, torch.device(device), seed)
     return agent
 
 
@@ -63,11 +64,16 @@ def build_policy(
     context = PolicyContext(torch.device(device), seed, slot or ActorSlot(), precision)
     if isinstance(config, BuildsBothSides):
         return config.build_policy(env_spec, context)
-    policy: Policy = _module(config, "policy").build(config, env_spec, context)
+    policy: Policy = _function(config, "policy")(config, env_spec, context)
     return policy
 
 
-def _module(config: AgentConfig, name: str) -> Any:  # noqa: ANN401 - modules that share a function's signature
-    """Return `agent` or `policy` of the folder that the settings' class is defined in."""
+def _function(config: AgentConfig, side: str) -> Callable[..., Any]:
+    """Return what builds one side, `agent` or `policy`: of the algorithm's page, or of a user's package."""
+    if config.algorithm in ALGORITHMS:
+        page = importlib.import_module(f"tidemill.rl.agents.{config.algorithm}")
+        if hasattr(page, f"build_{side}"):
+            return cast(Callable[..., Any], getattr(page, f"build_{side}"))
+        return cast(Callable[..., Any], importlib.import_module(f"{page.__name__}.{side}").build)
     folder = type(config).__module__.rpartition(".")[0]
-    return importlib.import_module(f"{folder}.{name}")
+    return cast(Callable[..., Any], importlib.import_module(f"{folder}.{side}").build)

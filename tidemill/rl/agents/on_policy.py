@@ -8,7 +8,7 @@ cannot come before it is learned from ([ADR 0040](../../../docs/adr/0040-on-poli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
-from tidemill.rl.networks.actor_critic import ActionDistribution, ActorCritic, ActorCriticSettings, build_actor_critic
+from tidemill.rl.networks.actor_critic import ActionDistribution, ActorCritic, build_actor_critic
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.lstm import Recurrence
 from tidemill.rl.normalization import CLIP, RunningMoments, discounted_sums
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import ProcessGroup
+from tidemill.rl.settings.on_policy import ActorCriticSettings
 from tidemill.rl.transitions import unrolled_transitions
 from tidemill.types import ACTION_MASK, EnvSpec, WindowSpec
 
@@ -86,25 +87,14 @@ class Rollout(NamedTuple):
         return cls(**columns)
 
 
-class RolloutSettings(ActorCriticSettings, Protocol):
-    """The settings of an algorithm that learns from rollouts; `PPOConfig` says what each means."""
-
-    @property
-    def gamma(self) -> float:
-        """Discount of one step."""
-
-    @property
-    def normalize_rewards(self) -> bool:
-        """Whether rewards are divided by the standard deviation of the returns."""
-
-
 class RolloutNormalizer(nn.Module):
     """What a learner has counted of its rollouts, for observations and rewards of unit scale; state of the training."""
 
-    def __init__(self, settings: RolloutSettings, network: ActorCritic) -> None:
+    def __init__(self, settings: ActorCriticSettings, network: ActorCritic) -> None:
         """Count as the settings say; the network's standardization follows what is counted of observations."""
         super().__init__()
-        self._gamma, self._network = settings.gamma, (network,)  # not a module of this one
+        self._gamma = settings.gamma
+        self._network = (network,)  # not a module of this one
         features = int(network.torso.outputs)  # type: ignore[arg-type]  # every torso has it
         self.observations = RunningMoments(features) if settings.normalize_observations else None
         self.returns = RunningMoments() if settings.normalize_rewards else None
@@ -152,7 +142,8 @@ class ActorCriticPolicy:
         self._network = build_actor_critic(settings, env_spec, context.seed).to(context.device).requires_grad_(False)
         self._network.eval()
         self.recurrent_state_size = 2 * settings.lstm_size
-        self._action_shape, self._device = env_spec.action_shape, context.device
+        self._action_shape = env_spec.action_shape
+        self._device = context.device
         self._rng = torch.Generator(context.device).manual_seed(context.seed)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -181,8 +172,8 @@ class ActorCriticPolicy:
         """Return what a recurrent network must know of one step of N environments."""
         if not self.recurrent_state_size:
             return None
-        arrays = (policy_input.is_first[None], policy_input.recurrent_state)
-        return Recurrence(*(torch.from_numpy(array).to(self._device) for array in arrays))
+        is_first = torch.from_numpy(policy_input.is_first[None]).to(self._device)
+        return Recurrence(is_first, torch.from_numpy(policy_input.recurrent_state).to(self._device))
 
     @torch.inference_mode()
     def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:  # noqa: ARG002 - the interface's

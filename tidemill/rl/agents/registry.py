@@ -1,21 +1,34 @@
-"""Settings of any algorithm: what all have in common, and how they are found by name. Imports no torch.
+"""The algorithms by name, and what the settings of all have in common. Imports no torch.
 
-An algorithm is a folder with `config.py`, `networks.py`, `loss.py`, `agent.py` and `policy.py`, which nothing outside
-it names: docs/tutorials/own-algorithm.md shows how to write one. One's own may also be a class named by `module:Class`
-whose methods build both sides: docs/extending.md shows one.
+An algorithm of the project is a page, `tidemill/rl/agents/NAME.py`, its settings in `tidemill/rl/settings`, and a line
+here. A user's is a package (docs/tutorials/own-algorithm.md), or a class named by `module:Class` whose methods build
+both sides (docs/extending.md).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import pkgutil
+import importlib
 from typing import Protocol, cast, runtime_checkable
 
 from tidemill.config.check import nearest
 from tidemill.config.user_code import import_user_module, user_object
 from tidemill.errors import ConfigError
-from tidemill.rl import agents
 from tidemill.types import EnvSpec, Signature, WindowSpec, column_names, signature_of
+
+ALGORITHMS = {
+    "dqn": "q_learning:DQNConfig",
+    "r2d2": "q_learning:R2D2Config",
+    "sac_discrete": "soft_actor_critic:SACDiscreteConfig",
+    "sac": "soft_actor_critic:SACConfig",
+    "td3": "deterministic:TD3Config",
+    "ddpg": "deterministic:DDPGConfig",
+    "d4pg": "deterministic:D4PGConfig",
+    "ppo": "on_policy:PPOConfig",
+    "impala": "on_policy:IMPALAConfig",
+    "pqn": "on_policy:PQNConfig",
+}
+"""The algorithms of the project, in the order messages name them, and where in `tidemill.rl.settings` theirs are."""
 
 _KIN = {
     "a2c": "'ppo' is the closest",
@@ -36,11 +49,11 @@ _KIN = {
 
 
 class AgentConfig(Protocol):
-    """A frozen dataclass of one algorithm's settings, in `config.py` of its folder."""
+    """A frozen dataclass of one algorithm's settings."""
 
     @property
     def algorithm(self) -> str:
-        """Name of the algorithm: of a folder in `tidemill/rl/agents`, a package's dotted path, or `module:Class`."""
+        """Name of the algorithm: of a page in `tidemill/rl/agents`, a package's dotted path, or `module:Class`."""
 
     @property
     def batch_size(self) -> int:
@@ -93,26 +106,31 @@ def stored_columns(config: AgentConfig, env_spec: EnvSpec) -> Signature:
 
 def algorithms() -> tuple[str, ...]:
     """Return the names of the algorithms that come with the project, sorted."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(agents.__path__) if module.ispkg))
+    return tuple(sorted(ALGORITHMS))
 
 
 def config_class(algorithm: str) -> type[AgentConfig]:
-    """Return the settings' class of an algorithm: the dataclass with a field `algorithm` in its `config.py`.
+    """Return the settings' class of an algorithm.
 
     Args:
         algorithm: One of `algorithms()`; or your own: the dotted path of a package, such as `my_project.my_agent`,
+            whose `config.py` has a dataclass with this path as its `algorithm`;
             or `module:Class`, such as `my_agent:MyConfig`.
 
     Raises:
         ConfigError: There is no such algorithm; the message names the nearest one.
     """
+    if algorithm in ALGORITHMS:
+        module_name, _, class_name = ALGORITHMS[algorithm].partition(":")
+        settings = importlib.import_module(f"tidemill.rl.settings.{module_name}")
+        return cast(type[AgentConfig], getattr(settings, class_name))
     if ":" in algorithm:
         return _named_class(algorithm)
-    if "." not in algorithm and algorithm not in algorithms():
+    if "." not in algorithm:
         kin = _KIN.get(algorithm.lower().replace("-", "_"))
         hint = f"; here {kin}" if kin else nearest(algorithm, algorithms())
         raise ConfigError(f"agent.algorithm is {algorithm!r}, allowed: {', '.join(algorithms())}, or a package{hint}")
-    name = f"{algorithm}.config" if "." in algorithm else f"{agents.__name__}.{algorithm}.config"
+    name = f"{algorithm}.config"
     try:
         module = import_user_module(name)
     except ImportError as error:

@@ -10,9 +10,9 @@ With an LSTM behind the torso both also depend on what came before, back to the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,8 @@ from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.lstm import LSTM, Recurrence, to_recurrent_state, to_state
 from tidemill.rl.networks.squashed_gaussian import split
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.networks.torsos import NetworkSetting
 from tidemill.rl.normalization import Standardization
+from tidemill.rl.settings.on_policy import ActorCriticSettings
 from tidemill.types import EnvSpec
 
 _IMPOSSIBLE = -1e30
@@ -34,46 +34,6 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 def legal_logits(logits: Tensor, legal: Tensor | None) -> Tensor:
     """Return logits [..., A] of which those of actions that are not `legal`, bool [..., A], have probability 0."""
     return logits if legal is None else torch.where(legal, logits, _IMPOSSIBLE)
-
-
-class ActorCriticSettings(Protocol):
-    """The settings of an algorithm that decide its network; `PPOConfig` says what each means."""
-
-    @property
-    def network(self) -> str:
-        """Torso."""
-
-    @property
-    def network_settings(self) -> Mapping[str, NetworkSetting]:
-        """Settings of the torso."""
-
-    @property
-    def encoder_sizes(self) -> tuple[int, ...]:
-        """Units of each layer after the torso that policy and value share."""
-
-    @property
-    def lstm_size(self) -> int:
-        """Units of an LSTM behind these; 0: none."""
-
-    @property
-    def hidden_sizes(self) -> tuple[int, ...]:
-        """Units of each layer after those, of the policy and of the value apart."""
-
-    @property
-    def activation(self) -> str:
-        """`tanh` or `relu`."""
-
-    @property
-    def initial_log_std(self) -> float:
-        """Where a Gaussian's log standard deviation starts."""
-
-    @property
-    def gaussian_std(self) -> str:
-        """`shared` by all observations, or a function of the `observation`."""
-
-    @property
-    def normalize_observations(self) -> bool:
-        """Whether the torso's features are standardized."""
 
 
 class ActionDistribution(NamedTuple):

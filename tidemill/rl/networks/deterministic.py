@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tidemill.rl.networks.linear import flat, linear
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.networks.torsos import MLP, NetworkSetting, chosen_torso
+from tidemill.rl.networks.torsos import MLP, chosen_torso
+from tidemill.rl.settings.base import AgentSettings
 from tidemill.types import EnvSpec
-
-
-class TorsoSettings(Protocol):
-    """The settings of an agent whose networks begin with a torso."""
-
-    @property
-    def network(self) -> str:
-        """Name of the torso."""
-
-    @property
-    def network_settings(self) -> Mapping[str, NetworkSetting]:
-        """Its settings, by name."""
 
 
 class BehindTorso(nn.Module):
@@ -41,7 +29,7 @@ class BehindTorso(nn.Module):
 
 
 def behind_torso(
-    settings: TorsoSettings, env_spec: EnvSpec, rng: torch.Generator, build: Callable[[int], nn.Module]
+    settings: AgentSettings, env_spec: EnvSpec, rng: torch.Generator, build: Callable[[int], nn.Module]
 ) -> nn.Module:
     """Return the network that `build` makes of the number of its inputs, behind the torso that is asked for.
 

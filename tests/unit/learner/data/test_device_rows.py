@@ -29,9 +29,9 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.writing.chunk import Chunk
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import AgentConfig, stored_columns
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
 from tidemill.services.learner.data.decoder import Batch, Decoder

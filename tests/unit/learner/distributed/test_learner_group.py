@@ -13,9 +13,9 @@ from torch import Tensor
 from tests.support.learner_fakes import Clock, FakeAgent, FakePriorities, FakeSource
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import Update
-from tidemill.rl.agents.ppo.config import PPOConfig
-from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal, draw_uniform
+from tidemill.rl.settings.on_policy import PPOConfig
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import Batch

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import QuantileHead, build_value_head, gather_action, gather_argmax, munchausen_bonus
 from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.interface import Array, State, Update
@@ -21,6 +20,7 @@ from tidemill.rl.networks.noisy import disable_noise, reset_noise
 from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.optimizers import LearningRateDecay, build_optimizer, clip_
 from tidemill.rl.process_group import ProcessGroup, draw_uniform
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import gather_frame_stacks, transitions

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tidemill.config.user_code import user_object
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.losses import (
     ItemLoss,
     categorical,
@@ -20,6 +19,7 @@ from tidemill.rl.losses import (
     quantile_target,
     td_item_loss,
 )
+from tidemill.rl.settings.q_learning import DQNConfig
 
 
 class ValueHead(Protocol):

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.losses import even_levels
 from tidemill.rl.networks.linear import Linear, linear, xavier_uniform
 from tidemill.rl.networks.precision import FLOAT32, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
 
 

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.agents.dqn.config import DQNConfig
 from tidemill.rl.agents.dqn.loss import build_value_head, gather_action, munchausen_bonus
 from tidemill.rl.agents.dqn.networks import build_network
 from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
@@ -22,6 +21,7 @@ from tidemill.rl.networks.noisy import disable_noise, reset_noise, reset_noise_r
 from tidemill.rl.networks.precision import Precision
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.returns import n_step
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
 
 

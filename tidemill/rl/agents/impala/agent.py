@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.agents.impala.config import IMPALAConfig
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.on_policy import Rollout, RolloutNormalizer, rollouts
 from tidemill.rl.losses import vtrace
 from tidemill.rl.networks.actor_critic import build_actor_critic
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.process_group import ProcessGroup
+from tidemill.rl.settings.on_policy import IMPALAConfig
 from tidemill.rl.train_state import TrainState
 from tidemill.types import EnvSpec
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tidemill.rl.agents.impala.config import IMPALAConfig
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.on_policy import ActorCriticPolicy
+from tidemill.rl.settings.on_policy import IMPALAConfig
 from tidemill.types import EnvSpec
 
 

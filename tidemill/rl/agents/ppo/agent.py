@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.on_policy import Rollout, RolloutNormalizer, rollouts
-from tidemill.rl.agents.ppo.config import PPOConfig
 from tidemill.rl.agents.ppo.loss import clipped_policy_loss, masked_mean, normalized, value_loss
 from tidemill.rl.exploration import linear
 from tidemill.rl.losses import generalized_advantage
@@ -21,6 +20,7 @@ from tidemill.rl.networks.actor_critic import build_actor_critic
 from tidemill.rl.networks.lstm import Recurrence
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.process_group import ProcessGroup
+from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.train_state import TrainState
 from tidemill.types import EnvSpec
 

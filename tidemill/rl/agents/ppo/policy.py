@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.on_policy import ActorCriticPolicy
-from tidemill.rl.agents.ppo.config import PPOConfig
+from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.types import EnvSpec
 
 

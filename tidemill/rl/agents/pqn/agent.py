@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.on_policy import rollouts
-from tidemill.rl.agents.pqn.config import PQNConfig
 from tidemill.rl.agents.pqn.loss import lambda_target, q_loss
 from tidemill.rl.agents.pqn.networks import build_network
 from tidemill.rl.minibatches import Shuffle
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.process_group import ProcessGroup
+from tidemill.rl.settings.on_policy import PQNConfig
 from tidemill.rl.train_state import TrainState
 from tidemill.types import ACTION_MASK, EnvSpec
 

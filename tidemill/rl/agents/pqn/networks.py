@@ -7,9 +7,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.agents.pqn.config import PQNConfig
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.settings.on_policy import PQNConfig
 from tidemill.types import EnvSpec
 
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
-from tidemill.rl.agents.pqn.config import PQNConfig
 from tidemill.rl.agents.pqn.networks import build_network
 from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.rl.settings.on_policy import PQNConfig
 from tidemill.types import EnvSpec
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import build_network
 from tidemill.rl.compilation import compiled
@@ -22,6 +21,7 @@ from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.optimizers import LearningRateDecay, build_optimizer, clip_
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.sequences import sequences
+from tidemill.rl.settings.q_learning import R2D2Config
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
 from tidemill.rl.update_graph import recorded

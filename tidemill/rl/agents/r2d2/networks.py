@@ -7,12 +7,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.networks.linear import Linear, linear
 from tidemill.rl.networks.lstm import LSTM, State, unrolled
 from tidemill.rl.networks.precision import FLOAT32, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.settings.q_learning import R2D2Config
 from tidemill.types import EnvSpec
 
 

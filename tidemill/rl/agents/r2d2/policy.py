@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
-from tidemill.rl.agents.r2d2.config import R2D2Config
 from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
 from tidemill.rl.agents.r2d2.networks import build_network
 from tidemill.rl.exploration import EpsilonGreedy, greedy
@@ -18,6 +17,7 @@ from tidemill.rl.networks.image import blank_images
 from tidemill.rl.networks.lstm import to_recurrent_state, to_state
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.sequences import RETURN_COLUMNS, unroll_targets
+from tidemill.rl.settings.q_learning import R2D2Config
 from tidemill.types import EnvSpec
 
 Floats = NDArray[np.float32]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.loss import build_value_head
 from tidemill.rl.agents.sac.networks import build_actor, build_critic
 from tidemill.rl.mean_priority import MeanPriority
@@ -23,6 +22,7 @@ from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
 from tidemill.rl.process_group import ProcessGroup, draw_normal
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import transitions

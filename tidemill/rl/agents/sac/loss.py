@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.losses import assert_rank, even_levels, quantile_huber_loss, quantile_target, twin_td_loss
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 
 _QUANTILE_THRESHOLD = 1.0
 """Of the quantile Huber loss, in Kuznetsov et al. 2020 as in Dabney et al. 2018."""

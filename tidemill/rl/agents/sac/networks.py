@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP, TorsoEnsembleMLP
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 
 

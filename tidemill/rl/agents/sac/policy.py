@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tidemill.rl.action_noise import HeldActions
 from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
-from tidemill.rl.agents.sac.config import SACConfig
 from tidemill.rl.agents.sac.networks import build_actor
 from tidemill.rl.mean_priority import NewItemPriority
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.squashed_gaussian import mode, split
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.rl.train_state import subdict
 from tidemill.types import EnvSpec
 

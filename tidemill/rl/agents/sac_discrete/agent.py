@@ -13,12 +13,12 @@ from torch import Tensor
 
 from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.sac_discrete import loss
-from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
 from tidemill.rl.agents.sac_discrete.networks import build_actor, build_critic
 from tidemill.rl.losses import twin_td_loss
 from tidemill.rl.mean_priority import MeanPriority
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.process_group import ProcessGroup
+from tidemill.rl.settings.soft_actor_critic import SACDiscreteConfig
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import transitions

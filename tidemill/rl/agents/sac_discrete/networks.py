@@ -7,9 +7,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.settings.soft_actor_critic import SACDiscreteConfig
 from tidemill.types import EnvSpec
 
 

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
-from tidemill.rl.agents.sac_discrete.config import SACDiscreteConfig
 from tidemill.rl.agents.sac_discrete.loss import log_policy
 from tidemill.rl.agents.sac_discrete.networks import build_actor
 from tidemill.rl.exploration import random_legal
@@ -18,6 +17,7 @@ from tidemill.rl.mean_priority import NewItemPriority
 from tidemill.rl.networks.actor_critic import ActionDistribution
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.rl.settings.soft_actor_critic import SACDiscreteConfig
 from tidemill.rl.train_state import subdict
 from tidemill.types import EnvSpec
 

@@ -1,0 +1,264 @@
+"""What the deterministic policy gradients share: DDPG, TD3 and D4PG. An actor, a critic and what follows them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tidemill.rl.action_noise import ActionNoise
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, State, Update
+from tidemill.rl.networks.evaluation import EvaluationNetwork
+from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.rl.process_group import ProcessGroup
+from tidemill.rl.returns import n_step
+from tidemill.rl.settings.deterministic import DeterministicSettings
+from tidemill.rl.target_network import TargetNetwork
+from tidemill.rl.train_state import TrainState, subdict
+from tidemill.rl.transitions import transitions
+from tidemill.rl.update_graph import recorded
+from tidemill.types import EnvSpec
+
+Learn = Callable[[Mapping[str, Tensor], Tensor], Update]
+"""`Agent.update` of one algorithm: what distinguishes it from the others."""
+
+TDErrorFn = Callable[[Mapping[str, Tensor]], Tensor]
+"""How far the networks are from their own targets on a batch such as `Agent.update` takes, [B]."""
+
+
+class ActorCritic:
+    """An actor, a critic, a target that follows each of them, and an optimizer of each."""
+
+    def __init__(
+        self,
+        actor: nn.Module,
+        critic: nn.Module,
+        actor_optimizer: Adam,
+        critic_optimizer: Adam,
+        *,
+        tau: float,
+        target_update_period: int = 0,
+        noise: torch.Generator | None = None,
+    ) -> None:
+        """Copy both networks to their targets.
+
+        Args:
+            actor: From observations [B, O] to actions [B, A].
+            critic: Values actions.
+            actor_optimizer: Of the actor's parameters alone.
+            critic_optimizer: Of the critic's.
+            tau: Fraction of a network copied to its target at each update; only if `target_update_period` is 0.
+            target_update_period: Updates between two copies to the targets; 0 moves them by `tau` instead.
+            noise: Draws what updates need; None if they draw nothing.
+        """
+        self.actor = actor
+        self.critic = critic
+        self._actor_optimizer = actor_optimizer
+        self._critic_optimizer = critic_optimizer
+        self._actor_target = TargetNetwork(actor, target_update_period, tau)
+        self._critic_target = TargetNetwork(critic, target_update_period, tau)
+        self.target_actor = self._actor_target.network
+        self.target_critic = self._critic_target.network
+        self.state = TrainState(
+            {"actor": actor, "critic": critic, "target_actor": self.target_actor, "target_critic": self.target_critic},
+            {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer},
+            noise,
+        )
+        self._grad_norms: dict[str, Tensor] = {}
+
+    def update_critic(self, loss: Tensor) -> None:
+        """Take one step of the critic down the gradient of its loss, []."""
+        self._measure("critic_grad_norm", self._critic_optimizer.minimize(loss, self.state.group))
+
+    def update_actor(self, loss: Tensor) -> None:
+        """Take one step of the actor down the gradient of its loss, [], which the critic's parameters do not follow."""
+        self._measure("actor_grad_norm", self._actor_optimizer.minimize(loss, self.state.group))
+
+    def take_grad_norms(self) -> dict[str, Tensor]:
+        """Return the norms of this update's gradients, each [], if it is one that is measured."""
+        taken, self._grad_norms = self._grad_norms, {}
+        return taken
+
+    def _measure(self, name: str, gradients: list[Tensor]) -> None:
+        if self.state.is_measured:
+            self._grad_norms[name] = global_norm(gradients)
+
+    def targets_are_due(self) -> bool:
+        """Return whether `update_targets` would move them."""
+        return self._actor_target.is_due(self.state.updates + 1)
+
+    def update_targets(self) -> None:
+        """Move both targets, if it is time."""
+        update = self.state.updates + 1
+        self._actor_target.update(self._actor_optimizer.parameters, update)
+        self._critic_target.update(self._critic_optimizer.parameters, update)
+
+
+class DeterministicAgent:
+    """Makes the updates of one of the algorithms, and keeps what they need."""
+
+    recurrent_state_size = 0
+    observation_columns = ("observation", "bootstrap_observation")
+
+    def __init__(
+        self,
+        networks: ActorCritic,
+        learn: Learn,
+        settings: DeterministicSettings,
+        env_spec: EnvSpec,
+        *,
+        policy_delay: int = 1,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            networks: What learns.
+            learn: Makes one update of them, which is counted afterwards.
+            settings: Of the algorithm.
+            env_spec: Shapes of the environment.
+            policy_delay: Updates from one that `learn` makes of the actor to the next.
+        """
+        self.window = settings.window(env_spec.frame_stack)
+        self._networks = networks
+        self._state = networks.state
+        self._learn = learn
+        self._settings = settings
+        self._frame_stack = env_spec.frame_stack
+        self._policy_delay = policy_delay
+        recording = settings.compile == "cuda-graphs"
+        optimizers = self._state.optimizers.values()
+        self._decay = LearningRateDecay(optimizers, settings.learning_rate_decay_updates, on_device=recording)
+        device = next(networks.actor.parameters()).device
+        self._run_update = recorded(self._updated, settings.compile, device, self._state)
+
+    def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
+        """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
+        return transitions(columns, index, self._frame_stack, self._settings.n_step, self._settings.gamma)
+
+    def set_process_group(self, group: ProcessGroup) -> None:
+        """Make every further update together with the same agent of the other ranks."""
+        self._state.group = group
+
+    def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        """Make one update."""
+        self._decay.at(self._state.updates)
+        updates_actor = self._state.updates % self._policy_delay == 0
+        kind = updates_actor, self._networks.targets_are_due(), self._state.is_measured
+        update = self._run_update(batch, weight, kind)
+        self._state.updates += 1
+        return update
+
+    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        update = self._learn(batch, weight)
+        update.metrics.update(self._networks.take_grad_norms())
+        return update
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """Return copies of the parameters: `actor.*`, and for initial priorities `critic.*`."""
+        return self._state.copy_of("actor", "critic")
+
+    def state_dict(self) -> State:
+        """Return networks, targets, optimizers, counter and, if updates draw random numbers, their generator."""
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where `state_dict` was called."""
+        self._state.load_state_dict(state)
+
+
+class DeterministicPolicy:
+    """Acts by the actor; adds noise to its actions to explore."""
+
+    recurrent_state_size = 0
+    priority_uses_params = True
+
+    def __init__(
+        self,
+        actor: nn.Module,
+        critic: nn.Module,
+        td_error_fn: TDErrorFn,
+        settings: DeterministicSettings,
+        action_shape: tuple[int, ...],
+        context: PolicyContext,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            actor: Maps observations [B, ...] to flat actions [B, A]; this object then owns it.
+            critic: Values actions, for initial priorities; this object then owns it.
+            td_error_fn: Gives initial priorities, by these two networks.
+            settings: The algorithm's.
+            action_shape: Shape of one action.
+            context: Where it acts, and the seed of the noise.
+        """
+        self._actor = actor.to(context.device).requires_grad_(False).eval()
+        self._critic = critic.to(context.device).requires_grad_(False).eval()
+        self._td_error_fn = td_error_fn
+        self._gamma = settings.gamma
+        self._start_steps = settings.start_steps
+        self._action_shape = action_shape
+        self._device = context.device
+        self._noise = ActionNoise(settings.noise, context.seed)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take `actor.*` and `critic.*`."""
+        self._actor.load_state_dict(subdict("actor", state))
+        self._critic.load_state_dict(subdict("critic", state))
+
+    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
+        """Return uniform actions for the first `start_steps`, then the actor's with noise; in evaluation without noise.
+
+        Initial priorities want back what was seen and what was done.
+        """
+        if evaluation:
+            return PolicyOutput(self._shaped(self.forward(policy_input)["action"].cpu().numpy()))
+        output = {} if env_steps < self._start_steps else self.forward(policy_input)
+        return self.choose(policy_input, output, env_steps)
+
+    @torch.inference_mode()
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:  # noqa: ARG002 - the interface's
+        """Return the actor's actions without noise as `action`, [N, A]."""
+        tensor = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
+        return {"action": self._actor(tensor)}
+
+    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+        """Return uniform actions for the first `start_steps`, then the actor's with noise; see `act`."""
+        if env_steps < self._start_steps:
+            flat_action = self._noise.uniform((len(policy_input), math.prod(self._action_shape)))
+        else:
+            flat_action = self._noise.add_noise(output["action"].cpu().numpy(), policy_input.is_first)
+        action = self._shaped(flat_action)
+        return PolicyOutput(action, {"observation": policy_input.observation, "action": action})
+
+    @torch.inference_mode()
+    def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
+        """Return the priority that the learner's update gives each window, which starts at its oldest step, [K].
+
+        It is exact while networks and targets are equal to these and updates draw no noise (Horgan et al. 2018,
+        section 3).
+        """
+        reward, terminated, truncated = (steps[name][:-1].T for name in ("reward", "terminated", "truncated"))
+        target = n_step(reward, terminated, truncated, self._gamma)
+        arrays = {
+            "observation": steps["observation"][0],
+            "action": steps["action"][0],
+            "n_step_return": target.return_,
+            "bootstrap_discount": target.discount,
+            "bootstrap_observation": steps["observation"][target.bootstrap_index, np.arange(len(target.return_))],
+        }
+        batch = {name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in arrays.items()}
+        priority: NDArray[np.float32] = self._td_error_fn(batch).cpu().numpy()
+        return priority
+
+    def evaluation_network(self) -> EvaluationNetwork:
+        """Return from observations to the actor's actions."""
+        return EvaluationNetwork(self._actor, lambda actor, seen: actor(seen).reshape(-1, *self._action_shape))
+
+    def _shaped(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        return action.reshape(len(action), *self._action_shape)

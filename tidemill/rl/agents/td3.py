@@ -1,0 +1,141 @@
+"""TD3: twin critics, a delayed actor and smoothed targets (Fujimoto et al. 2018, algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tidemill.rl.agents.deterministic import ActorCritic, DeterministicAgent, DeterministicPolicy
+from tidemill.rl.agents.interface import PolicyContext, Update
+from tidemill.rl.losses import assert_rank, twin_td_loss
+from tidemill.rl.networks.deterministic import DeterministicActor, behind_torso
+from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
+from tidemill.rl.optimizers import Adam
+from tidemill.rl.process_group import draw_normal
+from tidemill.rl.settings.deterministic import TD3Config
+from tidemill.types import EnvSpec
+
+
+def smoothed_action(action: Tensor, noise: Tensor, limit: float) -> Tensor:
+    """Return clip(action + clip(noise, -limit, limit), -1, 1), [B, A] (ibid., section 5.3)."""
+    assert_rank(2, action=action, noise=noise)
+    return (action + noise.clamp(-limit, limit)).clamp(-1.0, 1.0)
+
+
+def clipped_double_q_target(n_step_return: Tensor, bootstrap_discount: Tensor, bootstrap_q: Tensor) -> Tensor:
+    """Return R + discount * min of both Q'(s', a'), [B], without a gradient (ibid., eq. 10).
+
+    Args:
+        n_step_return: Discounted sum of rewards, [B].
+        bootstrap_discount: gamma**k, or 0 after termination, [B].
+        bootstrap_q: Both target critics' values of the smoothed action, [2, B].
+    """
+    assert_rank(1, n_step_return=n_step_return, bootstrap_discount=bootstrap_discount)
+    assert_rank(2, bootstrap_q=bootstrap_q)
+    smaller = torch.minimum(bootstrap_q[0], bootstrap_q[1])
+    return (n_step_return + bootstrap_discount * smaller).detach()
+
+
+def actor_loss(q: Tensor) -> Tensor:
+    """Return -mean Q1(s, mu(s)), []: the first critic alone leads the actor (ibid., algorithm 1).
+
+    Args:
+        q: Both critics' values of the actor's actions, [2, B]; only the actor's parameters may follow the gradient.
+    """
+    assert_rank(2, q=q)
+    return -q[0].mean()
+
+
+def build_actor(config: TD3Config, env_spec: EnvSpec, rng: torch.Generator) -> nn.Module:
+    """Return the network from observations [B, ...] to actions [B, A]."""
+
+    def actor(inputs: int) -> nn.Module:
+        return DeterministicActor(inputs, config.hidden_sizes, env_spec.action_size, rng)
+
+    return behind_torso(config, env_spec, rng, actor)
+
+
+def build_critic(config: TD3Config, env_spec: EnvSpec, rng: torch.Generator) -> nn.Module:
+    """Return two networks, behind one torso, from observations [B, ...] and actions [B, A] to values [2, B, 1]."""
+
+    def critics(inputs: int) -> nn.Module:
+        return EnsembleMLP(2, inputs + env_spec.action_size, config.hidden_sizes, 1, rng)
+
+    return behind_torso(config, env_spec, rng, critics)
+
+
+def values(critic: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
+    """Return both critics' values, [2, B]."""
+    q: Tensor = critic(observation, action)
+    return q.squeeze(-1)
+
+
+@torch.no_grad()
+def target_of(critic: nn.Module, next_observation: Tensor, action: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return what the values of a batch's actions should be, [B], if `action` is taken where they lead to."""
+    bootstrap_q = values(critic, next_observation, action)
+    return clipped_double_q_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)
+
+
+class TD3Learning:
+    """How actor and twin critics learn: the critics at each update, the actor and all targets now and then."""
+
+    def __init__(self, config: TD3Config, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        actor = build_actor(config, env_spec, rng).to(device)
+        critic = build_critic(config, env_spec, rng).to(device)
+        self._config = config
+        self._noise = torch.Generator(device).manual_seed(seed)
+        self.networks = ActorCritic(
+            actor,
+            critic,
+            Adam(actor.parameters(), config.actor_learning_rate),
+            Adam(critic.parameters(), config.critic_learning_rate),
+            tau=config.tau,
+            noise=self._noise,
+        )
+
+    def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        """Update the critics, then every `policy_delay` updates the actor and all targets."""
+        observation = batch["observation"]
+        q = values(self.networks.critic, observation, batch["action"].flatten(1))
+        result = twin_td_loss(q, self._target(batch), weight, self._config.huber_delta)
+        self.networks.update_critic(result.loss)
+        metrics = {"loss": result.loss.detach(), "q": q.detach().mean()}
+        if self.networks.state.updates % self._config.policy_delay == 0:
+            loss = actor_loss(values(self.networks.critic, observation, self.networks.actor(observation)))
+            self.networks.update_actor(loss)
+            self.networks.update_targets()
+            metrics["actor_q"] = -loss.detach()
+        return Update(result.td_error, metrics)
+
+    @torch.no_grad()
+    def _target(self, batch: Mapping[str, Tensor]) -> Tensor:
+        next_observation = batch["bootstrap_observation"]
+        action = self.networks.target_actor(next_observation)
+        drawn = draw_normal(action.shape, self.networks.state.group, self._noise, action.device)
+        action = smoothed_action(action, drawn * self._config.target_noise, self._config.noise_clip)
+        return target_of(self.networks.target_critic, next_observation, action, batch)
+
+
+def build_agent(config: TD3Config, env_spec: EnvSpec, device: torch.device, seed: int) -> DeterministicAgent:
+    """Return the learner's side."""
+    learning = TD3Learning(config, env_spec, device, seed)
+    return DeterministicAgent(learning.networks, learning.update, config, env_spec, policy_delay=config.policy_delay)
+
+
+def build_policy(config: TD3Config, env_spec: EnvSpec, context: PolicyContext) -> DeterministicPolicy:
+    """Return the acting side."""
+    rng = torch.Generator().manual_seed(context.seed)
+    actor = build_actor(config, env_spec, rng)
+    critic = build_critic(config, env_spec, rng)
+
+    def td_error_fn(batch: Mapping[str, Tensor]) -> Tensor:
+        """Return both critics' mean absolute TD error, [B], without the noise that smooths the learner's target."""
+        next_observation = batch["bootstrap_observation"]
+        q = values(critic, batch["observation"], batch["action"].flatten(1))
+        return (target_of(critic, next_observation, actor(next_observation), batch) - q).abs().mean(dim=0)
+
+    return DeterministicPolicy(actor, critic, td_error_fn, config, env_spec.action_shape, context)

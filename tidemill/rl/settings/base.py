@@ -1,0 +1,93 @@
+"""Settings that several algorithms share, and their checks. Imports no torch, so that any process can read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from tidemill.rl.checks import require, require_actions, require_at_least, require_fractions
+from tidemill.rl.networks.torsos import NetworkSetting, check_observations, check_torso
+from tidemill.types import EnvSpec, WindowSpec
+
+Actions = Literal["discrete", "continuous", "any"]
+
+RunDefaults = Mapping[str, Mapping[str, Any]]
+"""Settings of other sections, by section and setting."""
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """What the settings of every algorithm of the project have in common."""
+
+    actions: ClassVar[Actions]
+    """Actions that the algorithm chooses; `any` includes several discrete choices at once."""
+    run_defaults: ClassVar[RunDefaults] = {}
+    """Defaults of other sections for a run of the algorithm, by section and setting."""
+
+    algorithm: str = ""
+    """Algorithm; decides which other `agent` settings there are."""
+    network: str = "auto"
+    """Torso of each network: `mlp` (none) for vectors; `nature`, `nature_group_norm` or `impala` for
+    images; or your own by `module:name`. `auto`: `mlp` for vectors, `nature` for images if they are large enough."""
+    network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
+    """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
+    batch_size: int = 64
+    """Items of one update."""
+    gamma: float = 0.99
+    """Discount of one environment step."""
+
+    def __post_init__(self) -> None:
+        check_torso(self.network)
+        for name, allowed in _choices(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
+            value = getattr(self, name)
+            require(value in allowed, name, value, f"one of {', '.join(allowed)}")
+        require_at_least(1, self, "batch_size")
+        require_fractions(self, "gamma")
+
+    def validate_env(self, env_spec: EnvSpec) -> None:
+        """Raise ConfigError if actions are of another kind, or the network does not take the observations."""
+        if self.actions != "any":
+            require_actions(self.algorithm, env_spec, discrete=self.actions == "discrete")
+        check_observations(self.network, env_spec)
+
+
+@functools.cache
+def _choices(kind: type[AgentSettings]) -> dict[str, tuple[str, ...]]:
+    """Return the allowed values of each setting that has a list of them."""
+    kinds = typing.get_type_hints(kind)
+    literals = (each.name for each in dataclasses.fields(kind) if typing.get_origin(kinds[each.name]) is Literal)
+    return {name: typing.get_args(kinds[name]) for name in literals}
+
+
+@dataclass(frozen=True)
+class OffPolicySettings(AgentSettings):
+    """What the algorithms have in common that learn from replayed n-step transitions or sequences."""
+
+    n_step: int = 1
+    """Rewards summed before bootstrapping."""
+    tau: float = 0.005
+    """Share of a network that its target takes over at each update."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "n_step")
+        require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
+
+    def window(self, frame_stack: int) -> WindowSpec:
+        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        return WindowSpec(history=frame_stack - 1, steps=self.n_step)
+
+
+EVERY_FOURTH: RunDefaults = {"learner": {"updates_per_env_step": 0.25}}
+"""An update for every fourth decision, as in the papers of DQN and of SAC for discrete actions."""
+
+ROLLOUTS: RunDefaults = {
+    "env": {"num_envs": 4},
+    "table": {"sampler": "fifo"},
+    "learner": {"updates_per_env_step": 0.0, "publish_every": 1, "publish_half": False, "max_policy_lag": 0},
+}
+"""Each rollout is played by the newest parameters, in full precision, and learned from once."""

@@ -1,0 +1,137 @@
+"""Settings of the deterministic policy gradients: DDPG, TD3 and D4PG. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from tidemill.rl.action_noise import NoiseConfig
+from tidemill.rl.checks import require, require_at_least, require_positive, require_sizes
+from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults
+
+
+@dataclass(frozen=True)
+class DeterministicSettings(OffPolicySettings):
+    """What the three have in common."""
+
+    actions: ClassVar[Actions] = "continuous"
+
+    compile: Literal["auto", "none", "cuda-graphs"] = "auto"
+    """Whether a GPU is given whole updates in a few launches, as CUDA graphs; `auto`: if they can be recorded."""
+    actor_learning_rate: float = 1e-4
+    """Step size of Adam for the actor."""
+    critic_learning_rate: float = 1e-3
+    """Step size of Adam for the critic."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which both step sizes fall linearly to 0; 0 keeps them constant."""
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
+    """Noise added to actions while exploring."""
+    start_steps: int = 1_000
+    """Environment steps of the whole cluster for which actions are uniformly random."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "actor_learning_rate", "critic_learning_rate")
+        require_at_least(0, self, "learning_rate_decay_updates", "start_steps")
+
+
+@dataclass(frozen=True)
+class DDPGConfig(DeterministicSettings):
+    """Deep deterministic policy gradient for continuous actions; defaults of Lillicrap et al. (2016), section 7."""
+
+    algorithm: Literal["ddpg"] = "ddpg"
+    tau: float = 0.001
+    noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(kind="ou", std=0.2))
+
+    actor_sizes: tuple[int, ...] = (400, 300)
+    """Units of each hidden layer of the actor."""
+    actor_activation: Literal["relu", "tanh"] = "relu"
+    """Activation after each hidden layer of the actor; the critic's have a ReLU."""
+    critic_sizes: tuple[int, ...] = (400, 300)
+    """Units of each hidden layer of the critic."""
+    action_layer: int = 1
+    """Number of the critic's hidden layer that takes the action: 0, beside the observation, up to the last."""
+    critic_weight_decay: float = 0.0
+    """L2 penalty that Adam adds to the critic's gradient, per unit of weight; the paper's is 0.01."""
+    loss: Literal["mse", "huber"] = "mse"
+    """Loss of the critic's TD error: half the square, or Huber with threshold 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes(self, "actor_sizes", "critic_sizes")
+        _require_layer(self.action_layer, self.critic_sizes)
+        require_at_least(0, self, "critic_weight_decay")
+
+
+@dataclass(frozen=True)
+class TD3Config(DeterministicSettings):
+    """Twin delayed deterministic policy gradient for continuous actions; defaults of Fujimoto et al. (2018)."""
+
+    algorithm: Literal["td3"] = "td3"
+    batch_size: int = 256
+    tau: float = 0.005
+    """Share of actor and critics that their targets take over whenever the actor moves."""
+    actor_learning_rate: float = 3e-4
+    critic_learning_rate: float = 3e-4
+    start_steps: int = 10_000
+
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Units of each hidden layer of the actor and of both critics."""
+    huber_delta: float = 0.0
+    """Bound on the gradient of a critic's loss by its error (the threshold of a Huber loss); 0 is the squared loss."""
+    policy_delay: int = 2
+    """Updates of the critics for each one of the actor and the targets."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target actor's actions, which smooths the target."""
+    noise_clip: float = 0.5
+    """Largest such noise."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes(self, "hidden_sizes")
+        require_at_least(1, self, "policy_delay")
+        require_at_least(0, self, "huber_delta", "target_noise", "noise_clip")
+
+
+@dataclass(frozen=True)
+class D4PGConfig(DeterministicSettings):
+    """Distributed distributional deterministic policy gradient for continuous actions (Barth-Maron et al. 2018)."""
+
+    run_defaults: ClassVar[RunDefaults] = EVERY_FOURTH
+
+    algorithm: Literal["d4pg"] = "d4pg"
+    batch_size: int = 256
+    n_step: int = 5
+    tau: float = 0.005
+    """Share of actor and critic that their targets take over at each update; only if `target_update_period` is 0."""
+    critic_learning_rate: float = 1e-4
+    noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(std=0.3))
+
+    actor_sizes: tuple[int, ...] = (400, 300)
+    """Units of each hidden layer of the actor."""
+    critic_sizes: tuple[int, ...] = (400, 300)
+    """Units of each hidden layer of the critic."""
+    action_layer: int = 1
+    """Number of the critic's hidden layer that takes the action: 0, beside the observation, up to the last."""
+    num_atoms: int = 51
+    """Values over which the critic's distribution of returns is spread, at least 2."""
+    value_min: float = -150.0
+    """Lowest of them, a discounted return in units of reward; what lies below counts as this."""
+    value_max: float = 150.0
+    """Highest of them."""
+    target_update_period: int = 100
+    """Updates between two copies to the targets; 0 moves them by `tau` at each update instead."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes(self, "actor_sizes", "critic_sizes")
+        _require_layer(self.action_layer, self.critic_sizes)
+        require_at_least(2, self, "num_atoms")
+        above = self.value_max > self.value_min
+        require(above, "value_max", self.value_max, f"above value_min ({self.value_min})")
+        require_at_least(0, self, "target_update_period")
+
+
+def _require_layer(action_layer: int, critic_sizes: tuple[int, ...]) -> None:
+    last = len(critic_sizes) - 1
+    require(0 <= action_layer <= last, "action_layer", action_layer, f"0 to {last}")

@@ -1,0 +1,201 @@
+"""Settings of the algorithms that learn from fresh rollouts: PPO, IMPALA and PQN. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from tidemill.rl.checks import require, require_at_least, require_fractions, require_positive, require_sizes
+from tidemill.rl.exploration import check_epsilons
+from tidemill.rl.networks.torsos import chosen_torso
+from tidemill.rl.settings.base import ROLLOUTS, Actions, AgentSettings, RunDefaults
+from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec
+
+
+@dataclass(frozen=True)
+class RolloutSettings(AgentSettings):
+    """What the three have in common."""
+
+    run_defaults: ClassVar[RunDefaults] = ROLLOUTS
+
+    batch_size: int = 4
+    """Items of one update: of a rollout, as many as there are environments of all actors."""
+    unroll: int = 128
+    """Transitions of an item, in a row of one environment; `table.chunk_length` must divide it plus 1."""
+    learning_rate: float = 2.5e-4
+    """Step size of Adam."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which the step size falls linearly to 0; 0 keeps it constant."""
+    optimizer_epsilon: float = 1e-5
+    """Added to Adam's denominator."""
+    max_grad_norm: float = 0.5
+    """Largest norm of the whole gradient; 0 does not clip."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "unroll")
+        require_positive(self, "learning_rate", "optimizer_epsilon")
+        require_at_least(0, self, "learning_rate_decay_updates", "max_grad_norm")
+
+    def window(self, frame_stack: int) -> WindowSpec:
+        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        # the row before the first tells whether that is a final observation step
+        return WindowSpec(max(frame_stack - 1, 1), self.unroll, self.unroll + 1, keep_all=True)
+
+    @property
+    def rollout_rows(self) -> int:
+        """Rows of a stream between the starts of two items: the transitions, and the row to bootstrap from."""
+        return self.unroll + 1
+
+
+@dataclass(frozen=True)
+class ActorCriticSettings(RolloutSettings):
+    """What PPO and IMPALA have in common: a policy and a value, of actions of all kinds."""
+
+    actions: ClassVar[Actions] = "any"
+
+    encoder_sizes: tuple[int, ...] = ()
+    """Units of each fully connected layer after the torso that policy and value share."""
+    lstm_size: int = 0
+    """Units of an LSTM behind these, which makes policy and value recurrent; 0: none."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Units of each fully connected layer after those, of the policy and of the value apart; may be empty."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Function between these layers."""
+    initial_log_std: float = 0.0
+    """Log standard deviation that a Gaussian policy starts with; continuous actions only."""
+    gaussian_std: Literal["shared", "observation"] = "shared"
+    """Whether a Gaussian's standard deviations are parameters or outputs of the network, within e**-20 and e**2."""
+    normalize_observations: bool = False
+    """Whether the network sees observations less their mean, by their standard deviation, of all transitions that were
+    learned from; `mlp` only."""
+    normalize_rewards: bool = False
+    """Whether rewards are divided by the standard deviation of discounted returns so far. Scores stay as they are."""
+    value_coefficient: float = 0.5
+    """Weight of the values' loss."""
+    entropy_coefficient: float = 0.01
+    """Weight of the policy's entropy, in units of advantage per nat."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_counted(self.network)
+        require(min(self.hidden_sizes, default=1) > 0, "hidden_sizes", self.hidden_sizes, "positive sizes")
+        require(min(self.encoder_sizes, default=1) > 0, "encoder_sizes", self.encoder_sizes, "positive sizes")
+        require_at_least(0, self, "lstm_size", "value_coefficient", "entropy_coefficient")
+
+    def _check_counted(self, network: str) -> None:
+        counted = "mlp, where normalize_observations is on: it counts numbers of vectors"
+        require(not self.normalize_observations or network in ("auto", "mlp"), "network", network, counted)
+
+    def validate_env(self, env_spec: EnvSpec) -> None:
+        """Raise ConfigError if the network does not take the observations; actions of all kinds are accepted."""
+        super().validate_env(env_spec)
+        self._check_counted(chosen_torso(self.network, env_spec))
+
+    def extra_columns(self, env_spec: EnvSpec) -> Signature:  # noqa: ARG002 - the same for every environment
+        """Return what is stored of each step besides: the log-probability of its action, float32."""
+        return (ColumnSpec("log_prob", "float32", ()),)
+
+
+@dataclass(frozen=True)
+class PPOConfig(ActorCriticSettings):
+    """Proximal policy optimisation (Schulman et al. 2017); defaults of CleanRL's ppo.py."""
+
+    algorithm: Literal["ppo"] = "ppo"
+
+    epochs: int = 4
+    """Passes over a rollout."""
+    minibatches: int = 4
+    """Gradient steps of each pass; with an LSTM each learns from whole items, so there are `batch_size` at most."""
+    gae_lambda: float = 0.95
+    """Lambda of the generalized advantages: 1 for Monte Carlo returns, 0 for one-step errors."""
+    clip: float = 0.2
+    """How far the probability of an action may move, as a share of what it was, before its gradient stops."""
+    clip_decay_updates: int = 0
+    """Updates over which `clip` falls linearly to 0; 0 keeps it constant."""
+    clip_value: bool = True
+    """Whether a value's gradient stops as well, once it has moved by `clip`."""
+    normalize_advantage: bool = True
+    """Whether each minibatch's advantages are shifted and scaled to mean 0 and standard deviation 1."""
+    target_kl: float = 0.0
+    """Kullback-Leibler divergence from the policy that acted at which no further pass begins; 0 never stops."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "epochs", "minibatches")
+        require_positive(self, "clip")
+        require_at_least(0, self, "clip_decay_updates", "target_kl")
+        require_fractions(self, "gae_lambda")
+        whole = f"at most batch_size ({self.batch_size}): with an LSTM a minibatch holds whole items"
+        require(not self.lstm_size or self.minibatches <= self.batch_size, "minibatches", self.minibatches, whole)
+
+
+@dataclass(frozen=True)
+class IMPALAConfig(ActorCriticSettings):
+    """Importance weighted actor-learner architecture, with V-trace (Espeholt et al. 2018)."""
+
+    run_defaults: ClassVar[RunDefaults] = {
+        **ROLLOUTS,
+        "env": {"num_envs": 8},
+        "learner": {**ROLLOUTS["learner"], "max_policy_lag": 2},
+    }
+
+    algorithm: Literal["impala"] = "impala"
+    batch_size: int = 8
+    """Items of one update."""
+    unroll: int = 20
+    learning_rate: float = 6e-4
+    max_grad_norm: float = 40.0
+
+    trace_decay: float = 1.0
+    """Lambda of V-trace: how much of a step's correction reaches the step before it."""
+    max_rho: float = 1.0
+    """Bound of the importance ratios of the targets, rho-bar of the paper."""
+    max_c: float = 1.0
+    """Bound of the ratios of the traces, c-bar of the paper; at most `max_rho`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "max_rho", "max_c")
+        require_fractions(self, "trace_decay")
+        require(self.max_c <= self.max_rho, "max_c", self.max_c, f"at most max_rho ({self.max_rho:g})")
+
+
+@dataclass(frozen=True)
+class PQNConfig(RolloutSettings):
+    """Parallelised Q-network (Gallici et al. 2024): Q(lambda) on fresh rollouts, without replay or target network."""
+
+    actions: ClassVar[Actions] = "discrete"
+
+    algorithm: Literal["pqn"] = "pqn"
+    max_grad_norm: float = 10.0
+
+    hidden_sizes: tuple[int, ...] = (120, 84)
+    """Units of each layer after the torso; a layer norm follows each."""
+    exploration: Literal["schedule", "ladder", "none"] = "schedule"
+    """`schedule`: an epsilon that falls with the cluster's steps; `ladder`: one of each environment; `none`."""
+    epsilon_start: float = 1.0
+    """Probability of a random action at the start; only `schedule`."""
+    epsilon_final: float = 0.05
+    """Probability at the end; only `schedule`."""
+    epsilon_decay_steps: int = 250_000
+    """Environment steps of the whole cluster over which it falls linearly; only `schedule`."""
+    ladder_base: float = 0.4
+    """Epsilon of the first environment; only `ladder`."""
+    ladder_alpha: float = 7.0
+    """How steeply the others' fall: the last one has base ** (1 + alpha); only `ladder`."""
+    evaluation_epsilon: float = 0.0
+    """Probability of a random action in evaluation."""
+    epochs: int = 4
+    """Passes over a rollout."""
+    minibatches: int = 4
+    """Gradient steps of each pass."""
+    trace_decay: float = 0.65
+    """Lambda of the returns: 1 for Monte Carlo returns, 0 for one-step targets."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_epsilons(self)
+        require_sizes(self, "hidden_sizes")
+        require_at_least(1, self, "epochs", "minibatches")
+        require_fractions(self, "trace_decay")

@@ -1,0 +1,220 @@
+"""Settings of the algorithms that learn Q by replay: DQN and its variants, and R2D2. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from tidemill.config.user_code import check_user_module
+from tidemill.rl.checks import require, require_at_least, require_fractions, require_positive, require_sizes
+from tidemill.rl.exploration import check_epsilons
+from tidemill.rl.sequences import SequenceShape
+from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults
+from tidemill.types import WindowSpec
+
+
+@dataclass(frozen=True)
+class QLearningSettings(OffPolicySettings):
+    """What the two have in common."""
+
+    actions: ClassVar[Actions] = "discrete"
+    run_defaults: ClassVar[RunDefaults] = EVERY_FOURTH
+
+    target_update_period: int = 2_500
+    """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
+    tau: float = 0.005
+    """Share of the network that the target takes over at each update; only if `target_update_period` is 0."""
+    dueling: bool = True
+    """Whether the head has a stream for the state and one for the actions (Wang et al. 2016)."""
+    double: bool = True
+    """Whether the online network chooses the action that the target network values (van Hasselt et al. 2016)."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Adam, or centered RMSProp."""
+    learning_rate: float = 1e-4
+    """Step size of the optimizer."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which the step size falls linearly to 0; 0 keeps it constant."""
+    optimizer_epsilon: float = 1.5e-4
+    """Added to Adam's denominator, or under the root of RMSProp's."""
+    rmsprop_decay: float = 0.95
+    """Share of the old that each step leaves in RMSProp's averages."""
+    weight_decay: float = 0.0
+    """L2 penalty that the optimizer adds to the gradient, per unit of weight."""
+    max_grad_norm: float = 10.0
+    """Largest norm of the whole gradient; 0 does not clip."""
+    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Format of the products in an update, all else being float32; `auto`: bfloat16 for images where it is faster."""
+    channels_last: bool = False
+    """Whether images lie channels last in memory during an update; on a CPU faster in float32, not in bfloat16."""
+    compile: Literal["auto", "none", "default", "cuda-graphs"] = "auto"
+    """`default`: torch compiles passes and loss of an update, for which it needs a C++ compiler; not of noisy networks.
+
+    `cuda-graphs`: a GPU is given whole updates in a few launches; `auto`: the same if they can be recorded.
+    docs/performance.md says where either pays.
+    """
+    exploration: Literal["ladder", "schedule", "none"] = "ladder"
+    """Each environment its own constant epsilon; one for all that falls with time; or 0, for noisy networks."""
+    ladder_base: float = 0.4
+    """Epsilon of the most exploring environment of a ladder."""
+    ladder_alpha: float = 7.0
+    """The least exploring environment of a ladder has epsilon base**(1 + alpha)."""
+    epsilon_start: float = 1.0
+    """Epsilon of a schedule at environment step 0."""
+    epsilon_final: float = 0.01
+    """Epsilon of a schedule at its end and after."""
+    epsilon_decay_steps: int = 250_000
+    """Environment steps of the whole cluster over which a schedule falls."""
+    evaluation_epsilon: float = 0.001
+    """Share of random actions in evaluation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "learning_rate", "optimizer_epsilon")
+        require(0 <= self.rmsprop_decay < 1, "rmsprop_decay", self.rmsprop_decay, "at least 0 and below 1")
+        require_at_least(
+            0, self, "learning_rate_decay_updates", "target_update_period", "weight_decay", "max_grad_norm"
+        )
+        check_epsilons(self)
+
+
+@dataclass(frozen=True)
+class DQNConfig(QLearningSettings):
+    """Deep Q-learning for discrete actions (Mnih et al. 2015); each of Rainbow's improvements is a switch."""
+
+    algorithm: Literal["dqn"] = "dqn"
+    batch_size: int = 32
+    n_step: int = 3
+
+    hidden_sizes: tuple[int, ...] = (512,)
+    """Units of each fully connected layer after the torso; a dueling head has the last one twice."""
+    initialisation: Literal["torch", "xavier"] = "torch"
+    """How weights start: as torch's layers do, or Xavier uniform (not the noisy ones)."""
+    noisy: bool = False
+    """Whether the fully connected layers explore by learned noise (Fortunato et al. 2018)."""
+    noisy_std: float = 0.5
+    """How strong their noise starts, before it is divided by the square root of a layer's inputs."""
+    noisy_target: bool = True
+    """Whether targets have noise too, in the choice of the action and in its value, as in the papers.
+
+    They then estimate the noisy policy's value; without, the greedy one's (docs/performance.md has a lander
+    that needs the latter).
+    """
+    distribution: Literal["none", "c51", "qr", "iqn"] = "none"
+    """Prediction of the network: values, or their distribution over fixed atoms, by fixed quantiles (`qr`), or by those
+    of levels that each pass of an update draws (`iqn`, Dabney et al. 2018b).
+
+    Prioritized replay goes by the TD error, with `c51` by the KL divergence, with quantiles by the error of the mean.
+    """
+    atoms: int = 51
+    """Atoms of `c51`, quantiles of `qr` (whose paper has 200), or levels of `iqn` for prediction and target each (64 in
+    its paper, 8 in BTR); actions are chosen by the mean of as many even levels."""
+    cosines: int = 64
+    """Cosines that a level of `iqn` is described by."""
+    munchausen_scale: float = 0.0
+    """Share of its own log-probability that the reward of an action grows by (Vieillard et al. 2020: 0.9); 0 is off.
+
+    Targets are then those of a soft policy of the target network, so that `double` must be off, and the distribution
+    must not be `c51`. Of `n_step` rewards the first one grows.
+    """
+    munchausen_temperature: float = 0.03
+    """Temperature of that soft policy, in units of value."""
+    munchausen_lowest: float = -1.0
+    """Bound from below of temperature times log-probability, before it is scaled."""
+    value_min: float = -10.0
+    """Lowest atom of `c51`, in discounted reward."""
+    value_max: float = 10.0
+    """Highest atom of `c51`, in discounted reward."""
+    loss: str = "huber"
+    """Loss of a value's TD error: `huber` with threshold 1, or `mse`, half the square; a distribution has its own.
+    Or instead a user-defined function as `module:name`, see docs/extending.md."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes(self, "hidden_sizes")
+        require(0 < self.noisy_std < float("inf"), "noisy_std", self.noisy_std, "positive and finite")
+        require_at_least(2, self, "atoms")
+        require_at_least(1, self, "cosines")
+        require(self.value_min < self.value_max, "value_min", self.value_min, f"below value_max, {self.value_max}")
+        self._check_munchausen()
+        draws = self.noisy or self.distribution == "iqn"
+        reason = "one of auto, none, cuda-graphs with noisy layers or iqn, which draw between the passes"
+        require(not draws or self.compile != "default", "compile", self.compile, reason)
+        self._check_loss()
+
+    def _check_munchausen(self) -> None:
+        require_fractions(self, "munchausen_scale")
+        temperature = self.munchausen_temperature
+        require(0 < temperature < float("inf"), "munchausen_temperature", temperature, "positive and finite")
+        require(self.munchausen_lowest <= 0, "munchausen_lowest", self.munchausen_lowest, "0 or less")
+        if self.munchausen_scale:
+            require(not self.double, "double", self.double, "false with munchausen_scale, whose targets are soft")
+            allowed = "none, qr or iqn with munchausen_scale"
+            require(self.distribution != "c51", "distribution", self.distribution, allowed)
+
+    def _check_loss(self) -> None:
+        is_own = ":" in self.loss
+        if is_own:
+            check_user_module("agent.loss", self.loss)
+        require(self.loss in ("huber", "mse") or is_own, "loss", self.loss, "'huber', 'mse' or module:name")
+        fits = not (is_own and self.distribution == "iqn")
+        require(fits, "loss", self.loss, "'huber' or 'mse' with iqn, whose loss needs the levels that were drawn")
+
+    @property
+    def values_per_action(self) -> int:
+        """How many numbers the network gives for each action."""
+        return 1 if self.distribution == "none" else self.atoms
+
+
+@dataclass(frozen=True)
+class R2D2Config(QLearningSettings):
+    """Recurrent replay distributed DQN for discrete actions (Kapturowski et al. 2019); defaults of the paper."""
+
+    algorithm: Literal["r2d2"] = "r2d2"
+    batch_size: int = 64
+    """Sequences of one update."""
+    gamma: float = 0.997
+    n_step: int = 5
+    optimizer_epsilon: float = 1e-3
+    max_grad_norm: float = 40.0
+    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Format of the products before the LSTM in an update; `auto`: bfloat16 for images where it is faster."""
+    compile: Literal["auto", "none", "default", "cuda-graphs"] = "auto"
+    """See the same setting of `dqn`; with `default` every step of a sequence is compiled apart, which takes minutes."""
+
+    hidden_sizes: tuple[int, ...] = (512,)
+    """Units of each fully connected layer between the torso and the LSTM."""
+    lstm_size: int = 512
+    """Units of the LSTM, which also sees the last action and reward."""
+    head_sizes: tuple[int, ...] = (512,)
+    """Units of each fully connected layer after the LSTM; a dueling head has the last one twice."""
+    burn_in: int = 40
+    """Steps of a sequence that only warm the stored recurrent_state up."""
+    unroll: int = 80
+    """Steps of a sequence that are trained on."""
+    period: int = 40
+    """Steps from the start of one sequence to the next; fewer than `unroll` makes them overlap."""
+    value_rescaling: bool = True
+    """Whether the network predicts h(value), which grows like a square root, so that rewards need no clipping."""
+    priority_mix: float = 0.9
+    """Share eta of the largest error in a sequence's priority; the rest is the mean of its errors."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(min(self.hidden_sizes, default=1) > 0, "hidden_sizes", self.hidden_sizes, "0 or more positive sizes")
+        require_sizes(self, "head_sizes")
+        require_at_least(1, self, "lstm_size", "unroll", "period")
+        require_at_least(0, self, "burn_in")
+        require_fractions(self, "priority_mix")
+
+    def shape(self, frame_stack: int) -> SequenceShape:
+        """Return how an item is divided, given how many frames the network sees."""
+        return SequenceShape(frame_stack, self.burn_in, self.unroll, self.n_step)
+
+    @property
+    def recurrent_state_size(self) -> int:
+        """Numbers that the network remembers of each environment: its cell and its output."""
+        return 2 * self.lstm_size
+
+    def window(self, frame_stack: int) -> WindowSpec:
+        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        return self.shape(frame_stack).window(self.period)

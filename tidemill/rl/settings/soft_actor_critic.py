@@ -1,0 +1,160 @@
+"""Settings of soft actor-critic: SAC with TQC and CrossQ, and SAC for discrete actions. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from tidemill.rl.checks import require, require_at_least, require_fractions, require_positive, require_sizes
+from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults
+
+
+@dataclass(frozen=True)
+class SoftSettings(OffPolicySettings):
+    """What the two have in common."""
+
+    compile: Literal["auto", "none", "cuda-graphs"] = "auto"
+    """Whether a GPU is given whole updates in a few launches, as CUDA graphs; `auto`: if they can be recorded."""
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Units of each layer after the torso, of the actor and of each critic."""
+    learning_rate: float = 3e-4
+    """Step size of Adam, for actor, critics and temperature."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which the step size falls linearly to 0; 0 keeps it constant."""
+    temperature: Literal["learned", "fixed"] = "learned"
+    """Whether the entropy's weight is learned, to meet the target entropy, or stays as it starts."""
+    initial_temperature: float = 1.0
+    """Entropy's weight, in units of reward: where learning starts, or the fixed value."""
+    start_steps: int = 10_000
+    """Environment steps of the whole cluster for which actions are uniformly random."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes(self, "hidden_sizes")
+        require_positive(self, "learning_rate")
+        require_at_least(0, self, "learning_rate_decay_updates", "start_steps")
+        start = self.initial_temperature
+        require(math.isfinite(start) and start > 0, "initial_temperature", start, "positive and finite")
+
+
+@dataclass(frozen=True)
+class SACConfig(SoftSettings):
+    """Soft actor-critic for continuous actions (Haarnoja et al. 2018).
+
+    With `quantiles` it is TQC (Kuznetsov et al. 2020), with `crossq` CrossQ (Bhatt et al. 2024); both go together.
+    """
+
+    actions: ClassVar[Actions] = "continuous"
+
+    algorithm: Literal["sac"] = "sac"
+    batch_size: int = 256
+    tau: float = 0.005
+    """Share of the critics that the target critics take over at each update; with `crossq` there are none."""
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Units of each hidden layer of the actor, and of each critic unless `critic_sizes` says otherwise."""
+    learning_rate_decay_updates: int = 0
+    """Updates over which the step size falls linearly to its final value; 0 keeps it constant."""
+
+    critic_sizes: tuple[int, ...] = ()
+    """Units of each hidden layer of each critic; empty: `hidden_sizes`. CrossQ's paper has (2048, 2048)."""
+    critics: int = 2
+    """How many critics there are, of which the smallest value counts, or, with `quantiles`, all quantiles but the
+    largest."""
+    quantiles: int = 0
+    """Quantiles of the return that each critic predicts instead of its mean (TQC, whose paper has 25); 0: the mean."""
+    dropped_quantiles_per_critic: int = 2
+    """How many of the largest quantiles the target leaves out for each critic, of those of all critics together."""
+    crossq: bool = False
+    """Whether actor and critics renormalise every layer's inputs by their batch, and there are no target critics.
+
+    Both ends of a transition then pass the critics together, so that one batch's statistics hold for both.
+    """
+    crossq_warmup_updates: int = 100_000
+    """Updates for which the batch's own statistics are used as they are (batch normalisation); from then on the running
+    ones correct them (Ioffe 2017)."""
+    critic_layer_norm: bool = False
+    """Whether a layer norm follows each hidden layer of the critics."""
+    adam_beta1: float = 0.9
+    """Share of the old in Adam's mean of gradients; CrossQ's paper has .5."""
+    learning_rate_final: float = 0.0
+    """Step size at the end of the decay; unused without a decay."""
+    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Format of the products between hidden layers in an update, all else being float32; `auto`: float32."""
+    huber_delta: float = 0.0
+    """Bound on the gradient of a critic's loss by its error (a Huber loss with this threshold); 0 is the squared loss.
+    Quantiles always have their Huber loss, of threshold 1.
+
+    Rare large rewards, such as those of a crash, then pull no harder than others, and the critics lean to the median.
+    """
+    target_entropy: float | None = None
+    """Entropy a learned temperature aims at, in nats; None is minus the number of action dimensions."""
+    policy_delay: int = 1
+    """Updates of the critics for each one of the actor and the temperature."""
+    actor_ema_decay: float = 0.0
+    """Decay per update of the averaged actor that is evaluated, e.g. 0.999; 0 evaluates the actor itself."""
+    noise_correlation: float = 0.0
+    """Correlation of an environment's exploration noise from one step to the next; 0 is white noise.
+
+    Noise that lasts carries a heavy body somewhere, where white noise averages out.
+    """
+    greedy_fraction: float = 0.0
+    """Share of each actor's environments that act by the actor's mean, without noise, after random steps.
+
+    Where the reward needs a quiet end, a policy that is always noisy never shows it to the critics: a lander
+    must rest on the ground with its engines off.
+    """
+    hold_probability: float = 0.0
+    """Probability at each step that a noisy environment begins to hold one uniformly random action; 0 never does."""
+    hold_steps: int = 60
+    """Longest such hold, in steps; the shortest is a third of it (Dabney et al. 2021)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_critics()
+        require_at_least(0, self, "learning_rate_final", "huber_delta")
+        require_at_least(1, self, "policy_delay", "hold_steps")
+        for name in ("adam_beta1", "actor_ema_decay", "noise_correlation"):
+            value = getattr(self, name)
+            require(0 <= value < 1, name, value, "at least 0 and below 1")
+        require_fractions(self, "greedy_fraction", "hold_probability")
+
+    def _check_critics(self) -> None:
+        quantiles, dropped = self.quantiles, self.dropped_quantiles_per_critic
+        require(min(self.critic_sizes, default=1) > 0, "critic_sizes", self.critic_sizes, "positive sizes, or empty")
+        require_at_least(1, self, "critics")
+        require_at_least(0, self, "quantiles", "crossq_warmup_updates")
+        rule = "0 or more, and less than quantiles"
+        require(0 <= dropped < (quantiles or dropped + 1), "dropped_quantiles_per_critic", dropped, rule)
+        require(not quantiles or self.huber_delta == 0, "huber_delta", self.huber_delta, "0 with quantiles")
+        rule = "0 with crossq: an average of parameters has no running statistics"
+        require(not self.crossq or self.actor_ema_decay == 0, "actor_ema_decay", self.actor_ema_decay, rule)
+
+
+@dataclass(frozen=True)
+class SACDiscreteConfig(SoftSettings):
+    """Soft actor-critic for discrete actions (Christodoulou 2019): expectations over actions are sums, not samples."""
+
+    actions: ClassVar[Actions] = "discrete"
+    run_defaults: ClassVar[RunDefaults] = EVERY_FOURTH
+
+    algorithm: Literal["sac_discrete"] = "sac_discrete"
+    batch_size: int = 64
+    tau: float = 0.005
+    """Share of the critics that their targets take over at each update; only if `target_update_period` is 0."""
+    start_steps: int = 1_000
+
+    target_update_period: int = 0
+    """Updates between two copies to the target critics; 0 moves them by `tau` at each update instead."""
+    optimizer_epsilon: float = 1e-4
+    """Added to Adam's denominator."""
+    max_grad_norm: float = 0.0
+    """Largest norm of the actor's gradient and of the critics', each; 0 does not clip."""
+    target_entropy_share: float = 0.89
+    """Entropy a learned temperature aims at, as a share of log A, that of A legal actions alike; the paper has 0.98."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "optimizer_epsilon")
+        require_at_least(0, self, "max_grad_norm", "target_update_period")
+        require_fractions(self, "target_entropy_share")
