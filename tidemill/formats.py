@@ -20,11 +20,14 @@ KEY = "format"
 CONFIG, RESULT, SCORES, EVALUATION = "config", "result", "scores", "evaluation"
 PARAMETERS, CHECKPOINT, REPLAY_LOG = "parameters", "checkpoint", "replay log"
 BUNDLE, TABLE, WRITER = "bundle", "table", "writer"
+EPISODES, CLOCK, SWEEP = "episodes", "clock", "sweep"
 
 NEWEST: Mapping[str, int] = {
     CONFIG: 1,  # config.yaml
     RESULT: 1,  # result.json
     SCORES: 1,  # scores.csv, confirmations.csv
+    EPISODES: 1,  # episodes.csv
+    CLOCK: 1,  # wall_clock.json
     EVALUATION: 1,  # evaluations/*.json
     PARAMETERS: 1,  # params/*.json
     CHECKPOINT: 4,  # checkpoints/*.safetensors
@@ -32,6 +35,7 @@ NEWEST: Mapping[str, int] = {
     BUNDLE: 1,  # bundle.json
     TABLE: 1,  # manifest.json of an exported table
     WRITER: 1,  # what `ReplayWriter.state` returns
+    SWEEP: 1,  # trials.jsonl of a sweep
 }
 """The number of each kind that is written today."""
 

@@ -61,14 +61,17 @@ def read_scores(file: Path) -> list[Score]:
         FatalError: the file has a format that this version does not know.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     except FileNotFoundError:
         return []
     if lines and not lines[-1].endswith("\n"):  # a row whose writing was cut
         lines.pop()
     if not lines:
         return []
-    header, *rows = csv.reader(lines)
+    try:
+        header, *rows = csv.reader(lines)
+    except csv.Error as error:
+        raise DataLoss(f"{file} is no table of scores: {error}; move it aside") from error
     if formats.KEY in header and rows:
         _check_format(file, rows[-1][header.index(formats.KEY) :])
     if tuple(header) not in (FILE_COLUMNS, COLUMNS, _FIRST_COLUMNS):

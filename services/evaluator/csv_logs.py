@@ -8,12 +8,16 @@ import io
 from pathlib import Path
 from typing import Literal
 
+import structlog
+
 from tidemill import formats
 from tidemill.atomic_files import append_whole, write_atomically
 from tidemill.envs.atari_scores import human_normalised
 from tidemill.params.version import Version
 from tidemill.scores import FILE_COLUMNS, Score, has_all_columns, read_scores
 from tidemill.services.evaluator.protocol import Evaluation
+
+_log = structlog.get_logger()
 
 
 class ScoreLog:
@@ -83,25 +87,52 @@ def _line(cells: tuple[object, ...]) -> str:
     return line.getvalue()
 
 
-_EPISODE_COLUMNS = "params_version,kind,seed,episode_return,length\n"
+_FIRST_EPISODE_COLUMNS = b"params_version,kind,seed,episode_return,length"
+"""Of the first releases, whose rows have no number of the format."""
+_EPISODE_COLUMNS = _FIRST_EPISODE_COLUMNS + f",{formats.KEY}".encode()
 
 Kind = Literal["evaluation", "confirmation"]
 
 
 class EpisodeLog:
-    """Appends the episodes of each evaluation; a torn last line is truncated at startup."""
+    """Appends the episodes of each evaluation; a torn last line is truncated at startup.
+
+    The last column is the number of the file's format, the same in each row. No run reads the file, so one that holds
+    something else ends none: it is kept as episodes.csv.damaged.
+    """
 
     def __init__(self, file: Path) -> None:
-        """Open the file, creating it if missing."""
+        """Open the file, creating it if missing.
+
+        Raises:
+            UnknownFormat: It has a format that this version does not know.
+        """
         self._file = file
         file.parent.mkdir(parents=True, exist_ok=True)
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
-        whole = text[: text.rfind("\n") + 1] or _EPISODE_COLUMNS
-        if whole != text:
+        content = file.read_bytes() if file.exists() else b""
+        header, _, rows = content[: content.rfind(b"\n") + 1].partition(b"\n")
+        _check_episodes_format(file, header, rows)
+        if header == _FIRST_EPISODE_COLUMNS:
+            rows = rows.replace(b"\n", b",1\n")
+        elif header != _EPISODE_COLUMNS:
+            if content:
+                kept = file.rename(file.with_name(f"{file.name}.damaged"))
+                _log.warning("file does not hold episodes, set aside", file=str(file), kept_as=str(kept))
+            rows = b""
+        if (whole := _EPISODE_COLUMNS + b"\n" + rows) != content:
             write_atomically(file, whole)
 
     def append(self, evaluation: Evaluation, version: int, kind: Kind) -> None:
         """Add the episodes of a version; they are on disk before this returns."""
+        number = formats.NEWEST[formats.EPISODES]
         episodes = zip(evaluation.seeds, evaluation.returns.tolist(), evaluation.lengths.tolist(), strict=True)
-        rows = [f"{version},{kind},{seed},{total},{length}\n" for seed, total, length in episodes]
+        rows = [f"{version},{kind},{seed},{total},{length},{number}\n" for seed, total, length in episodes]
         append_whole(self._file, "".join(rows))
+
+
+def _check_episodes_format(file: Path, header: bytes, rows: bytes) -> None:
+    """Refuse the format that the newest row says, if it says one."""
+    columns, cells = header.split(b","), rows[:-1].rpartition(b"\n")[2].split(b",")
+    said = dict(zip(columns, cells, strict=False)).get(formats.KEY.encode(), b"")
+    if said.isdigit():
+        formats.check_format(formats.EPISODES, int(said), file)

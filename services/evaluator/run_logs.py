@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from tidemill import formats
 from tidemill.atomic_files import write_atomically
 from tidemill.bundle.files import CONFIG, portable_settings
 from tidemill.config.overlay import to_document
@@ -44,6 +45,9 @@ class WallClock:
             session_start_s: When this session started, on the clock `now`. An evaluator that was restarted
                 within a session gets the same value and does not count its time twice.
             now: Monotonic time in seconds.
+
+        Raises:
+            UnknownFormat: The file has a format that this version does not know.
         """
         self._file, self._session_start_s, self._now = file, session_start_s, now
         self._before_s = self._read()
@@ -55,6 +59,7 @@ class WallClock:
     def save(self) -> None:
         """Save the time so far for the next session."""
         document = {
+            formats.KEY: formats.NEWEST[formats.CLOCK],
             "session_start_s": self._session_start_s,
             "before_s": self._before_s,
             "wall_s": round(self.wall_s(), 3),
@@ -62,12 +67,12 @@ class WallClock:
         write_atomically(self._file, json.dumps(document) + "\n")
 
     def _read(self) -> float:
+        document = formats.read_json(self._file, formats.CLOCK)
+        is_same_session = document.get("session_start_s") == self._session_start_s
         try:
-            document = json.loads(self._file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+            return float(document["before_s"] if is_same_session else document["wall_s"])
+        except (KeyError, TypeError, ValueError):  # no file, or a damaged one
             return 0.0
-        is_same_session = document["session_start_s"] == self._session_start_s
-        return float(document["before_s"] if is_same_session else document["wall_s"])
 
 
 def session_start_s(now: Callable[[], float]) -> float:

@@ -26,7 +26,9 @@ from tidemill.replay import ItemWindow, ReplayClient, ReplayWriter, Server, impo
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.folder import digest_of
 from tidemill.scores import read_scores
-from tidemill.services.evaluator.csv_logs import ScoreLog
+from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog
+from tidemill.services.evaluator.run_logs import WallClock
+from tidemill.services.launcher.sweep.journal import Journal
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 
 OLD = sorted((Path(__file__).resolve().parents[1] / "data" / "formats").iterdir())
@@ -102,6 +104,23 @@ def _newer_scores(old: Path) -> Path:
     return file
 
 
+def _newer_episodes(old: Path) -> Path:
+    file = old / "run" / "episodes.csv"
+    file.write_text("params_version,format,more\n1,5,x\n2,5,y\n")
+    return file
+
+
+def _newer_evaluation(old: Path) -> Path:
+    (old / "evaluation.json").write_text("{}")
+    return _numbered(old / "evaluation.json")
+
+
+def _newer_sweep(old: Path) -> Path:
+    file = old / "trials.jsonl"
+    file.write_text('{"format": 5}\n{"further": 1}\n{"to')
+    return file
+
+
 def _newer_parameters(old: Path) -> Path:
     for file in (old / "run" / "params").glob("*.json"):
         file.write_bytes(seal({"format": 5, "further": 1}))
@@ -147,15 +166,18 @@ _READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
         lambda old: read_json(old / "run" / "result.json", formats.RESULT),
     ),
     formats.SCORES: (_newer_scores, lambda old: read_scores(old / "run" / "scores.csv")),
-    formats.EVALUATION: (
+    formats.EPISODES: (_newer_episodes, lambda old: EpisodeLog(old / "run" / "episodes.csv")),
+    formats.CLOCK: (
         lambda old: _numbered(old / "run" / "wall_clock.json"),
-        lambda old: read_json(old / "run" / "wall_clock.json", formats.EVALUATION),
+        lambda old: WallClock(old / "run" / "wall_clock.json", 0.0, lambda: 0.0),
     ),
+    formats.EVALUATION: (_newer_evaluation, lambda old: read_json(old / "evaluation.json", formats.EVALUATION)),
     formats.PARAMETERS: (_newer_parameters, lambda old: read_params(old / "run" / "params")),
     formats.CHECKPOINT: (_newer_checkpoint, lambda old: CheckpointStore(old / "run" / "checkpoints", keep=2).newest()),
     formats.REPLAY_LOG: (_newer_log, lambda old: Server(old / "run" / "replay" / "0")),
     formats.BUNDLE: (_newer_bundle, lambda old: read_bundle(old / "bundle")),
     formats.TABLE: (_newer_table, lambda old: ExportedTable(old / "table")),
+    formats.SWEEP: (_newer_sweep, lambda old: Journal(old / "trials.jsonl")),
 }
 
 

@@ -162,6 +162,10 @@ def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
         raise ConfigError(f"cannot read {name} {str(path)!r}: {error.strerror}{hint}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name} {str(path)!r} is not valid YAML: {error}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{name} {str(path)!r} is not a text of settings: {error}") from error
+    if document is None:
+        raise ConfigError(f"{name} {str(path)!r} is empty; expected sections, such as `env: {{id: CartPole-v1}}`")
     if not isinstance(document, dict):
         raise ConfigError(f"{name} {str(path)!r} must hold a mapping of sections, got {type(document).__name__}")
     formats.check_format(formats.CONFIG, document.pop(formats.KEY, None), path)

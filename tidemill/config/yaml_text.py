@@ -19,6 +19,10 @@ class Loader(_SafeLoader):  # type: ignore[misc,valid-type]
         """Return a mapping; raises YAMLError for a key that is written twice, of which the first would be lost."""
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key is a list or a mapping: expected a name", key.start_mark
+                )
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key.value!r} is written twice: join the two", key.start_mark

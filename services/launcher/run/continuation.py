@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tidemill import formats
 from tidemill.config.overlay import to_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.settings import EnvSettings
@@ -74,7 +74,7 @@ def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
 
 def _trained_s(folder: Path) -> float:
     try:
-        return float(json.loads((folder / "wall_clock.json").read_text(encoding="utf-8"))["wall_s"])
+        return float(formats.read_json(folder / "wall_clock.json", formats.CLOCK)["wall_s"])
     except (OSError, KeyError, TypeError, ValueError):
         return 0.0
 

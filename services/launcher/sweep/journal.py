@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tidemill import formats
 from tidemill.atomic_files import sync_file
 from tidemill.errors import DataLoss
 from tidemill.services.launcher.sweep.space import Values
@@ -46,26 +47,32 @@ class Trial:
 
 
 class Journal:
-    """The trials of a sweep on disk. A line is there before the call returns."""
+    """The trials of a sweep on disk, and the number of the format. A line is there before the call returns."""
 
     def __init__(self, file: Path) -> None:
         """Read what there is; a last line whose writing was cut is removed.
 
         Raises:
-            DataLoss: Another line is none of a journal.
+            DataLoss: Another line is not a sweep record.
+            UnknownFormat: The file has a format that this version does not know.
         """
         self.trials: list[Trial] = []
+        self._format: int | None = None
         self._file = file
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         content = file.read_bytes()
         whole = content.rfind(b"\n") + 1
-        os.truncate(file, whole)
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
                 self._apply(json.loads(line))
             except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise DataLoss(f"{file}, line {number}, is none of a sweep's: {line[:80]!r}") from error
+                raise DataLoss(
+                    f"{file}, line {number} is not a sweep record: {line[:80]!r}; move the file aside to start over"
+                ) from error
+        os.truncate(file, whole)
+        if self._format != formats.NEWEST[formats.SWEEP]:
+            self._write({formats.KEY: formats.NEWEST[formats.SWEEP]})
 
     def begin(self, values: Values) -> Trial:
         """Add a trial."""
@@ -83,7 +90,10 @@ class Journal:
         self._apply(record)
 
     def _apply(self, record: Mapping[str, Any]) -> None:
-        if "values" in record:
+        if formats.KEY in record:
+            formats.check_format(formats.SWEEP, record[formats.KEY], self._file)
+            self._format = record[formats.KEY]
+        elif "values" in record:
             if record["trial"] != len(self.trials):
                 raise ValueError("a trial is missing")
             self.trials.append(Trial(record["trial"], dict(record["values"])))

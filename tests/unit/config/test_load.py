@@ -75,14 +75,21 @@ def test_load_ignores_sections_of_other_processes(tmp_path: Path) -> None:
         ("lerner: {}", "unknown section 'lerner'; did you mean 'learner'?"),
         ("agent: {algorithm: a3c}", "agent.algorithm is 'a3c', allowed: d4pg, ddpg, dqn"),
         ("learner: {publish_every: 0}", "learner.publish_every is 0, allowed: at least 1"),
-        ("- a", "must hold a mapping of sections"),
+        ("- a", "must hold a mapping of sections, got list"),
+        ("", "is empty; expected sections, such as `env: {id: CartPole-v1}`"),
+        ("# nothing\n", "is empty"),
+        ("env: {id: \xff}", "is not a text of settings"),
+        ("[" * 5000, "is not"),
+        ("? [a, b]\n: c", "a key is a list or a mapping: expected a name"),
+        ("env:\n\tid: a", "is not valid YAML"),
+        ("env: {id: a}\nenv: {id: b}", "'env' is written twice"),
         ("a: [", "is not valid YAML"),
     ],
 )
 def test_load_refuses_a_wrong_file(tmp_path: Path, text: str, words: str) -> None:
     """The message says what is wrong and what is allowed."""
     file = tmp_path / "run.yaml"
-    file.write_text(text)
+    file.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError) as caught:
         _load(RunConfig, "--config", str(file))
     assert words in str(caught.value)

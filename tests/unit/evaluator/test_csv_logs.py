@@ -16,7 +16,8 @@ from tidemill.services.evaluator.protocol import Evaluation
 
 _FIRST_HEADER = "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max\n"
 _HEADER = _FIRST_HEADER.rstrip() + ",median,mean_length,human_normalised,format\n"
-_EPISODE_HEADER = "params_version,kind,seed,episode_return,length\n"
+_FIRST_EPISODE_HEADER = "params_version,kind,seed,episode_return,length\n"
+_EPISODE_HEADER = _FIRST_EPISODE_HEADER.rstrip() + ",format\n"
 
 
 def _score(version: int, mean: float = 1.5) -> Score:
@@ -105,11 +106,11 @@ def _evaluation(*returns: float) -> Evaluation:
 
 
 def test_log_writes_one_line_an_episode(tmp_path: Path) -> None:
-    """Version, kind, seed, return and length, in the order of the seeds."""
+    """Version, kind, seed, return, length and the format's number, in the order of the seeds."""
     log = EpisodeLog(tmp_path / "episodes.csv")
     log.append(_evaluation(1.5, -2.0), 3, "evaluation")
     log.append(_evaluation(7.0), 3, "confirmation")
-    rows = "3,evaluation,10,1.5,1\n3,evaluation,11,-2.0,2\n3,confirmation,10,7.0,1\n"
+    rows = "3,evaluation,10,1.5,1,1\n3,evaluation,11,-2.0,2,1\n3,confirmation,10,7.0,1,1\n"
     assert (tmp_path / "episodes.csv").read_text() == _EPISODE_HEADER + rows
 
 
@@ -119,4 +120,31 @@ def test_log_goes_on_behind_whole_lines_after_a_restart(tmp_path: Path) -> None:
     EpisodeLog(file).append(_evaluation(1.0), 1, "evaluation")
     file.write_text(file.read_text() + "2,evalua")
     EpisodeLog(file).append(_evaluation(5.0), 2, "evaluation")
-    assert file.read_text() == _EPISODE_HEADER + "1,evaluation,10,1.0,1\n2,evaluation,10,5.0,1\n"
+    assert file.read_text() == _EPISODE_HEADER + "1,evaluation,10,1.0,1,1\n2,evaluation,10,5.0,1,1\n"
+
+
+def test_episodes_of_the_first_releases_get_the_number_of_their_format(tmp_path: Path) -> None:
+    """Their rows keep what they say; a torn last line is dropped, and new rows follow."""
+    file = tmp_path / "episodes.csv"
+    file.write_text(_FIRST_EPISODE_HEADER + "1,evaluation,10,1.0,1\n2,evalu")
+    EpisodeLog(file).append(_evaluation(5.0), 2, "evaluation")
+    assert file.read_text() == _EPISODE_HEADER + "1,evaluation,10,1.0,1,1\n2,evaluation,10,5.0,1,1\n"
+
+
+@pytest.mark.parametrize("content", [b"a,b\n1,2\n", b"\xff\xfe\x00\n", _EPISODE_HEADER.encode()[:20], b"\n\n"])
+def test_file_that_holds_no_episodes_is_set_aside(tmp_path: Path, content: bytes) -> None:
+    """No run reads it, so it is no reason to end one; nothing is lost."""
+    file = tmp_path / "episodes.csv"
+    file.write_bytes(content)
+    EpisodeLog(file).append(_evaluation(5.0), 2, "evaluation")
+    assert file.read_text() == _EPISODE_HEADER + "2,evaluation,10,5.0,1,1\n"
+    assert (tmp_path / "episodes.csv.damaged").read_bytes() == content
+
+
+def test_episodes_with_damaged_rows_are_kept_as_they_are(tmp_path: Path) -> None:
+    """The rows before and after them are whole."""
+    file = tmp_path / "episodes.csv"
+    damaged = _EPISODE_HEADER.encode() + b"1,evaluation,10,1.0,1,1\n\xff\x00,,\n"
+    file.write_bytes(damaged)
+    EpisodeLog(file).append(_evaluation(5.0), 2, "evaluation")
+    assert file.read_bytes() == damaged + b"2,evaluation,10,5.0,1,1\n"

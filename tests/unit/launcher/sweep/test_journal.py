@@ -48,13 +48,28 @@ def test_journal_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert again.begin({"agent.gamma": 1.0}).number == 2
 
 
-@pytest.mark.parametrize("line", ["nothing", "[]", '{"trial": 3, "values": {}}', '{"trial": 0, "seed": 1, "score": 2}'])
+@pytest.mark.parametrize(
+    "line", ["nothing", "[]", '"format"', '{"trial": 3, "values": {}}', '{"trial": 0, "seed": 1, "score": 2}']
+)
 def test_journal_of_something_else_is_refused(tmp_path: Path, line: str) -> None:
     """The file and the line are named."""
     file = tmp_path / "trials.jsonl"
     file.write_text(line + "\n")
-    with pytest.raises(DataLoss, match=r"trials\.jsonl, line 1"):
+    with pytest.raises(DataLoss, match=r"trials\.jsonl, line 1 is not a sweep record"):
         Journal(file)
+    assert file.read_text() == line + "\n"
+
+
+def test_journal_of_the_first_releases_is_continued_and_gets_the_number_of_its_format(tmp_path: Path) -> None:
+    """Its trials are read; what comes next follows the number."""
+    file = tmp_path / "trials.jsonl"
+    old = '{"trial": 0, "values": {"a.b": 1}}\n{"trial": 0, "seed": 1, "score": 2.5}\n'
+    file.write_text(old)
+    journal = Journal(file)
+    assert [trial.score for trial in journal.trials] == [2.5]
+    journal.begin({"a.b": 2})
+    assert file.read_text() == old + '{"format": 1}\n{"trial": 1, "values": {"a.b": 2}}\n'
+    assert Journal(file).trials == journal.trials
 
 
 def test_random_proposals_do_not_depend_on_scores() -> None:
