@@ -20,7 +20,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _KUBERNETES = _ROOT / "deploy/kubernetes"
 CHART = _ROOT / "deploy/helm/tidemill"
 _TEMPLATES = CHART / "templates"
-_BY_HAND = {"NOTES.txt"}
+_BY_HAND = {"NOTES.txt", "checks.yaml"}
 _HEADER = "{{- /* Written by scripts/helm_chart.py from deploy/kubernetes: change that and run it. */ -}}\n"
 
 _BASE = (
@@ -197,33 +197,42 @@ def _edit_pod(item: Object, marks: _Marks) -> None:
         suffix = marks.value(f'ternary "-cuda" "" ({gpus})') if gpus else ""
         registry = marks.value("with .Values.image.registry }}{{ . }}/{{ end")
         container["image"] = f"{registry}tidemill-{image}:{marks.value('.Values.image.tag')}{suffix}"
+        _add(container, "imagePullPolicy", marks, ".Values.image.pullPolicy", marks.value("."))
+        if "env" in container:
+            container["env"] += [
+                marks.line("with .Values.env"),
+                marks.line("toYaml . | nindent INDENT"),
+                marks.line("end"),
+            ]
+        else:
+            _add(container, "env", marks, ".Values.env", marks.block("."))
     values = f".Values.{name}"
     tolerations = f"{values}.tolerations"
     if name in ("learner", "inference"):
         has_gpus = f"(gt {_GPUS} 0)" if name == "learner" else ".Values.inference.gpu"
         tolerations = f"(concat (ternary .Values.gpuTolerations (list) {has_gpus}) {tolerations})"
-    pod[marks.line(f"with {tolerations}")] = None
-    pod["tolerations"] = marks.block(".")
-    pod[marks.line("end")] = None
-    pod[marks.line(f"with {values}.nodeSelector")] = None
-    pod["nodeSelector"] = marks.block(".")
-    pod[marks.line("end")] = None
+    _add(pod, "tolerations", marks, tolerations, marks.block("."))
+    _add(pod, "nodeSelector", marks, f"{values}.nodeSelector", marks.block("."))
     if name not in ("learner", "inference"):
         pod["containers"][0]["resources"] = marks.block(f"{values}.resources")
+
+
+def _add(node: Object, key: str, marks: _Marks, expression: str, value: object) -> None:
+    """Add a key for when an expression has a value, which is `.` in the key's."""
+    node[marks.line(f"with {expression}")] = None
+    node[key] = value
+    node[marks.line("end")] = None
 
 
 def _edit_claim(claim: Object, marks: _Marks, values: str) -> None:
     claim["resources"]["requests"]["storage"] = marks.value(f"{values}.size")
     claim["accessModes"] = marks.block(f"{values}.accessModes")
-    claim[marks.line(f"with {values}.className")] = None
-    claim["storageClassName"] = marks.value(".")
-    claim[marks.line("end")] = None
+    _add(claim, "storageClassName", marks, f"{values}.className", marks.value("."))
 
 
 def _edit_account(account: Object, marks: _Marks) -> None:
-    account[marks.line("with .Values.image.pullSecrets")] = None
-    account["imagePullSecrets"] = [marks.line("range ."), {"name": marks.value(".")}, marks.line("end")]
-    account[marks.line("end")] = None
+    names = [marks.line("range ."), {"name": marks.value(".")}, marks.line("end")]
+    _add(account, "imagePullSecrets", marks, ".Values.image.pullSecrets", names)
 
 
 def _edit_runs(spec: Object, marks: _Marks) -> None:
@@ -306,9 +315,38 @@ _EDITS: dict[tuple[str, str], Callable[[Object, _Marks], None]] = {
 """What a kind of object has besides, by kind and name."""
 
 
-_FREE = {"own", "nodeSelector", "resources", "requests", "limits"}
-"""Values whose keys are the user's, or Kubernetes' own."""
 _TYPES = {bool: "boolean", int: "integer", str: "string"}
+_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+_AMOUNTS = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
+_TOLERATION = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "key": {"type": "string"},
+        "operator": {"enum": ["Exists", "Equal"]},
+        "value": {"type": "string"},
+        "effect": {"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+        "tolerationSeconds": {"type": "integer"},
+    },
+}
+_KNOWN: dict[str, dict[str, Any]] = {
+    **{name: {"type": "integer", "minimum": 1} for name in ("shards", "nodes", "cpu", "memoryGi", "maxReplicas")},
+    **{name: {"type": "integer", "minimum": 0} for name in ("gpus", "replicas")},
+    **{name: {"type": "string", "minLength": 1} for name in ("config", "tag")},
+    **{name: {"type": "array", "items": _TOLERATION} for name in ("tolerations", "gpuTolerations")},
+    **{name: _TEXTS for name in ("own", "nodeSelector")},
+    **{name: _AMOUNTS for name in ("requests", "limits")},
+    "size": {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?([EPTGMK]i|[EPTGMk])?$"},
+    "accessModes": {
+        "type": "array",
+        "minItems": 1,
+        "items": {"enum": ["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]},
+    },
+    "pullSecrets": {"type": "array", "items": {"type": "string"}},
+    "pullPolicy": {"enum": ["", "Always", "IfNotPresent", "Never"]},
+    "env": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+}
+"""What the values of a name must be, so that Kubernetes neither refuses nor misreads them."""
 
 
 def schema() -> dict[str, Any]:
@@ -320,13 +358,13 @@ def schema() -> dict[str, Any]:
 
 
 def _described(value: Any, name: str = "") -> dict[str, Any]:  # noqa: ANN401 - any value
-    if isinstance(value, list):
-        return {"type": "array"}
+    if name in _KNOWN:
+        return _KNOWN[name]
     if not isinstance(value, dict):
         return {"type": _TYPES[type(value)]}
-    if name in _FREE:
-        return {"type": "object"}
     properties = {key: _described(child, key) for key, child in value.items()}
+    if name == "resources":
+        properties |= {key: _AMOUNTS for key in ("requests", "limits")}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 

@@ -114,3 +114,10 @@ def test_memory_of_a_thousand_actors_is_as_documented(kustomization: str, kubern
 def test_page_says_what_nobody_has_run() -> None:
     """It is the first thing that a reader learns after what the page is for."""
     assert "**Validated, never run on a real cluster.**" in _PAGE.split("## ")[0]
+
+
+def test_own_storage_class_is_that_of_every_claim(own_run: list[Object]) -> None:
+    """Of the shards' as well, which a StatefulSet makes."""
+    claims = [item["spec"] for item in own_run if item["kind"] == "PersistentVolumeClaim"]
+    claims += [claim["spec"] for item in own_run for claim in item.get("spec", {}).get("volumeClaimTemplates", [])]
+    assert [claim["storageClassName"] for claim in claims] == ["fast"] * 3

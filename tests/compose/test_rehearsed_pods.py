@@ -38,6 +38,7 @@ _SETTINGS = {
 _TWO_NODES = [
     {"op": "replace", "path": f"/spec/{count}", "value": 2} for count in ("completions", "parallelism")
 ]  # as overlays/multi-node, without GPUs
+_PODS_WAIT_S = 300.0  # eleven processes, most with torch, and a training
 _LOOK = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8100/status.json').read().decode())"
 _MODULE = """
 import gymnasium
@@ -107,15 +108,19 @@ def _train(run: Pods, tmp_path: Path) -> None:
     def logs() -> str:
         return "\n".join(f"--- {name}\n{pod.log[-3000:]}" for name, pod in run.pods.items())
 
-    wait_until(run.ready, "every pod is ready", longest_pause_s=1.0, describe=logs)
+    wait_until(run.ready, "every pod is ready", _PODS_WAIT_S, longest_pause_s=1.0, describe=logs)
     wait_until(
-        lambda: _seen(run)["state"] != "starting", "the page sees the learner", longest_pause_s=1.0, describe=logs
+        lambda: _seen(run)["state"] != "starting",
+        "the page sees the learner",
+        _PODS_WAIT_S,
+        longest_pause_s=1.0,
+        describe=logs,
     )
     names = _seen(run)["logs"].keys()
     assert {"actor-0", "actor-1", "evaluator", "learner-0", "learner-1", "paramserver", "replay-0", "replay-1"} <= names
     for job in jobs:
         assert job
-        wait_until(functools.partial(_has_ended, job), "the Jobs end", longest_pause_s=1.0, describe=logs)
+        wait_until(functools.partial(_has_ended, job), "the Jobs end", _PODS_WAIT_S, longest_pause_s=1.0, describe=logs)
         assert job.returncode == 0, logs()
     archive = run["page"].execute("tidemill", "export", "/runs/own", "--out", "-")
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:

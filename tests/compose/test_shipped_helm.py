@@ -83,8 +83,9 @@ def test_chart_is_what_kustomize_builds(
 
 def test_values_reach_the_manifests(tmp_path: Path) -> None:
     """Registry, pull secrets, own files, places, storage classes: all that a cluster of one's own has otherwise."""
-    values: dict[str, dict[str, Any]] = {
-        "image": {"registry": "registry.example/team", "tag": "7", "pullSecrets": ["registry"]},
+    values: dict[str, Any] = {
+        "image": {"registry": "registry.example/team", "tag": "7", "pullSecrets": ["registry"], "pullPolicy": "Always"},
+        "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
         "run": {"config": "/own/run.yaml", "own": {"run.yaml": "env: {id: a:B}\n", "a.py": "class B:\n    ...\n"}},
         "learner": {"gpus": 1, "nodeSelector": {"gpu": "l4"}, "tolerations": [{"key": "mine", "operator": "Exists"}]},
         "actor": {"tolerations": [{"key": "spot", "operator": "Exists"}], "replicas": 1000},
@@ -103,6 +104,10 @@ def test_values_reach_the_manifests(tmp_path: Path) -> None:
     assert (told["TIDEMILL_CONFIG"], told["ACTORS"], told["LEARNERS_PER_NODE"]) == ("/own/run.yaml", "1000", "1")
     learner, actor = pods(found)["learner"], of_kind(found, "StatefulSet", "actor")["spec"]
     assert learner["containers"][0]["image"] == "registry.example/team/tidemill-learner:7-cuda"
+    for pod in pods(found).values():
+        for container in (*pod["containers"], *pod.get("initContainers", [])):
+            assert container["imagePullPolicy"] == "Always"
+            assert container["env"][-1] == values["env"][0]
     assert learner["nodeSelector"] == {"gpu": "l4"}
     assert [toleration["key"] for toleration in learner["tolerations"]] == ["nvidia.com/gpu", "mine"]
     assert actor["replicas"] == 1000
@@ -114,10 +119,31 @@ def test_values_reach_the_manifests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "values, words", [({"learner": {"gpu": 4}}, "gpu"), ({"replay": {"shards": "two"}}, "shards"), ({"hpa": {}}, "hpa")]
+    "values, words",
+    [
+        ({"learner": {"gpu": 4}}, "gpu"),
+        ({"replay": {"shards": "two"}}, "shards"),
+        ({"hpa": {}}, "hpa"),
+        ({"image": {"pullSecrets": [{"name": "registry"}]}}, "pullSecrets"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"image": {"tag": ""}}, "tag"),
+        ({"replay": {"shards": 0}}, "shards"),
+        ({"learner": {"gpus": -1}}, "gpus"),
+        ({"runs": {"size": "10GB"}}, "size"),
+        ({"runs": {"accessModes": ["RWX"]}}, "accessModes"),
+        ({"actor": {"resources": {"memory": "4Gi"}}}, "memory"),
+        ({"actor": {"nodeSelector": {"gpu": True}}}, "nodeSelector/gpu"),
+        ({"actor": {"tolerations": [{"key": "a", "effect": "NoScheduling"}]}}, "effect"),
+        ({"actor": {"tolerations": ["spot"]}}, "tolerations"),
+        ({"run": {"own": {"thermostat": {"yaml": "env: {}"}}}}, "own/thermostat"),
+        ({"learner": {"nodes": 2}}, r"learner\.nodes is 2: .* must be \[ReadWriteMany\]"),
+        ({"actor": {"replicas": 0}}, r"actor\.replicas is 0"),
+        ({"actor": {"replicas": 9}, "autoscaling": {"enabled": True, "maxReplicas": 8}}, r"maxReplicas is 8.* 9"),
+        ({"run": {"config": "/own/b.yaml", "own": {"a.yaml": "{}"}}}, r"no file b\.yaml; it has a\.yaml"),
+    ],
 )
 def test_value_that_there_is_not_is_refused(values: Mapping[str, Any], words: str, tmp_path: Path) -> None:
-    """By its name, before anything is rendered."""
+    """By its name, before anything is rendered: a name, what Kubernetes would refuse, what does not go together."""
     with pytest.raises(Refused, match=words):
         render(tmp_path, values)
 

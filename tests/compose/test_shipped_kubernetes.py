@@ -27,6 +27,8 @@ from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as
 from tidemill.config.services import LearnerSettings
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
+from tidemill.process import HELD_UP
+from tidemill.process import run as run_process
 from tidemill.rl.exploration import ActorSlot, epsilon_ladder
 from tidemill.rpc.access import ROLES
 from tidemill.services.launcher.commands.certs import COMMON_HOST, SERVICES
@@ -385,3 +387,28 @@ def test_cert_manager_makes_the_same_secrets(overlay: str, kubernetes: Path, tmp
     assert {spec["issuerRef"]["name"] for spec in made.values()} == issuers
     for name in ("replay", "paramserver", "learner", "inference"):
         assert made[f"{name}-tls"]["dnsNames"] == [name, COMMON_HOST, "localhost"]
+
+
+def _after_exit(job: Object, code: int) -> str:
+    """Return what a Job does when a container of its pod has ended with an exit code."""
+    for rule in job["spec"]["podFailurePolicy"]["rules"]:
+        if code in rule.get("onExitCodes", {}).get("values", ()):
+            return str(rule["action"])
+    return "Count"
+
+
+@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
+def test_job_that_refuses_its_settings_is_not_tried_again(kustomization: str, kubernetes: Path) -> None:
+    """Nor counts a pod whose node went away; whatever else ends one is tried again."""
+    found = list(objects(kubernetes / kustomization))
+    for name in ("learner", "evaluator"):
+        job = of_kind(found, "Job", name)
+        assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never", "the policy is refused otherwise"
+        codes = (run_process(name, _refused), 1, HELD_UP, 137, 143)
+        assert [_after_exit(job, code) for code in codes] == ["FailJob", *["Count"] * 4]
+        ignored = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+        assert ignored in job["spec"]["podFailurePolicy"]["rules"]
+
+
+def _refused() -> int:
+    raise ConfigError("run.name is ''")
