@@ -18,6 +18,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+from tests.support.waiting import noting_thread_errors
 from tidemill import linux
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
@@ -166,6 +167,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@pytest.fixture(autouse=True)
+def _thread_errors() -> Iterator[None]:
+    """Have no test wait for what a thread that has failed was to do."""
+    with noting_thread_errors():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -80,7 +80,7 @@ class FailingEnv(CountingEnv):
 
 
 class HangingEnv(CountingEnv):
-    """Does not return from one call of `step` or `reset`, counted from 1 over all episodes of this object."""
+    """Does not return from one call of `step`, `reset` or `close`, counted from 1 over all episodes of this object."""
 
     def __init__(self, method: str = "step", call: int = 3) -> None:
         """Set which call it is, and of what."""
@@ -103,6 +103,10 @@ class HangingEnv(CountingEnv):
         self._calls += method == self._method
         if method == self._method and self._calls == self._call:
             self.released.wait(600)
+
+    def close(self) -> None:
+        """Free nothing."""
+        self._count("close")
 
 
 class EchoEnv(gymnasium.Env[Any, Any]):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,7 @@ class Process:
     ) -> None:
         """Start it; what it logs goes to a file. With further environment variables it is a program of its own."""
         self.log = log
+        self.module, self._is_awaited = module, False
         self._file: IO[bytes] = log.open("ab")
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict(variables or {})
         self._child: ForkedPopen | subprocess.Popen[bytes]
@@ -76,8 +78,14 @@ class Process:
         """Send a signal."""
         self._child.send_signal(number)
 
+    def failure(self) -> str:
+        """Return what it logged if it has failed and no test has waited for that; empty otherwise."""
+        code = self._child.poll()
+        return f"{self.module} ended with {code}:\n{self.text()}" if code and code > 0 and not self._is_awaited else ""
+
     def wait(self, timeout_s: float = WAIT_S) -> int:
         """Return the exit code."""
+        self._is_awaited = True
         try:
             return self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -116,6 +124,10 @@ class LearnerThread:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"still running after {timeout_s:g} s"
         return self._error
+
+    def failure(self) -> str:
+        """Return what has ended it; empty while it runs and after a proper end."""
+        return "".join(traceback.format_exception(self._error)) if self._error else ""
 
     def close(self) -> None:
         """Stop it."""
@@ -222,7 +234,7 @@ class LearnerCluster:
             held = table.samples - client.get_status().learner_steps * batch_size
             return table.sample_blocked and 0 <= held <= spare
 
-        wait_until(is_done, "everything that was sampled is trained on")
+        wait_until(is_done, "everything that was sampled is trained on", failure=self._failure)
         return client.get_status(), replay.describe_table(TABLE)
 
     def learner_client(self) -> LearnerClient:
@@ -238,7 +250,7 @@ class LearnerCluster:
         return self.keep(ParamsClient(self.params, deadline_s=60.0))
 
     def wait_for_status(
-        self, condition: Callable[[LearnerStatus], bool], what: str, timeout_s: float = WAIT_S
+        self, condition: Callable[[LearnerStatus], bool], what: str, timeout_s: float | None = None
     ) -> LearnerStatus:
         """Return the first status that meets a condition; the learner may not be there yet."""
         client, found = self.learner_client(), LearnerStatus()
@@ -251,8 +263,15 @@ class LearnerCluster:
                 return False
             return condition(found)
 
-        wait_until(holds, what, timeout_s)
+        wait_until(holds, what, timeout_s, failure=self._failure)
         return found
+
+    def _failure(self) -> str:
+        """Return why the newest learner or another process has failed; empty if none has."""
+        learners = [each for each in self._opened if isinstance(each, LearnerThread)]
+        processes = {each.module: each for each in self._opened if isinstance(each, Process)}  # the newest of each
+        failures = [each.failure() for each in learners[-1:]] + [each.failure() for each in processes.values()]
+        return "".join(failures)
 
     def close(self) -> None:
         """End everything, the newest first."""
@@ -267,7 +286,7 @@ class LearnerCluster:
 
     def _serving(self, module: str, section: str, address: str, arguments: list[str]) -> Process:
         process = self.start(module, [f"--{section}.server.address", address, *arguments])
-        wait_until(lambda: is_serving(address), f"{module} serves")
+        wait_until(lambda: is_serving(address), f"{module} serves", failure=process.failure)
         return process
 
     def keep(self, opened: _T) -> _T:
