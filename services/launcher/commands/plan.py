@@ -40,7 +40,7 @@ class PlanOptions:
     """A machine and a run."""
 
     cores: int
-    """CPU cores, at least 2."""
+    """CPU cores. Each learner has one of its own, unless there is only one."""
     env: str
     """Environment, e.g. `ALE/Pong-v5`."""
     gpus: int = 0
@@ -61,15 +61,15 @@ class PlanOptions:
     """Whether learners mirror their table, as they do by default where they have memory for it."""
 
     def __post_init__(self) -> None:
-        check(self.cores >= 2, "cores", self.cores, "at least 2")
+        check(self.cores >= 1, "cores", self.cores, "at least 1")
         check(self.gpus >= 0, "gpus", self.gpus, "0 or more")
         most = max(self.gpus, 1)
         check(1 <= self.learners <= most, "learners", self.learners, f"1 to {most}, one per GPU")
-        check(
-            self.learners < self.cores, "learners", self.learners, f"fewer than the {self.cores} cores: each needs one"
-        )
+        fewer = f"fewer than the {self.cores} cores: each needs one"
+        check(self.learners <= max(self.cores - 1, 1), "learners", self.learners, fewer)
         check(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        check(self.updates_per_env_step >= 0, "updates_per_env_step", self.updates_per_env_step, "0 or more")
+        for name in ("updates_per_env_step", "updates_per_s", "actor_steps_per_s"):
+            check(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more")
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,15 @@ def make_plan(options: PlanOptions, rates_: Rates) -> Plan:
     Every learner has a core for its training thread, which on a CPU decodes and updates, and on a GPU only launches. Of
     the others each env step takes a part for the actor and the insert, and each sampled transition a part for the
     replay shards and, for a learner on a GPU, for decoding. Several learners make each update together: they divide its
-    batch and do not multiply the updates.
+    batch and do not multiply the updates. A single core is shared by all.
     """
-    spare = options.cores - options.learners
+    is_shared = options.cores == 1
+    spare = options.cores - (0 if is_shared else options.learners)
     per_step = 1 / rates_.actor + 1 / rates_.shard_inserts
     decode = 1 / rates_.decode if options.gpus else 0.0
     per_update = options.batch_size * (1 / rates_.shard_samples + decode)
+    if is_shared and not options.gpus:
+        per_update += 1 / rates_.update
     ratio = options.updates_per_env_step
     if ratio == 0:  # both run free: the learner takes what it can, but leaves actors a half of the cores
         for_updates = min(rates_.update * per_update, spare / 2)
@@ -317,7 +320,7 @@ def _options(argv: Sequence[str]) -> PlanOptions:
     config = given.pop("config")
     if config is not None:
         run = load(RunConfig, ["--config", config], prog="tidemill plan", description=_ABOUT)
-        return dataclasses.replace(options_of(run, max(container_limits.cpus(), 2)), **given)
+        return dataclasses.replace(options_of(run, container_limits.cpus()), **given)
     if missing := [f"--{name}" for name in ("cores", "env") if name not in given]:
         parser.error(f"required: {' and '.join(missing)}, or --config")
     return PlanOptions(**given)

@@ -25,7 +25,7 @@ def python() -> list[Finding]:
     text = f"Python {platform.python_version()} on {machine}"
     if (3, 11) <= sys.version_info[:2] <= (3, 14):
         return [Finding("ok", text)]
-    return [Finding("note", text, "not meant for this Python; 3.11 to 3.14 are (docs/installation.md)")]
+    return [Finding("note", text, "Tidemill is for Python 3.11 to 3.14; docs/installation.md says what was tested")]
 
 
 def command() -> list[Finding]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TextIO
+from typing import Any, TextIO, TypedDict
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, OverflowMethod, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -30,6 +30,13 @@ _BAR_WIDTH = 20
 _SPARKLINE_WIDTH = 24
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {Phase.SERVING: "green", Phase.STARTING: "yellow", Phase.BACKOFF: "red", Phase.STOPPING: "yellow"}
+
+
+class _Cut(TypedDict, total=False):
+    """What rich is told of text that is cut; nothing of text that is not."""
+
+    no_wrap: bool
+    overflow: OverflowMethod
 
 
 class LiveView:
@@ -80,12 +87,15 @@ class _Layout:
     events: int = _EVENTS_SHOWN
     is_dense: bool = False
     """Without empty lines and the run's folder."""
+    is_cut: bool = False
+    """Long lines end in an ellipsis instead of continuing on the next."""
 
 
 def render(config: RunConfig, status: ClusterStatus, events: Sequence[str], console: Console) -> RenderableType:
     """Return the live view as one panel, with as much of it as fits into the terminal.
 
-    Processes of one kind are summarised first, then older events go. The newest two and the line on Ctrl-C stay.
+    Processes of one kind are summarised first, then older events go, then long lines are cut. The newest two events and
+    the line on Ctrl-C stay.
     """
     view: RenderableType = ""
     for layout in _layouts(status.processes):
@@ -105,16 +115,18 @@ def _layouts(processes: Sequence[ProcessRow]) -> Iterator[_Layout]:
     yield _Layout(1, 4)
     yield _Layout(1, 2)
     yield _Layout(1, 2, is_dense=True)
-    yield _Layout(0, 2, is_dense=True)
+    yield _Layout(1, 2, is_dense=True, is_cut=True)
+    yield _Layout(0, 2, is_dense=True, is_cut=True)
 
 
 def _panel(config: RunConfig, status: ClusterStatus, events: Sequence[str], layout: _Layout) -> Panel:
     title = f"{config.run.name}: {config.agent.algorithm} on {config.env.id}, {describe_time(status.elapsed_s)}"
     space = [] if layout.is_dense else [""]
-    parts: list[RenderableType] = [_progress_table(config, status)]
-    parts += [Text(f"! {line}", style="bold yellow") for line in status.warnings]
-    parts += [*space, _process_table(_summarised(status.processes, layout.rows)), *space]
-    parts += [Text(event, style="dim") for event in events[-layout.events :]]
+    cut: _Cut = {"no_wrap": True, "overflow": "ellipsis"} if layout.is_cut else {}
+    parts: list[RenderableType] = [_progress_table(config, status, cut)]
+    parts += [Text(f"! {line}", style="bold yellow", **cut) for line in status.warnings]
+    parts += [*space, _process_table(_summarised(status.processes, layout.rows), cut), *space]
+    parts += [Text(event, style="dim", **cut) for event in events[-layout.events :]]
     if not layout.is_dense:
         parts.append(Text(str(config.run.folder), style="dim", justify="right"))
     return Panel(Group(*parts), title=title, subtitle=f"Ctrl-C stops and {status.keeps}", border_style="blue")
@@ -159,7 +171,7 @@ def _sum(kind: str, rows: Sequence[ProcessRow]) -> ProcessRow:
     return ProcessRow(f"{kind} x {len(rows)}", first.phase, None, sum(row.restarts for row in rows), reason, usage)
 
 
-def _progress_table(config: RunConfig, status: ClusterStatus) -> Table:
+def _progress_table(config: RunConfig, status: ClusterStatus, cut: _Cut) -> Table:
     learner = status.learner or LearnerStatus()
     run = config.run
     table = Table.grid(padding=(0, 2))
@@ -167,29 +179,33 @@ def _progress_table(config: RunConfig, status: ClusterStatus) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
+
+    def add(name: str, value: RenderableType, rate: str, words: str) -> None:
+        table.add_row(name, value, rate, Text(words, **cut))
+
     env_steps = _count(learner.env_steps, run.max_env_steps)
-    table.add_row("env steps", env_steps, f"{status.env_steps_per_s:,.0f}/s", status.waiting)
+    add("env steps", env_steps, f"{status.env_steps_per_s:,.0f}/s", status.waiting)
     updates = _count(learner.learner_steps, run.max_learner_steps)
     updates_per_s = learner.steps_per_s if status.learner_answers else 0.0
-    table.add_row("updates", updates, f"{updates_per_s:,.0f}/s", _versions(status))
-    table.add_row("table", f"{learner.table_items:,}", "items", _table_state(status, config.table.max_items))
+    add("updates", updates, f"{updates_per_s:,.0f}/s", _versions(status))
+    add("table", f"{learner.table_items:,}", "items", _table_state(status, config.table.max_items))
     for name, score in (("newest score", status.newest), ("best score", status.best)):
         if score is None:
-            table.add_row(name, "-", "", "not evaluated yet")
+            add(name, "-", "", "not evaluated yet")
         else:
-            table.add_row(name, f"{score.mean:.1f}", f"± {score.std:.1f}", _origin(score))
+            add(name, f"{score.mean:.1f}", f"± {score.std:.1f}", _origin(score))
     if status.training_return is not None:
-        table.add_row("training", f"{status.training_return:.1f}", "", "mean return of the actors' newest episodes")
+        add("training", f"{status.training_return:.1f}", "", "mean return of the actors' newest episodes")
     if status.evaluating:
-        table.add_row("evaluation", "", "", status.evaluating)
+        add("evaluation", "", "", status.evaluating)
     if len(status.scores) > 1:
-        table.add_row("evaluations", str(len(status.scores)), "", sparkline([score.mean for score in status.scores]))
+        add("evaluations", str(len(status.scores)), "", sparkline([score.mean for score in status.scores]))
     if run.target_return is not None:
-        table.add_row("target", f"{run.target_return:g}", *_way_to_target(status, run.target_return))
+        add("target", f"{run.target_return:g}", *_way_to_target(status, run.target_return))
     if any((run.max_env_steps, run.max_learner_steps, run.max_wall_s)):
         fraction = status.fraction(run)
         bar = ProgressBar(total=1.0, completed=fraction, width=_BAR_WIDTH)
-        table.add_row("limit", bar, f"{fraction:.0%}", describe_left(status, run))
+        add("limit", bar, f"{fraction:.0%}", describe_left(status, run))
     return table
 
 
@@ -233,7 +249,7 @@ def _way_to_target(status: ClusterStatus, target: float) -> tuple[str, str]:
     return f"{fraction:.0%}", f"from {status.first.mean:.1f}, with {target - status.best.mean:.1f} to go"
 
 
-def _process_table(processes: Sequence[ProcessRow]) -> Table:
+def _process_table(processes: Sequence[ProcessRow], cut: _Cut) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for header in ("process", "state", "pid", "cpu", "memory", "restarts"):
         table.add_column(header, justify="left" if header in ("process", "state") else "right", no_wrap=True)
@@ -243,7 +259,7 @@ def _process_table(processes: Sequence[ProcessRow]) -> Table:
         cpu = f"{row.usage.cpu_fraction:.0%}" if row.usage else ""
         memory = f"{row.usage.memory_bytes / 2**20:,.0f} MiB" if row.usage else ""
         numbers = (str(row.pid or ""), cpu, memory, str(row.restarts or ""))
-        table.add_row(row.name, Text(row.phase.value, style=style), *numbers, Text(row.reason))
+        table.add_row(row.name, Text(row.phase.value, style=style), *numbers, Text(row.reason, **cut))
     return table
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from typing import Any
 
 import pytest
 
@@ -117,6 +119,34 @@ def test_ratio_of_zero_fills_the_machine(cores: int, gpus: int, actors: int) -> 
     options = PlanOptions(cores=cores, env="ALE/Pong-v5", gpus=gpus, updates_per_s=300.0 if gpus else 0.0)
     found = make_plan(options, measured_rates(options))
     assert (found.actors, found.idle_cores) == (actors, 0)
+
+
+def test_single_core_is_shared_by_all() -> None:
+    """At 1 update for 4 steps a step costs 1.01 ms of actor and insert, and a quarter of 10 ms + 2 ms of an update."""
+    found = make_plan(PlanOptions(cores=1, env="x", batch_size=100, updates_per_env_step=0.25), _RATES)
+    assert found.env_steps_per_s == pytest.approx(1 / (0.00101 + 0.25 * 0.012))
+    assert found.updates_per_s == pytest.approx(found.env_steps_per_s / 4)
+    assert (found.actors, found.learners, found.limit, found.idle_cores) == (1, 1, "the number of cores", 0)
+    free = make_plan(PlanOptions(cores=1, env="x", batch_size=100), _RATES)
+    assert free.env_steps_per_s == pytest.approx(0.5 / 0.00101)
+    assert free.updates_per_s == pytest.approx(0.5 / 0.012)
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"cores": 0}, "cores is 0, allowed: at least 1"),
+        ({"cores": 1, "gpus": 2, "learners": 2}, "learners is 2, allowed: fewer than the 1 cores"),
+        ({"gpus": -1}, "gpus is -1"),
+        ({"updates_per_env_step": math.inf}, "updates_per_env_step is inf"),
+        ({"updates_per_s": math.nan}, "updates_per_s is nan"),
+        ({"actor_steps_per_s": -1.0}, r"actor_steps_per_s is -1\.0"),
+    ],
+)
+def test_machine_that_there_is_not_is_refused(wrong: dict[str, Any], said: str) -> None:
+    """The message names the value and what is allowed."""
+    with pytest.raises(ConfigError, match=said):
+        PlanOptions(**{"cores": 4, "env": "x", **wrong})
 
 
 def test_ratio_that_leaves_cores_idle_says_how_many_and_what_for() -> None:

@@ -175,6 +175,37 @@ def test_live_view_fits_the_terminal(width: int, height: int, actors: int, shown
         assert "was killed by signal 9" in text
 
 
+@pytest.mark.parametrize("width, height", [(80, 24), (160, 45)])
+@pytest.mark.parametrize("actors", [1, 4, 32])
+def test_view_with_everything_to_say_fits(width: int, height: int, actors: int) -> None:
+    """Long lines are cut then: each warning, each kind of process in trouble, two events and Ctrl-C are there."""
+    reason = "ended with exit code 1: RuntimeError: the simulator refused its scene file, which is of another version"
+    rows = [ProcessRow(name, Phase.SERVING, 1, 0, "", ProcessUsage(0.5, 2**20)) for name in ("replay", "paramserver")]
+    names = ("learner", "evaluator", *(f"actor-{i}" for i in range(actors)))
+    rows += [ProcessRow(name, Phase.BACKOFF, None, 12, reason, None) for name in names]
+    warning = (
+        "of the disk is nearly nothing left, and what is told about that goes on for longer than one line has room"
+    )
+    status = dataclasses.replace(
+        _STATUS,
+        processes=tuple(rows),
+        first=_SCORE,
+        scores=(_SCORE, _BEST),
+        training_return=12.5,
+        evaluating="evaluating version 123,456: 1 of 100 episodes",
+        warnings=(f"first {warning}", f"second {warning}", f"third {warning}"),
+    )
+    run = RunSettings(name="lander", target_return=200.0, max_env_steps=100_000_000, max_wall_s=86_400.0)
+    events = tuple(f"   {i}.0 s  event {i}: {reason}; restarting in 1.0 s" for i in range(6))
+    lines = _rendered(status, run, events, width, height).splitlines()
+    assert len(lines) < height
+    assert "Ctrl-C stops and keeps everything" in lines[-1]
+    text = "\n".join(lines)
+    for words in ("! first", "! second", "! third", "│ learner", "│ evaluator", "│ actor", "event 4", "event 5"):
+        assert words in text
+    assert "version 123,456" in text
+
+
 def test_training_return_is_that_of_the_actors_that_act(tmp_path: Path) -> None:
     """The mean over their files' last whole lines, without an actor of an earlier session and the cluster's curves."""
     assert training_return(tmp_path) is None
