@@ -71,9 +71,11 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
     made = make_callbacks("evaluator.callbacks", config.evaluator.callbacks, config.run, config)
     timeout_s = config.cluster.connect_timeout_s
     source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s, folder=config.run.params_folder)
-    watch = EnvWatch(config.env, server.health, end=lambda _: os._exit(HELD_UP))  # never a reason to end training
+    watch = EnvWatch(
+        config.env, server.health, end=lambda _: os._exit(HELD_UP), has_end=True
+    )  # never a reason to end training
     runner = EpisodeRunner(config, ProgressFile(config.run.folder), watch.watched)
-    with closing(logs), closing(source), closing(runner), watch, ExitStack() as stack:
+    with watch, closing(logs), closing(source), closing(runner), ExitStack() as stack:
         callbacks = stack.enter_context(closing(CallbackThread(made)))
         source.connect()
         end = None if config.run.supervisor == "launcher" else _run_end(config, finish, stack)
@@ -106,12 +108,15 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
                 if (verdict := evaluator.without_more()) is not None:
                     give_up(verdict)
 
+            longest_s = watch.limit_s
+            watch.limit_s = lambda: min(longest_s(), evaluator.step_limit_s())
             watch.on_hang = on_hang
             verdict = evaluator.run()
             if verdict is not None:
                 if end is not None:  # before the report, so that the learner does not continue to train meanwhile
                     end.mark(timeout_s, verdict.version)
                 when_there_is_room(partial(write_report, verdict, config, source, runner, logs), stop)
+                watch.on_hang = partial(os._exit, 0)  # all that is left is to close the environments
         server.set_serving(False)
     _log.info("stopped")
 

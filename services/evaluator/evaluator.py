@@ -117,6 +117,14 @@ class Evaluator:
         """
         return self._verdict or (self._unmeasured(self._ending) if self._ending else None)
 
+    def step_limit_s(self) -> float:
+        """Return how long a call of the environment may take by now, in seconds, for another thread.
+
+        There is no limit of the evaluator's own before the run is over.
+        """
+        is_over = self._verdict is not None or self._ending or self._over(ParamsMetadata())
+        return self._bound_s(1.0) + self._hang_s if is_over else math.inf
+
     def _until_over(self) -> RunVerdict | None:
         seen = self._logs.scores.last_version
         while not self._stop.is_set():

@@ -8,13 +8,15 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.launched import launched, services_of
+from tests.support.launched import ROOT, launched, services_of
 from tests.support.small_run import SMALL
 from tests.support.waiting import wait_until
 from tidemill.programs.child import PARENT_VARIABLE
@@ -110,3 +112,32 @@ def test_folder_of_another_sweep_is_left_alone(tmp_path: Path) -> None:
     with launched("sweep", "sizes.yaml", "--out", "here", cwd=tmp_path) as sweep:
         assert sweep.wait() == 2
     assert "here holds another sweep, see here/sweep.yaml; --out FOLDER puts this one elsewhere" in sweep.output
+
+
+@pytest.mark.usefixtures("heeds_hang_up")
+def test_sweep_that_is_hung_up_stops_in_order(tmp_path: Path) -> None:
+    """As one that Ctrl-C stops: its run is saved, and the same command continues it."""
+    _write(
+        tmp_path, method="grid", space={"agent.hidden_sizes": [[8], [16]]}, settings={"run.max_learner_steps": 10**6}
+    )
+    run = tmp_path / "sweeps" / "sizes" / "trial-0000" / "seed-1"
+    with launched("sweep", "sizes.yaml", cwd=tmp_path) as sweep:
+        wait_until((run / "scores.csv").exists, "the first run trains")
+        sweep.send(signal.SIGHUP)
+        assert sweep.wait() == 0, sweep.output
+    assert "stopped; the same command continues it" in sweep.output
+    assert list(run.glob("checkpoints/*.safetensors"))
+
+
+def test_sweep_continues_when_its_reader_leaves(tmp_path: Path) -> None:
+    """As `| head -1` does: the other trials are run, and the results have all of them."""
+    _write(tmp_path, method="grid", space={"agent.hidden_sizes": [[8], [16], [24]]})
+    command = [sys.executable, "-m", "tidemill.services.launcher", "sweep", "sizes.yaml"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment) as sweep:
+        assert sweep.stdout is not None
+        assert sweep.stdout.readline().startswith("trial 0 of 3")
+        sweep.stdout.close()
+        assert sweep.wait(200) == 0
+    rows = csv.DictReader((tmp_path / "sweeps" / "sizes" / "results.csv").read_text().splitlines())
+    assert [row["state"] for row in rows] == ["done"] * 3

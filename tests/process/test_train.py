@@ -118,6 +118,16 @@ def test_run_reaches_its_end_with_an_environment_that_hangs(
     assert result["reason"].startswith("run.max_env_steps (2,000) reached")  # the last evaluation may hang, too
 
 
+def test_run_ends_although_a_step_may_take_for_ever(config_file: Path, tmp_path: Path) -> None:
+    """With `env.step_timeout_s` 0 a step that hangs holds up neither the limit of the run nor its result."""
+    hangs = ("--env.id", "tests.support.envs:hanging", "--env.kwargs", "call", "40", "--env.step-timeout-s", "0")
+    limit = ("--run.max_wall_s", "8", "--evaluator.last_timeout_s", "1", "--evaluator.episodes", "6")
+    with launched("train", "--config", str(config_file), *hangs, *limit) as cluster:
+        assert cluster.wait() == 0
+    result = json.loads((tmp_path / "runs" / "small" / "result.json").read_text())
+    assert result["reason"].startswith("run.max_wall_s (8) reached")
+
+
 _WANDERER = """
 import os, gymnasium
 class Wanderer(gymnasium.Wrapper):
@@ -145,8 +155,9 @@ import pathlib, subprocess, gymnasium
 class Simulated(gymnasium.Wrapper):
     def __init__(self, folder, **settings):
         super().__init__(gymnasium.make("CartPole-v1", **settings))
-        simulator = subprocess.Popen(["sleep", "1000"])
-        pathlib.Path(folder, str(simulator.pid)).touch()
+        for has_session in (False, True):
+            simulator = subprocess.Popen(["sleep", "1000"], start_new_session=has_session)
+            pathlib.Path(folder, str(simulator.pid)).touch()
 """
 
 
@@ -155,7 +166,7 @@ class Simulated(gymnasium.Wrapper):
 def test_simulators_end_with_the_run_however_it_ends(
     config_file: Path, tmp_path: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
-    """What an environment has started and never ends is killed, also when the launcher is."""
+    """What an environment has started and never ends is killed, also in a session of its own, however the run ends."""
     (tmp_path / "simulated.py").write_text(_SIMULATED)
     simulators = tmp_path / "simulators"
     simulators.mkdir()
@@ -167,7 +178,7 @@ def test_simulators_end_with_the_run_however_it_ends(
             cluster.send(number)
         cluster.wait()
     started = [int(file.name) for file in simulators.iterdir()]
-    assert len(started) >= 5  # of four environments and the check before
+    assert len(started) >= 10  # two of each of four environments, and of the check before
     wait_until(lambda: not any(_runs(pid) for pid in started), "the end of the simulators")
 
 

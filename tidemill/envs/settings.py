@@ -57,7 +57,8 @@ class EnvSettings:
     An environment without one needs it, or the evaluation of a policy that never fails would not end."""
     step_timeout_s: float = 300.0
     """Longest time for one step or reset, in seconds. After half of it the process reports that it is not well, after
-    all of it the process ends and is restarted. 0 waits for ever."""
+    all of it the process ends and is restarted. 0 waits for ever, but no longer than `evaluator.last_timeout_s` in the
+    evaluator once the run is over."""
     flatten: bool = False
     """Whether any observation (dict, tuple, image) becomes one float32 vector; discrete parts are one-hot.
     Without it a Dict or Tuple is stored as a column of each part, and images and vectors have networks of their own."""

@@ -7,6 +7,7 @@ so an actor that waits for the rate limiter, for parameters or for a server is n
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing
 import os
 import sys
@@ -52,28 +53,37 @@ class EnvWatch:
         health: Health | None = None,
         *,
         end: Callable[[int], Any] = os._exit,
+        has_end: bool = False,
     ) -> None:
-        """Start a thread that watches, unless `env.step_timeout_s` is 0.
+        """Start a thread that watches, unless `env.step_timeout_s` is 0 and no limit can come later.
 
         Args:
             settings: The limit, and what the environment is called in messages.
             health: Reports the environment once half of the limit has passed.
             end: Ends the process with an exit code.
+            has_end: Whether `limit_s` may become finite although `env.step_timeout_s` is 0.
         """
         self._name = f"env.vector {settings.vector!r}" if settings.vector else f"env.id {settings.id!r}"
-        self._limit_s, self._health, self._end = settings.step_timeout_s, health, end
+        self._health, self._end = health, end
+        self._watches = settings.step_timeout_s > 0 or has_end
+        self._why = "env.step_timeout_s" if settings.step_timeout_s else "the run is over"
+        self.limit_s: Callable[[], float] = lambda: settings.step_timeout_s or math.inf
+        """Returns how long a call may take by now, in seconds; called in another thread.
+
+        A call is timed from when that is finite.
+        """
         self.on_hang: Callable[[], None] = lambda: None
         """Called in another thread when the limit has passed, before the process is ended."""
         self._thread_id = threading.get_ident()
         self._calls = self._steps = 0
         self._method = ""  # of the call that is being made
         self._closed = threading.Event()
-        if self._limit_s:
+        if self._watches:
             threading.Thread(target=self._watch, name="env-watch", daemon=True).start()
 
     def watched(self, env: VectorEnv) -> VectorEnv:
         """Return an environment whose calls are timed."""
-        return _WatchedEnv(env, self) if self._limit_s else env
+        return _WatchedEnv(env, self) if self._watches else env
 
     def begin(self, method: str) -> None:
         """Note that a method of an environment is called."""
@@ -99,22 +109,23 @@ class EnvWatch:
 
     def _watch(self) -> None:
         """Count polls instead of reading a clock: a process that was stopped meanwhile has not waited."""
-        poll_s = min(self._limit_s / _POLLS, _LONGEST_POLL_S)
+        poll_s = min(self.limit_s() / _POLLS, _LONGEST_POLL_S)
         call, waited_s, has_warned = 0, 0.0, False
         while not self._closed.wait(poll_s):
-            # For an environment that holds the interpreter's lock, under which this thread does not run either.
-            faulthandler.dump_traceback_later(2 * self._limit_s + _GRACE_S, exit=True)
-            method, calls = self._method, self._calls
-            if not method or calls != call:
+            limit_s, method, calls = self.limit_s(), self._method, self._calls
+            if limit_s < math.inf:
+                # For an environment that holds the interpreter's lock, under which this thread does not run either.
+                faulthandler.dump_traceback_later(2 * limit_s + _GRACE_S, exit=True)
+            if not method or calls != call or limit_s == math.inf:
                 if has_warned:
                     _log.info("environment has returned", env=self._name, after_s=round(waited_s, 1))
                     self._complain("")
                 call, waited_s, has_warned = calls, 0.0, False
                 continue
             waited_s += poll_s
-            if waited_s >= self._limit_s:
+            if waited_s >= limit_s:
                 self._give_up(method, waited_s)
-            elif waited_s >= self._limit_s / 2 and not has_warned:
+            elif waited_s >= limit_s / 2 and not has_warned:
                 has_warned = True
                 _HANGS.labels(method).inc()
                 _log.warning("environment does not return", env=self._name, method=method, for_s=round(waited_s, 1))
@@ -128,7 +139,7 @@ class EnvWatch:
     def _give_up(self, method: str, waited_s: float) -> None:
         sys.stderr.write(
             f"{self._name} has not returned from {method} for {waited_s:.1f} s{self._place()}, after {self._steps:,} "
-            "steps of this process (env.step_timeout_s)\n"
+            f"steps of this process ({self._why})\n"
         )
         sys.stderr.flush()
         self.on_hang()
@@ -187,4 +198,8 @@ class _WatchedEnv:
             self._watch.returned()
 
     def close(self) -> None:
-        self._env.close()
+        self._watch.begin("close")
+        try:
+            self._env.close()
+        finally:
+            self._watch.returned()

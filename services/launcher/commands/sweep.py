@@ -18,6 +18,7 @@ import yaml
 from tidemill.atomic_files import write_atomically
 from tidemill.config.load import read_document
 from tidemill.errors import ConfigError, FailedPrecondition
+from tidemill.process import survive_without_output
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.installation import command_name
 from tidemill.services.launcher.sweep import gpus
@@ -69,6 +70,7 @@ def sweep(argv: Sequence[str]) -> int:
     plan = read_sweep(arguments.file)
     check_method(plan)
     folder = arguments.out or Path("sweeps") / arguments.file.stem
+    survive_without_output()  # nothing that a person looks at may end the runs
     with _locked(folder):
         journal = _journal(folder, plan)
         if not plan.settings.share_replay:
@@ -90,7 +92,8 @@ class _Loop:
 
     def run(self) -> int:
         """Run until all trials have ended, or the sweep is stopped; return the exit code."""
-        signals = (signal.SIGINT, signal.SIGTERM)
+        heard = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        signals = [number for number in heard if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has it
         previous = {number: signal.signal(number, lambda *_: self._stop.set()) for number in signals}
         self._forks = fork_client(self._plan.config({}))
         try:

@@ -21,9 +21,10 @@ from tidemill.process import run
 from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_client import ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
-from tidemill.programs.group_guard import kill_group
+from tidemill.programs.group_guard import MARK_VARIABLE
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.services.launcher.run.continuation import changed_settings
+from tidemill.services.launcher.supervise.groups import Groups
 
 if TYPE_CHECKING:
     from tidemill.envs.interface import VectorEnv
@@ -54,13 +55,15 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
             making or playing it failed or took longer than `launcher.start_timeout_s`.
     """
     env_id, timeout_s = config.env.id, config.launcher.start_timeout_s
-    with tempfile.TemporaryDirectory(prefix="tidemill-env-check-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="tidemill-env-check-") as name, closing(Groups()) as groups:
+        folder, mark = Path(name), groups.new_mark()
+        groups.start()
         write_document(config, folder / _SETTINGS)
         if before is not None and changed_settings(before, config):
             write_document(before, folder / _BEFORE)
         with (folder / _OUTPUT).open("wb") as output:
-            process = _started(folder, output, forks)
+            process = _started(folder, output, forks, mark)
+        groups.add(process.pid, mark)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
@@ -70,7 +73,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
         finally:
             process.kill()
             process.wait()
-            kill_group(process.pid)  # simulators that it has left
+            groups.end(process.pid)  # with simulators that it has left
         if (refusal := folder / _REFUSAL).exists():
             raise ConfigError(refusal.read_text(encoding="utf-8"))
         notice = folder / _NOTICE
@@ -82,8 +85,11 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
     return said
 
 
-def _started(folder: Path, output: IO[bytes], forks: ForkClient | None) -> subprocess.Popen[bytes] | ForkedPopen:
-    environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "SDL_VIDEODRIVER": "dummy"}
+def _started(
+    folder: Path, output: IO[bytes], forks: ForkClient | None, mark: str
+) -> subprocess.Popen[bytes] | ForkedPopen:
+    own = {PARENT_VARIABLE: str(os.getpid()), MARK_VARIABLE: mark}
+    environment = os.environ | own | {"SDL_VIDEODRIVER": "dummy"}
     order = Order(_MODULE, [str(folder)], environment, needs_torch=False)
     if forks is not None and (forked := forks.fork(order, output)):
         return forked

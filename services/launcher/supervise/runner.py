@@ -15,6 +15,7 @@ from tidemill import linux
 from tidemill.errors import TidemillError
 from tidemill.process import ENDS_WITH_INPUT, HELD_UP, StopRequests
 from tidemill.programs.fork_client import ForkClient
+from tidemill.programs.group_guard import MARK_VARIABLE
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 from tidemill.services.launcher.supervise.child import DEFAULTS, Child
 from tidemill.services.launcher.supervise.fork_server import ForkServer
@@ -205,9 +206,10 @@ class ClusterRunner:
             await self._forks.start()  # again, if it has ended
 
     async def _start(self, spec: ServiceSpec) -> None:
-        log, variables = log_file(self._folder.path, spec.name), {SESSION_VARIABLE: repr(self._started_s)}
+        log, mark = log_file(self._folder.path, spec.name), self._groups.new_mark()
+        variables = {SESSION_VARIABLE: repr(self._started_s), MARK_VARIABLE: mark}
         child = await Child.start(spec, log, variables, self._forks)
-        self._groups.add(child.pid)
+        self._groups.add(child.pid, mark)
         self._children[spec.name] = child
         self._health_tasks[spec.name] = asyncio.create_task(self._watch_health(spec, child))
         self._exit_tasks.add(task := asyncio.create_task(self._watch_exit(spec.name, child)))

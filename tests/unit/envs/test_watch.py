@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -68,10 +69,10 @@ def _hanging(method: str = "step", call: int = 3, limit_s: float = 0.2) -> Itera
         yield scene
 
 
-@pytest.mark.parametrize("method", ["step", "reset"])
+@pytest.mark.parametrize("method", ["step", "reset", "close"])
 def test_call_that_does_not_return_ends_the_process(method: str, capfd: pytest.CaptureFixture[str]) -> None:
     """The line names environment, method, time and place, and the exit code asks for another start."""
-    with _hanging(method, 2) as scene:
+    with _hanging(method, 1 if method == "close" else 2) as scene:
         assert scene.heard.wait(60)
         assert scene.returned.wait(60)
     assert scene.told[0] == "hang"
@@ -94,6 +95,29 @@ def test_health_reports_a_call_at_half_its_time_until_it_returns() -> None:
         scene.env.released.set()
         assert scene.returned.wait(60)
         assert scene.codes == []
+
+
+def test_limit_may_come_while_a_call_lasts() -> None:
+    """With `step_timeout_s` 0 it may take as long as it likes; then it is timed from where there is a limit."""
+    env, codes, ended, limits = HangingEnv("reset", 1), list[int](), threading.Event(), [math.inf]
+
+    def end(code: int) -> None:
+        codes.append(code)
+        env.released.set()  # the process would be over
+        ended.set()
+
+    def play() -> None:
+        with EnvWatch(EnvSettings("x", step_timeout_s=0.0), end=end, has_end=True) as watch:
+            watch.limit_s = lambda: limits[-1]
+            watch.watched(GymnasiumVectorEnv(lambda: env, 1)).reset(1)
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    assert not ended.wait(1.5)  # longer than a poll
+    limits.append(0.5)
+    assert ended.wait(60)
+    thread.join(60)
+    assert codes == [1]
 
 
 def test_time_between_calls_is_not_counted() -> None:

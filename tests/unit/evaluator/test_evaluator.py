@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import errno
 import json
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -360,6 +361,18 @@ def test_run_ends_as_it_is_only_once_it_is_over(tmp_path: Path) -> None:
         "run.max_env_steps (100) reached; the last evaluation was not completed"
     ]
     assert scene.evaluator.without_more() == verdict
+
+
+def test_step_has_a_limit_once_the_run_is_over(tmp_path: Path) -> None:
+    """Whatever `env.step_timeout_s` is: that of the last evaluation, and ten seconds for the step to be noticed."""
+    settings = dataclasses.replace(_SETTINGS, last_timeout_s=30.0)
+    scene = _scene(tmp_path, {1: [50.0]}, settings, max_env_steps=100)
+    assert scene.evaluator.step_limit_s() == math.inf
+    scene.evaluator.run()
+    assert scene.evaluator.step_limit_s() == 40.0
+    ended = _scene(tmp_path / "ended", {1: [50.0]}, settings)
+    ended.evaluator._finish.set()  # as the learner does while a step hangs
+    assert ended.evaluator.step_limit_s() == 40.0
 
 
 def test_scores_wait_for_room_on_the_disk(tmp_path: Path) -> None:
