@@ -80,7 +80,15 @@ class Standardization(nn.Module):
         self.std.copy_(moments.std)
 
 
-def discounted_sums(reward: Tensor, continues: Tensor, gamma: float) -> Tensor:
-    """Return S_t = r_t + gamma * S_t-1, [T, B], without S_t-1 where step t - 1 ended an episode."""
+def discounted_sums(reward: Tensor, continues: Tensor, earlier: Tensor, gamma: float) -> Tensor:
+    """Return S_t = r_t + gamma * S_t-1, [T, B], without S_t-1 where step t - 1 ended an episode.
+
+    Args:
+        reward: Of each step, [T, B].
+        continues: Whether the episode continues after each step, [T, B].
+        earlier: S of the step before the first one, 0 where an episode starts, [B].
+        gamma: Discount of one step.
+    """
+    first = reward[:1] + gamma * earlier
     carried = gamma * torch.cat((torch.zeros_like(continues[:1]), continues[:-1]))
-    return backwards(reward.flip(0), carried.flip(0)).flip(0)
+    return backwards(torch.cat((first, reward[1:])).flip(0), carried.flip(0)).flip(0)

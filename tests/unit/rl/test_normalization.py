@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,34 @@ def test_discounted_sums_begin_with_an_episode() -> None:
     """By hand: 1, 2 + .5 * 1, and after the end of the episode 4 alone."""
     reward = torch.tensor([[1.0], [2.0], [4.0], [8.0]])
     continues = torch.tensor([[True], [False], [True], [True]])
-    assert discounted_sums(reward, continues, 0.5).flatten().tolist() == [1.0, 2.5, 4.0, 10.0]
+    for earlier, expected in ((0.0, [1.0, 2.5, 4.0, 10.0]), (8.0, [5.0, 4.5, 4.0, 10.0])):
+        assert discounted_sums(reward, continues, torch.tensor([earlier]), 0.5).flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig])
+def test_actor_stores_the_sum_of_the_episode_before_each_step(config_class: Any) -> None:  # noqa: ANN401
+    """By hand: two environments, of which the second begins an episode with the third step."""
+    policy = build_policy(config_class(hidden_sizes=(8,), gamma=0.5, normalize_rewards=True), DISCRETE)
+    rewards = np.array([[7, 7], [1, 2], [3, 4], [5, 6]], np.float32)  # with the observation; the first mean nothing
+    is_first = np.array([[True, True], [False, False], [False, True], [False, False]])
+    found = []
+    for reward, first in zip(rewards, is_first, strict=True):
+        seen = policy_input(np.zeros((2, 3), np.float32))
+        found.append(policy.act(replace(seen, last_reward=reward, is_first=first)).extras["earlier_return"])
+    assert np.stack(found).tolist() == [[0, 0], [1, 2], [3.5, 0], [6.75, 6]]
+    assert found[0].dtype == np.float32
+
+
+def test_sums_of_items_are_those_of_the_stream() -> None:
+    """However it is cut: the second item begins with what the actor had added up."""
+    rng = np.random.default_rng(3)
+    reward = torch.from_numpy(rng.normal(size=(12, 4)).astype(np.float32))
+    continues = torch.from_numpy(rng.random((12, 4)) < 0.8)
+    whole = discounted_sums(reward, continues, torch.zeros(4), 0.9)
+    for cut in range(1, 12):
+        earlier = whole[cut - 1] * continues[cut - 1]
+        rest = discounted_sums(reward[cut:], continues[cut:], earlier, 0.9)
+        torch.testing.assert_close(rest, whole[cut:])
 
 
 def test_features_are_standardized_within_a_bound() -> None:

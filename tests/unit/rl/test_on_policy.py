@@ -46,6 +46,7 @@ def rollout(env_spec: EnvSpec) -> dict[str, Tensor]:
         "discount": (GAMMA * ~terminated).astype(np.float32),
         "continues": ~(terminated | truncated),
         "is_trained": is_trained,
+        "earlier_return": np.zeros(shape, np.float32),
     }
     return {name: torch.from_numpy(column) for name, column in batch.items()}
 

@@ -22,12 +22,9 @@ from tidemill.rl.networks.lstm import Recurrence
 from tidemill.rl.normalization import CLIP, RunningMoments, discounted_sums
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import ProcessGroup
-from tidemill.rl.settings.on_policy import ActorCriticSettings
+from tidemill.rl.settings.on_policy import EARLIER_RETURN, LOG_PROB, ActorCriticSettings
 from tidemill.rl.transitions import unrolled_transitions
 from tidemill.types import ACTION_MASK, EnvSpec, WindowSpec
-
-LOG_PROB = "log_prob"
-"""The extra column: the log-probability, by the policy that acted, of the action that it took."""
 
 
 def rollouts(
@@ -58,7 +55,7 @@ def rollouts(
     # at a stream's start the row before is the first row itself: it begins an episode, or is trained on
     is_final = ended & ~columns["is_first"][rows] & (before != rows)
     seen = index[:, window.history - frame_stack + 1 :]
-    extras = (*extras, "is_first", *((ACTION_MASK,) if ACTION_MASK in columns else ()))
+    extras = (*extras, "is_first", *(name for name in (ACTION_MASK, EARLIER_RETURN) if name in columns))
     batch = unrolled_transitions(columns, seen, frame_stack, window.steps, gamma, extras=extras)
     return batch | {"is_trained": ~is_final}
 
@@ -76,6 +73,8 @@ class Rollout(NamedTuple):
     action_mask: Tensor | None = None
     recurrence: Recurrence | None = None
     """Of a recurrent policy: where its episodes start, and what it remembered before the first step."""
+    earlier_return: Tensor | None = None
+    """Where rewards are normalized, see `EARLIER_RETURN`; of T + 1 steps."""
 
     @classmethod
     def of(cls, batch: Mapping[str, Tensor]) -> Rollout:
@@ -109,13 +108,11 @@ class RolloutNormalizer(nn.Module):
         return reward if self.returns is None else (reward / self.returns.std).clamp(-CLIP, CLIP)
 
     def before_update(self, rollout: Rollout, weight: Tensor, group: ProcessGroup) -> None:
-        """Count the discounted sum of the rewards up to each transition, if rewards are normalized.
-
-        A sum begins with its item or episode. VecNormalize's goes on from rollout to rollout, but of a stream the
-        learner sees items.
-        """
+        """Count the discounted sum of the episode's rewards up to each transition, if rewards are normalized."""
         if self.returns is not None:
-            sums = discounted_sums(rollout.reward * rollout.is_trained, rollout.continues, self._gamma)
+            assert rollout.earlier_return is not None, "the actor stores it"
+            reward, earlier = rollout.reward * rollout.is_trained, rollout.earlier_return[0]
+            sums = discounted_sums(reward, rollout.continues, earlier, self._gamma)
             self.returns.add(sums.flatten(), (rollout.is_trained * weight).flatten(), group)
 
     def after_update(self, rollout: Rollout, weight: Tensor, group: ProcessGroup) -> None:
@@ -130,6 +127,20 @@ class RolloutNormalizer(nn.Module):
             network.standardization.take(self.observations)
 
 
+class EarlierReturns:
+    """Adds up the rewards of N environments' episodes, discounted, for the column `EARLIER_RETURN`."""
+
+    def __init__(self, gamma: float) -> None:
+        self._gamma = gamma
+        self._sums = np.zeros(0, np.float32)
+
+    def before(self, policy_input: PolicyInput) -> NDArray[np.float32]:
+        """Return the sums before the present step, float32 [N], given every step in turn."""
+        sums = self._sums if len(self._sums) == len(policy_input) else np.zeros(len(policy_input), np.float32)
+        self._sums = np.where(policy_input.is_first, np.float32(0), policy_input.last_reward + self._gamma * sums)
+        return self._sums.astype(np.float32)
+
+
 class ActorCriticPolicy:
     """Draws actions, and reports how likely each was; in evaluation it takes the most likely.
 
@@ -139,6 +150,7 @@ class ActorCriticPolicy:
     priority_uses_params = False
 
     def __init__(self, settings: ActorCriticSettings, env_spec: EnvSpec, context: PolicyContext) -> None:
+        self._earlier_returns = EarlierReturns(settings.gamma) if settings.normalize_rewards else None
         self._network = build_actor_critic(settings, env_spec, context.seed).to(context.device).requires_grad_(False)
         self._network.eval()
         self.recurrent_state_size = 2 * settings.lstm_size
@@ -181,6 +193,8 @@ class ActorCriticPolicy:
         distribution = self._distribution(policy_input, output)
         action = distribution.sample(self._rng)
         extras = {LOG_PROB: distribution.log_prob(action).cpu().numpy()}
+        if self._earlier_returns is not None:
+            extras[EARLIER_RETURN] = self._earlier_returns.before(policy_input)
         return PolicyOutput(self._shaped(action), recurrent_state=_remembered(output), extras=extras)
 
     def _distribution(self, policy_input: PolicyInput, output: Mapping[str, Tensor]) -> ActionDistribution:

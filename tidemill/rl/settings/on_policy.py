@@ -11,6 +11,12 @@ from tidemill.rl.networks.torsos import chosen_torso
 from tidemill.rl.settings.base import ROLLOUTS, Actions, AgentSettings, RunDefaults
 from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec
 
+LOG_PROB = "log_prob"
+"""The extra column: the log-probability, by the policy that acted, of the action that it took."""
+
+EARLIER_RETURN = "earlier_return"
+"""The extra column of a run with normalized rewards: the discounted sum of its episode's rewards before the step."""
+
 
 @dataclass(frozen=True)
 class RolloutSettings(AgentSettings):
@@ -93,8 +99,9 @@ class ActorCriticSettings(RolloutSettings):
         self._check_counted(chosen_torso(self.network, env_spec))
 
     def extra_columns(self, env_spec: EnvSpec) -> Signature:  # noqa: ARG002 - the same for every environment
-        """Return what is stored of each step besides: the log-probability of its action, float32."""
-        return (ColumnSpec("log_prob", "float32", ()),)
+        """Return what is stored of each step besides, float32: `LOG_PROB`, and what normalized rewards need."""
+        names = (LOG_PROB, EARLIER_RETURN) if self.normalize_rewards else (LOG_PROB,)
+        return tuple(ColumnSpec(name, "float32", ()) for name in names)
 
 
 @dataclass(frozen=True)
