@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.support.batches import IMAGE, VECTOR, policy_input, random_batch
-from tidemill.rl.agents.dqn.agent import DQNAgent
-from tidemill.rl.agents.dqn.policy import DQNPolicy
+from tidemill.rl.agents.dqn import DQNAgent, DQNPolicy
+from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.exploration import ActorSlot, EpsilonGreedy
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
@@ -51,7 +51,7 @@ def test_updates_reach_the_optimal_values_of_a_small_mdp(double: bool, dueling: 
     agent = DQNAgent(config, CHAIN, CPU, seed=0)
     for _ in range(400):
         agent.update(chain_batch(), torch.ones(6))
-    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorSlot(num_envs=3))
+    policy = DQNPolicy(config, CHAIN, PolicyContext(CPU, 0, ActorSlot(num_envs=3)))
     policy.load(agent.policy_state())
     output = policy.act(policy_input(np.eye(3, dtype=np.float32)), 0)
     np.testing.assert_allclose(output.priority_inputs["best"][:, 0], [0.25, 0.5, 1.0], atol=0.01)
@@ -88,7 +88,7 @@ def test_actors_initial_priority_equals_the_learners(env_spec: EnvSpec, ends: st
     network = "mlp" if env_spec is VECTOR else "nature"
     config = DQNConfig(network=network, hidden_sizes=(16,), n_step=3, gamma=0.9, update_precision="float32")
     agent = DQNAgent(config, env_spec, CPU, seed=0)
-    policy = DQNPolicy(config, env_spec, CPU, 1, ActorSlot(num_envs=5))
+    policy = DQNPolicy(config, env_spec, PolicyContext(CPU, 1, ActorSlot(num_envs=5)))
     policy.load(agent.policy_state())
     rng = torch.Generator().manual_seed(5)
     seen = [random_batch(env_spec, 5, rng)["observation"] for _ in range(4)]
@@ -113,12 +113,12 @@ def test_actors_initial_priority_equals_the_learners(env_spec: EnvSpec, ends: st
 def test_epsilon_of_the_ladder_is_the_share_of_random_actions() -> None:
     """The first rung, epsilon 1, is uniform over all actions; the last, about 0, is greedy."""
     config = DQNConfig(network="mlp", hidden_sizes=(8,), ladder_base=1.0, ladder_alpha=0.0)
-    uniform = DQNPolicy(config, VECTOR, CPU, 0, ActorSlot(num_envs=4_000))
+    uniform = DQNPolicy(config, VECTOR, PolicyContext(CPU, 0, ActorSlot(num_envs=4_000)))
     observation = np.zeros((4_000, 3), dtype=np.float32)
     share = np.bincount(uniform.act(policy_input(observation), 0).action, minlength=4) / 4_000
     np.testing.assert_allclose(share, 0.25, atol=0.03)
     greedy = DQNConfig(network="mlp", hidden_sizes=(8,), ladder_base=1e-9)
-    policy = DQNPolicy(greedy, VECTOR, CPU, 0, ActorSlot(num_envs=4_000))
+    policy = DQNPolicy(greedy, VECTOR, PolicyContext(CPU, 0, ActorSlot(num_envs=4_000)))
     np.testing.assert_array_equal(
         policy.act(policy_input(observation), 0).action, policy.act(policy_input(observation), evaluation=True).action
     )

@@ -12,10 +12,9 @@ import torch
 
 from tests.support.batches import policy_input
 from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
-from tidemill.rl.agents.dqn.agent import DQNAgent
-from tidemill.rl.agents.dqn.loss import ValueHead, build_value_head
-from tidemill.rl.agents.dqn.networks import build_network
-from tidemill.rl.agents.dqn.policy import DQNPolicy
+from tidemill.rl.agents.dqn import DQNAgent, DQNPolicy, build_network
+from tidemill.rl.agents.dqn_heads import ValueHead, build_value_head
+from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.noisy import disable_noise
 from tidemill.rl.settings.q_learning import DQNConfig
@@ -100,7 +99,7 @@ def test_every_variant_reaches_the_optimal_values_of_a_small_mdp(
     batch = chain_batch() if steps == 1 else three_step_batch()
     for _ in range(updates):
         agent.update(batch, torch.ones(6))
-    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorSlot(num_envs=3))
+    policy = DQNPolicy(config, CHAIN, PolicyContext(CPU, 0, ActorSlot(num_envs=3)))
     policy.load(agent.policy_state())
     assert policy.act(policy_input(STATES), evaluation=True).action.tolist() == [1, 1, 1]
     np.testing.assert_allclose(policy.q_values(STATES).max(axis=1), BEST, atol=0.05 if noisy else 0.03)
@@ -129,7 +128,7 @@ def test_every_optimizer_loss_and_target_reaches_the_optimal_values(
     agent = DQNAgent(config, CHAIN, CPU, seed=0)
     for _ in range(400):
         agent.update(chain_batch(), torch.ones(6))
-    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorSlot(num_envs=3))
+    policy = DQNPolicy(config, CHAIN, PolicyContext(CPU, 0, ActorSlot(num_envs=3)))
     policy.load(agent.policy_state())
     np.testing.assert_allclose(policy.q_values(STATES).max(axis=1), BEST, atol=0.02)
 
@@ -167,7 +166,7 @@ def test_noise_is_drawn_for_each_update_and_none_is_left_in_evaluation() -> None
     agent = DQNAgent(config, spec, CPU, seed=0)
     first, second = (agent.update(chain_batch(), torch.zeros(6)).priority for _ in range(2))  # weight 0 moves nothing
     assert not torch.equal(first, second)
-    policy = DQNPolicy(config, spec, CPU, 0, ActorSlot(num_envs=200))
+    policy = DQNPolicy(config, spec, PolicyContext(CPU, 0, ActorSlot(num_envs=200)))
     policy.load(agent.policy_state())
     observation = np.zeros((200, 3), dtype=np.float32)
     explored = policy.act(policy_input(observation), 0).action
@@ -211,7 +210,7 @@ def test_actors_initial_priority_equals_the_learners_whatever_the_values(
     config = DQNConfig(network="mlp", hidden_sizes=(16,), n_step=3, gamma=0.9, **kind)
     spec = EnvSpec((3,), "float32", num_actions=4)
     agent = DQNAgent(config, spec, CPU, seed=0)
-    policy = DQNPolicy(config, spec, CPU, 1, ActorSlot(num_envs=5))
+    policy = DQNPolicy(config, spec, PolicyContext(CPU, 1, ActorSlot(num_envs=5)))
     policy.load(agent.policy_state())
     rng = torch.Generator().manual_seed(5)
     seen = torch.randn((4, 5, 3), generator=rng)

@@ -12,9 +12,8 @@ from tests.support.batches import policy_input
 from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.errors import ConfigError
 from tidemill.rl import losses
-from tidemill.rl.agents.dqn.agent import DQNAgent
-from tidemill.rl.agents.dqn.networks import QuantileEmbedding, build_network
-from tidemill.rl.agents.dqn.policy import DQNPolicy
+from tidemill.rl.agents.dqn import DQNAgent, DQNPolicy, QuantileEmbedding, build_network
+from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.noisy import reset_noise
 from tidemill.rl.settings.q_learning import DQNConfig
@@ -122,7 +121,7 @@ def test_each_update_draws_levels_and_acting_does_not() -> None:
     priority = [agent.update(chain_batch(), torch.zeros(6)).priority for _ in range(2)]
     assert first == second == 0.0  # weight 0 moves nothing
     assert not torch.equal(*priority)
-    policy = DQNPolicy(SMALL, CHAIN, CPU, 0, ActorSlot(num_envs=3))
+    policy = DQNPolicy(SMALL, CHAIN, PolicyContext(CPU, 0, ActorSlot(num_envs=3)))
     policy.load(agent.policy_state())
     seen = policy_input(np.eye(3, dtype=np.float32))
     assert policy.act(seen, evaluation=True).action.tolist() == policy.act(seen, evaluation=True).action.tolist()

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tidemill.rl import losses
-from tidemill.rl.agents.dqn.loss import CategoricalHead, QuantileHead, ScalarHead, gather_argmax
+from tidemill.rl.agents.dqn import gather_argmax
+from tidemill.rl.agents.dqn_heads import CategoricalHead, QuantileHead, ScalarHead
 from tidemill.rl.agents.sac import loss as sac_loss
 
 PLAIN = ScalarHead(huber=False)

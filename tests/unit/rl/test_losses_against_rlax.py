@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from tests.oracles import rlax_losses_file
-from tidemill.rl.agents.dqn.loss import (
+from tidemill.rl.agents.dqn import gather_action, gather_argmax
+from tidemill.rl.agents.dqn_heads import (
     CategoricalHead,
     QuantileHead,
     ScalarHead,
     ValueHead,
     build_value_head,
-    gather_action,
-    gather_argmax,
 )
-from tidemill.rl.agents.r2d2.loss import sequence_target
+from tidemill.rl.agents.r2d2 import sequence_target
 from tidemill.rl.losses import ItemLoss, generalized_advantage, rescale, unscale, vtrace
 from tidemill.rl.sequences import SequenceShape, unroll_targets
 from tidemill.rl.settings.q_learning import DQNConfig

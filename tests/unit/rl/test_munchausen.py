@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.errors import ConfigError
 from tidemill.rl import losses
-from tidemill.rl.agents.dqn.agent import DQNAgent
-from tidemill.rl.agents.dqn.policy import DQNPolicy
+from tidemill.rl.agents.dqn import DQNAgent, DQNPolicy
+from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.settings.q_learning import DQNConfig
 
@@ -97,7 +97,7 @@ def test_agent_finds_the_fixed_point_of_the_papers_iteration(kind: dict[str, Any
     agent = DQNAgent(config, CHAIN, CPU, seed=0)
     for _ in range(700):
         agent.update(chain_batch(), torch.ones(6))
-    policy = DQNPolicy(config, CHAIN, CPU, 0, ActorSlot(num_envs=3))
+    policy = DQNPolicy(config, CHAIN, PolicyContext(CPU, 0, ActorSlot(num_envs=3)))
     policy.load(agent.policy_state())
     expected = _iterated(0.9, 0.2, -0.3)
     assert np.abs(expected - _iterated(0.0, 0.2, -0.3)).max() > 0.1, "the bonus matters"

@@ -13,7 +13,7 @@ import torch
 from tests.support.batches import COLOURS, IMAGE, random_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.dqn.networks import build_network
+from tidemill.rl.agents.dqn import build_network
 from tidemill.rl.networks.image import as_channels, convolution, pixel_scale, to_channels_last
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.noisy import NoisyLinear, disable_noise, reset_noise

@@ -17,13 +17,13 @@ from tests.support.batches import VECTOR, sampled_batch
 from tidemill.config.load import load_config
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.dqn.loss import ScalarHead, build_value_head
+from tidemill.rl.agents.dqn_heads import ScalarHead, build_value_head
 from tidemill.rl.settings.q_learning import DQNConfig
 
 SMALL: dict[str, Any] = {"network": "mlp", "hidden_sizes": (8,), "noisy": False}
 
 _MODULE = """
-from tidemill.rl.agents.dqn.loss import ScalarHead
+from tidemill.rl.agents.dqn_heads import ScalarHead
 
 same_as_huber = ScalarHead(huber=True).loss
 

@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from tests.support.batches import IMAGE, SMALL_R2D2, VECTOR, policy_input, random_batch
 from tidemill.rl import losses
 from tidemill.rl.agents.interface import PolicyContext
-from tidemill.rl.agents.r2d2.agent import R2D2Agent
-from tidemill.rl.agents.r2d2.loss import sequence_loss, sequence_target
-from tidemill.rl.agents.r2d2.networks import RecurrentQNetwork
-from tidemill.rl.agents.r2d2.policy import R2D2Policy
+from tidemill.rl.agents.r2d2 import R2D2Agent, R2D2Policy, RecurrentQNetwork, sequence_loss, sequence_target
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks import lstm
 from tidemill.rl.networks.lstm import LSTM

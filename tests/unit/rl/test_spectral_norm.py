@@ -12,8 +12,8 @@ from tests.support.batches import policy_input, random_batch
 from tests.unit.rl.test_networks import GRAY, generator, images
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.dqn.networks import build_network
-from tidemill.rl.agents.dqn.policy import DQNPolicy
+from tidemill.rl.agents.dqn import DQNPolicy, build_network
+from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.torso import build_torso
@@ -100,7 +100,7 @@ def test_policy_acts_with_what_the_learner_has() -> None:
     )
     agent = build_agent(config, SMALL, "cpu", seed=0)
     agent.update(random_batch(SMALL, 4, generator()), torch.ones(4))
-    policy = DQNPolicy(config, SMALL, CPU, 1, ActorSlot(num_envs=2))
+    policy = DQNPolicy(config, SMALL, PolicyContext(CPU, 1, ActorSlot(num_envs=2)))
     policy.load(agent.policy_state())
     seen = images(SMALL)
     once, again = (policy.q_values(seen.numpy()) for _ in range(2))

@@ -222,7 +222,7 @@ class DeterministicPolicy:
         return self.choose(policy_input, output, env_steps)
 
     @torch.inference_mode()
-    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:  # noqa: ARG002 - the interface's
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
         """Return the actor's actions without noise as `action`, [N, A]."""
         tensor = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
         return {"action": self._actor(tensor)}

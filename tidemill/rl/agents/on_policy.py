@@ -172,7 +172,7 @@ class ActorCriticPolicy:
         return self.choose(policy_input, output, env_steps)
 
     @torch.inference_mode()
-    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:  # noqa: ARG002 - the interface's
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
         """Return the policy's numbers as `head`, [N, ...], of a Gaussian `log_std`, [N, A], and what it remembers."""
         observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
         head, recurrent_state = self._network.policy_head(observation, self._recurrence(policy_input))
@@ -188,7 +188,7 @@ class ActorCriticPolicy:
         return Recurrence(is_first, torch.from_numpy(policy_input.recurrent_state).to(self._device))
 
     @torch.inference_mode()
-    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:  # noqa: ARG002 - the interface's
+    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
         """Return actions drawn from the policy and their log-probabilities."""
         distribution = self._distribution(policy_input, output)
         action = distribution.sample(self._rng)

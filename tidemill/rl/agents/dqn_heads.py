@@ -1,4 +1,4 @@
-"""Meaning of the K numbers that a network gives for each action, and their targets."""
+"""Meaning of the K numbers that DQN's network gives for each action, and their losses."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from torch import Tensor
 
 from tidemill.config.user_code import user_object
 from tidemill.errors import ConfigError
-from tidemill.rl.losses import (
-    ItemLoss,
-    categorical,
-    log_policy_bonus,
-    mask_illegal,
-    quantile_huber_loss,
-    quantile_target,
-    td_item_loss,
-)
+from tidemill.rl.losses import ItemLoss, categorical, quantile_huber_loss, quantile_target, td_item_loss
 from tidemill.rl.settings.q_learning import DQNConfig
 
 
@@ -157,26 +149,3 @@ def _build_head(config: DQNConfig, device: torch.device) -> ValueHead:
     if config.distribution in ("qr", "iqn"):
         return QuantileHead()
     return ScalarHead(huber=config.loss == "huber")
-
-
-def munchausen_bonus(config: DQNConfig, q: Tensor, action: Tensor) -> Tensor:
-    """Return `log_policy_bonus` with the settings' bounds, [B], of mean values [B, A] and actions [B]."""
-    scale, temperature, lowest = config.munchausen_scale, config.munchausen_temperature, config.munchausen_lowest
-    return log_policy_bonus(q, action, scale, temperature, lowest)
-
-
-def gather_argmax(output: Tensor, chooser_q: Tensor, legal: Tensor | None = None) -> Tensor:
-    """Return the numbers of the action of largest `chooser_q` [B, A], [B, K], of a network's output [B, A, K].
-
-    Only actions that are `legal`, bool [B, A], are compared; None: all are.
-
-    With the target network's own Q it is Q-learning, with the online network's double Q-learning (van Hasselt et al.
-    2016, eq. 4).
-    """
-    return gather_action(output, mask_illegal(chooser_q, legal).argmax(dim=1))
-
-
-def gather_action(output: Tensor, action: Tensor) -> Tensor:
-    """Return the numbers of one action of each item, [B, K], of a network's output [B, A, K]."""
-    index = action[:, None, None].expand(-1, 1, output.shape[2])
-    return output.gather(1, index).squeeze(1)
