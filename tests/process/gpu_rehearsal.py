@@ -38,10 +38,9 @@ from tidemill.rehearsal.sizes import launches, sizes  # noqa: E402
 from tidemill.rehearsal.updates import can_record, lines, recorded, rehearse_updates  # noqa: E402
 from tidemill.replay.sampling.batch import Blocks  # noqa: E402
 from tidemill.rl import optimizers  # noqa: E402
-from tidemill.rl.agents import dqn  # noqa: E402
+from tidemill.rl.agents import dqn, sac  # noqa: E402
 from tidemill.rl.agents.build import build_agent  # noqa: E402
 from tidemill.rl.agents.dqn import gather_action  # noqa: E402
-from tidemill.rl.agents.sac import agent as sac  # noqa: E402
 from tidemill.rl.process_group import draw_normal  # noqa: E402
 from tidemill.services.inference.__main__ import make_policy  # noqa: E402
 from tidemill.services.learner import learner as learner_module  # noqa: E402

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.support.learner_cluster import LearnerCluster, LearnerThread, learner_cluster
 from tidemill.rl.agents.interface import Update
-from tidemill.rl.agents.ppo.agent import PPOAgent
+from tidemill.rl.agents.ppo import PPOAgent
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.trainer import Trainer
 

@@ -17,9 +17,9 @@ from tidemill.envs.make import spec_of
 from tidemill.envs.settings import EnvSettings
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.dqn import DQNAgent, build_network, gather_argmax
-from tidemill.rl.agents.impala.agent import IMPALAAgent
+from tidemill.rl.agents.impala import IMPALAAgent
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.ppo.agent import PPOAgent
+from tidemill.rl.agents.ppo import PPOAgent
 from tidemill.rl.agents.r2d2 import R2D2Agent
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.exploration import greedy, random_legal

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.support.batches import CONTINUOUS, policy_input, random_batch
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.sac.agent import SACAgent
-from tidemill.rl.agents.sac.policy import SACPolicy
+from tidemill.rl.agents.interface import PolicyContext
+from tidemill.rl.agents.sac import SACAgent, SACPolicy
 from tidemill.rl.networks.batch_renorm import BATCH_NORM, RENORM, BatchRenorm, RenormBounds
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -133,7 +133,7 @@ def test_there_is_no_target_and_statistics_are_stored_and_sent() -> None:
     names = [name for name in state["actor"] if "running" in name]
     assert len(names) == 4
     assert all(torch.equal(sent[f"actor.{name}"], state["actor"][name]) for name in names)
-    policy = SACPolicy(SACConfig(hidden_sizes=(8,), crossq=True), CONTINUOUS, CPU, seed=1)
+    policy = SACPolicy(SACConfig(hidden_sizes=(8,), crossq=True), CONTINUOUS, PolicyContext(CPU, 1))
     policy.load(sent)
     seen = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     together = policy.act(policy_input(seen), evaluation=True).action

@@ -8,7 +8,7 @@ import torch
 from tests.support.batches import policy_input
 from tidemill.rl.action_noise import HeldActions
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.sac.loss import critic_gradient
+from tidemill.rl.agents.sac_heads import critic_gradient
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 

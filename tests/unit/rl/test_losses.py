@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tidemill.rl import losses
+from tidemill.rl.agents import sac_heads
 from tidemill.rl.agents.dqn import gather_argmax
 from tidemill.rl.agents.dqn_heads import CategoricalHead, QuantileHead, ScalarHead
-from tidemill.rl.agents.sac import loss as sac_loss
 
 PLAIN = ScalarHead(huber=False)
 TARGET_OUTPUT = torch.tensor([[[1.0], [5.0]], [[3.0], [2.0]]])
@@ -94,7 +94,7 @@ def test_mse_loss_is_half_the_square() -> None:
 
 def test_soft_target_takes_the_smaller_critic_and_adds_the_entropy() -> None:
     """1 + .5 * (min(4, 3) - .1 * -2) = 1 + .5 * 3.2 = 2.6; after termination the reward alone."""
-    target = sac_loss.soft_q_target(
+    target = sac_heads.soft_q_target(
         torch.tensor([1.0, 7.0]),
         torch.tensor([0.5, 0.0]),
         torch.tensor([[4.0, 4.0], [3.0, 3.0]]),
@@ -117,22 +117,7 @@ def test_twin_loss_with_a_bound_is_linear_beyond_it() -> None:
     result = losses.twin_td_loss(q, torch.zeros(2), weight, max_error=2.0)
     torch.testing.assert_close(result.loss.detach(), torch.tensor(1.0625))
     (gradient,) = torch.autograd.grad(result.loss, q)
-    torch.testing.assert_close(gradient, sac_loss.critic_gradient(q.detach(), torch.zeros(2), weight, 2.0)[0])
-
-
-def test_sac_actor_loss_is_temperature_times_log_density_minus_the_smaller_value() -> None:
-    """.5 * 2 - 1 = 0 and .5 * -4 - 2 = -4: mean -2."""
-    loss = sac_loss.actor_loss(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), torch.tensor([2.0, -4.0]), torch.tensor(0.5))
-    torch.testing.assert_close(loss, torch.tensor(-2.0))
-
-
-@pytest.mark.parametrize("log_prob,direction", [(3.0, 1), (1.0, -1)])
-def test_temperature_rises_while_entropy_is_below_its_target(log_prob: float, direction: int) -> None:
-    """Entropy -3 is below the target of -2, so a step downhill raises the temperature; -1 lowers it."""
-    log_temperature = torch.tensor(math.log(0.2), requires_grad=True)
-    loss = sac_loss.temperature_loss(log_temperature, torch.full((4,), log_prob), target_entropy=-2.0)
-    (gradient,) = torch.autograd.grad(loss, log_temperature)
-    assert torch.sign(-gradient) == direction
+    torch.testing.assert_close(gradient, sac_heads.critic_gradient(q.detach(), torch.zeros(2), weight, 2.0)[0])
 
 
 def test_targets_carry_no_gradient() -> None:
@@ -143,7 +128,7 @@ def test_targets_carry_no_gradient() -> None:
         output = q[:, :1] if values is PLAIN else q
         taken = output.detach().clone()
         assert not values.loss(taken, vector, vector, output).loss.requires_grad
-    assert not sac_loss.soft_q_target(vector, vector, q, vector, scalar).requires_grad
+    assert not sac_heads.soft_q_target(vector, vector, q, vector, scalar).requires_grad
 
 
 def test_tensor_of_the_wrong_rank_is_refused_by_name() -> None:
@@ -151,4 +136,4 @@ def test_tensor_of_the_wrong_rank_is_refused_by_name() -> None:
     with pytest.raises(AssertionError, match="prediction must have rank 1"):
         losses.td_loss(torch.zeros(2, 1), torch.zeros(2), torch.zeros(2), huber=True)
     with pytest.raises(AssertionError, match="log_prob must have rank 1"):
-        sac_loss.actor_loss(torch.zeros(2, 2), torch.zeros(2, 1), torch.tensor(0.1))
+        sac_heads.soft_q_target(torch.zeros(2), torch.zeros(2), torch.zeros(2, 2), torch.zeros(2, 1), torch.tensor(0.1))

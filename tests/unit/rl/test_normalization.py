@@ -16,8 +16,8 @@ from tests.support.batches import policy_input
 from tests.unit.rl.test_on_policy import CONTINUOUS, CPU, DISCRETE, GAMMA, STEPS, STREAMS, rollout
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.impala.agent import IMPALAAgent
-from tidemill.rl.agents.ppo.agent import PPOAgent
+from tidemill.rl.agents.impala import IMPALAAgent
+from tidemill.rl.agents.ppo import PPOAgent
 from tidemill.rl.normalization import CLIP, RunningMoments, Standardization, discounted_sums
 from tidemill.rl.process_group import SINGLE_PROCESS
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from tests.support.batches import policy_input
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.impala.agent import IMPALAAgent
+from tidemill.rl.agents.impala import IMPALAAgent
 from tidemill.rl.agents.on_policy import rollouts
-from tidemill.rl.agents.ppo.agent import PPOAgent
+from tidemill.rl.agents.ppo import PPOAgent
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig
 from tidemill.types import EnvSpec, WindowSpec
 

@@ -16,7 +16,7 @@ from tests.support.batches import CASES, COLOURS, CONTINUOUS, OWN_NETWORK, VECTO
 from tidemill.config.load import load_config
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.sac.networks import build_actor, build_critic
+from tidemill.rl.agents.sac import build_actor, build_critic
 from tidemill.rl.networks.ensemble_mlp import TorsoEnsembleMLP
 from tidemill.rl.networks.precision import acting_dtype
 from tidemill.rl.networks.torso import build_torso

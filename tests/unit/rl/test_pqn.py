@@ -12,8 +12,7 @@ from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tests.unit.rl.test_on_policy import DISCRETE, STEPS, STREAMS, rollout
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.pqn.agent import PQNAgent
-from tidemill.rl.agents.pqn.loss import lambda_target, q_loss
+from tidemill.rl.agents.pqn import PQNAgent, lambda_target, q_loss
 from tidemill.rl.settings.on_policy import PQNConfig
 from tidemill.types import EnvSpec
 

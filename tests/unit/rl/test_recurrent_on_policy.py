@@ -18,10 +18,10 @@ from tidemill.envs.make import spec_of
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.impala.agent import IMPALAAgent
+from tidemill.rl.agents.impala import IMPALAAgent
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.on_policy import ActorCriticPolicy, Rollout
-from tidemill.rl.agents.ppo.agent import PPOAgent
+from tidemill.rl.agents.ppo import PPOAgent
 from tidemill.rl.networks.lstm import Recurrence
 from tidemill.rl.policy_io import PolicyInputBuilder
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig

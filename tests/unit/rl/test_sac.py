@@ -11,10 +11,10 @@ import torch
 
 from tests.support.batches import CONTINUOUS, policy_input, random_batch, sampled_batch
 from tidemill.rl import losses
+from tidemill.rl.agents import sac_heads
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.sac import loss as sac_loss
-from tidemill.rl.agents.sac.agent import SACAgent
-from tidemill.rl.agents.sac.policy import SACPolicy
+from tidemill.rl.agents.interface import PolicyContext
+from tidemill.rl.agents.sac import SACAgent, SACPolicy
 from tidemill.rl.networks.ensemble_mlp import EnsembleLayer, EnsembleMLP
 from tidemill.rl.networks.squashed_gaussian import LOG_STD_MAX, head_gradient, sample
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -43,7 +43,7 @@ def learn_bandit(config: SACConfig) -> tuple[SACAgent, SACPolicy]:
             "bootstrap_observation": torch.zeros(64, 1),
         }
         agent.update(batch, torch.ones(64))
-    policy = SACPolicy(config, BANDIT, CPU, seed=0)
+    policy = SACPolicy(config, BANDIT, PolicyContext(CPU, 0))
     policy.load(agent.policy_state())
     return agent, policy
 
@@ -105,7 +105,7 @@ def test_critic_gradients_are_autograds(layer_norm: bool) -> None:
     expected = torch.autograd.grad(result.loss, list(critic.parameters()))
     with torch.no_grad():
         activations = critic.activations(inputs)
-        gradient, td_error = sac_loss.critic_gradient(activations[-1].output.squeeze(-1), target, weight)
+        gradient, td_error = sac_heads.critic_gradient(activations[-1].output.squeeze(-1), target, weight)
         found = critic.parameter_gradients(activations, gradient.unsqueeze(-1))
     torch.testing.assert_close(td_error, result.td_error)
     torch.testing.assert_close(found, list(expected))
@@ -113,7 +113,7 @@ def test_critic_gradients_are_autograds(layer_norm: bool) -> None:
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_actor_gradients_are_autograds(layer_norm: bool) -> None:
-    """Through sample, critic and clamp, written-out gradients equal autograd's for `actor_loss`."""
+    """Through sample, critic and clamp, written-out gradients equal autograd's for the loss of the paper."""
     rng = torch.Generator().manual_seed(0)
     actor, critic = EnsembleMLP(1, 3, (16, 12), 4, rng), EnsembleMLP(2, 5, (16, 12), 1, rng, layer_norm)
     observation, noise, temperature = torch.randn(7, 3), torch.randn(7, 2), torch.tensor(0.3)
@@ -123,13 +123,13 @@ def test_actor_gradients_are_autograds(layer_norm: bool) -> None:
     held = drawn.free_log_std[:, 0] > LOG_STD_MAX
     assert 0 < int(held.sum()) < 7
     q = critic(torch.cat((observation, drawn.action), dim=-1)).squeeze(-1)
-    loss = sac_loss.actor_loss(q, drawn.log_prob, temperature)
+    loss = (temperature * drawn.log_prob - q.amin(dim=0)).mean()  # Haarnoja et al. 2018, eq. 7
     expected = torch.autograd.grad(loss, list(actor.parameters()))
     with torch.no_grad():
         activations = actor.activations(observation)
         drawn = sample(activations[-1].output[0], noise)
         critic_activations = critic.activations(torch.cat((observation, drawn.action), dim=-1))
-        q_gradient = sac_loss.actor_gradient(critic_activations[-1].output.squeeze(-1)).unsqueeze(-1)
+        q_gradient = sac_heads.actor_gradient(critic_activations[-1].output.squeeze(-1)).unsqueeze(-1)
         action_gradient = critic.input_gradient(critic_activations, q_gradient, last=2).sum(dim=0)
         found = actor.parameter_gradients(
             activations, head_gradient(drawn, action_gradient, temperature / 7).unsqueeze(0)
@@ -150,12 +150,15 @@ def test_actor_step_leaves_the_critic_alone() -> None:
     assert all(parameter.grad is None for parameter in parameters)
 
 
-def test_temperature_step_is_down_its_loss() -> None:
-    """The gradient the agent uses, entropy - target, is autograd's of `temperature_loss`."""
-    log_temperature, log_prob = torch.tensor(-1.0, requires_grad=True), torch.tensor([0.5, 2.5])
-    loss = sac_loss.temperature_loss(log_temperature, log_prob, target_entropy=-2.0)
-    (expected,) = torch.autograd.grad(loss, log_temperature)
-    assert float(expected) == pytest.approx(float(-log_prob.mean()) - -2.0)
+@pytest.mark.parametrize("target, step", [(50.0, 3e-4), (-50.0, -3e-4)])
+def test_temperature_rises_while_the_entropy_is_below_its_target(target: float, step: float) -> None:
+    """Its gradient is entropy - target, that of -log(temperature) * mean(log pi + target) (Haarnoja et al. 2018b)."""
+    agent = SACAgent(SACConfig(hidden_sizes=(8,), target_entropy=target), CONTINUOUS, CPU, seed=0)
+    update = agent.update(random_batch(CONTINUOUS, 4, torch.Generator().manual_seed(0)), torch.ones(4))
+    state = agent.state_dict()
+    gradient = float(state["temperature_optimizer"]["mean"]["0"]) / 0.1  # after one step of Adam
+    assert gradient == pytest.approx(float(update.metrics["entropy"]) - target, rel=1e-5)
+    assert float(state["log_temperature"]) == pytest.approx(step, rel=1e-3)
 
 
 def test_batched_critics_are_two_networks() -> None:
@@ -247,9 +250,9 @@ def test_averaged_policy_is_evaluated_and_the_actor_itself_explores() -> None:
         if name.startswith("average."):
             own = name.removeprefix("average.")
             torch.testing.assert_close(value, 0.5 * start[f"actor.{own}"] + 0.5 * state[f"actor.{own}"])
-    plain = SACPolicy(SACConfig(hidden_sizes=(8,)), CONTINUOUS, CPU, seed=0)
+    plain = SACPolicy(SACConfig(hidden_sizes=(8,)), CONTINUOUS, PolicyContext(CPU, 0))
     plain.load({name.replace("average.", "actor."): value for name, value in state.items() if "average." in name})
-    averaged = SACPolicy(config, CONTINUOUS, CPU, seed=0)
+    averaged = SACPolicy(config, CONTINUOUS, PolicyContext(CPU, 0))
     averaged.load(state)
     seen = policy_input(np.ones((3, 3), dtype=np.float32))
     np.testing.assert_array_equal(averaged.act(seen, evaluation=True).action, plain.act(seen, evaluation=True).action)
@@ -257,7 +260,7 @@ def test_averaged_policy_is_evaluated_and_the_actor_itself_explores() -> None:
 
 def test_first_random_steps_are_uniform() -> None:
     """Until the cluster has stepped `start_steps` times the parameters take no part."""
-    policy = SACPolicy(SACConfig(hidden_sizes=(8,), start_steps=100), CONTINUOUS, CPU, seed=0)
+    policy = SACPolicy(SACConfig(hidden_sizes=(8,), start_steps=100), CONTINUOUS, PolicyContext(CPU, 0))
     action = policy.act(policy_input(np.full((4_000, 3), 50.0, dtype=np.float32)), 99).action
     np.testing.assert_allclose(action.mean(axis=0), 0.0, atol=0.05)
     np.testing.assert_allclose(action.var(axis=0), 1 / 3, atol=0.03)
@@ -266,7 +269,7 @@ def test_first_random_steps_are_uniform() -> None:
 def test_share_of_the_environments_acts_greedily() -> None:
     """With a share of .5 the first two of four environments act by the mean, the others by samples."""
     config = SACConfig(hidden_sizes=(8,), greedy_fraction=0.5, start_steps=10)
-    policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
+    policy = SACPolicy(config, CONTINUOUS, PolicyContext(CPU, 0))
     observation = np.ones((4, 3), dtype=np.float32)
     action, greedy = (
         policy.act(policy_input(observation), 10).action,
@@ -281,7 +284,7 @@ def test_share_of_the_environments_acts_greedily() -> None:
 def test_exploration_noise_has_the_correlation_asked_for(correlation: float) -> None:
     """Neighbouring steps of 2000 environments correlate as set, and each step's noise keeps its variance."""
     config = SACConfig(hidden_sizes=(8,), noise_correlation=correlation, start_steps=0)
-    policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
+    policy = SACPolicy(config, CONTINUOUS, PolicyContext(CPU, 0))
     observation = np.zeros((2_000, 3), dtype=np.float32)
     raw = [np.arctanh(policy.act(policy_input(observation), 0).action[:, 0]) for _ in range(20)]
     assert np.corrcoef(raw[-2], raw[-1])[0, 1] == pytest.approx(correlation, abs=0.06)
@@ -291,7 +294,7 @@ def test_exploration_noise_has_the_correlation_asked_for(correlation: float) -> 
 def test_correlated_noise_starts_anew_with_each_episode() -> None:
     """Where an observation is the first of its episode, the noise owes nothing to the step before."""
     config = SACConfig(hidden_sizes=(8,), noise_correlation=0.9, start_steps=0)
-    policy = SACPolicy(config, CONTINUOUS, CPU, seed=0)
+    policy = SACPolicy(config, CONTINUOUS, PolicyContext(CPU, 0))
     observation, is_first = np.zeros((4_000, 3), dtype=np.float32), np.arange(4_000) < 2_000
     inputs = (policy_input(observation), policy_input(observation, is_first))
     before, after = (np.arctanh(policy.act(seen, 0).action[:, 0]) for seen in inputs)

@@ -13,10 +13,9 @@ from tests.support.batches import policy_input
 from tests.support.distribution import fits
 from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.sac_discrete import loss
-from tidemill.rl.agents.sac_discrete.agent import SACDiscreteAgent
-from tidemill.rl.agents.sac_discrete.networks import build_actor, build_critic
-from tidemill.rl.agents.sac_discrete.policy import SACDiscretePolicy
+from tidemill.rl.agents import sac_discrete
+from tidemill.rl.agents.interface import PolicyContext
+from tidemill.rl.agents.sac_discrete import SACDiscreteAgent, SACDiscretePolicy, build_actor, build_critic
 from tidemill.rl.settings.soft_actor_critic import SACDiscreteConfig
 from tidemill.types import EnvSpec
 
@@ -30,23 +29,25 @@ def test_entropy_is_torchs() -> None:
     """And 0 for the certain choice of one action, whatever is not legal."""
     logits = torch.randn((5, 4), generator=torch.Generator().manual_seed(0))
     expected = torch.distributions.Categorical(logits=logits).entropy()
-    torch.testing.assert_close(loss.entropy(loss.log_policy(logits, None)), expected)
+    torch.testing.assert_close(sac_discrete.entropy(sac_discrete.log_policy(logits, None)), expected)
     only = torch.tensor([[False, True, False, False]]).expand(5, -1)
-    torch.testing.assert_close(loss.entropy(loss.log_policy(logits, only)), torch.zeros(5))
+    torch.testing.assert_close(sac_discrete.entropy(sac_discrete.log_policy(logits, only)), torch.zeros(5))
 
 
 def test_target_by_hand() -> None:
     """2 + .5 * (1 + .1 * H)."""
-    target = loss.soft_target(torch.tensor([2.0]), torch.tensor([0.5]), Q, LOG_PROB, torch.tensor(0.1))
+    target = sac_discrete.soft_target(torch.tensor([2.0]), torch.tensor([0.5]), Q, LOG_PROB, torch.tensor(0.1))
     torch.testing.assert_close(target, torch.tensor([2.0 + 0.5 * (1.0 + 0.1 * ENTROPY)]))
 
 
 def test_actors_loss_by_hand_and_its_gradient() -> None:
     """-.1 * H - 1; it is least at softmax(min Q / temperature), to which gradient descent goes."""
-    torch.testing.assert_close(loss.actor_loss(Q, LOG_PROB, torch.tensor(0.1)), torch.tensor(-0.1 * ENTROPY - 1.0))
+    torch.testing.assert_close(
+        sac_discrete.actor_loss(Q, LOG_PROB, torch.tensor(0.1)), torch.tensor(-0.1 * ENTROPY - 1.0)
+    )
     logits = torch.zeros((1, 2), requires_grad=True)
     for _ in range(400):
-        value = loss.actor_loss(Q, loss.log_policy(logits, None), torch.tensor(2.0))
+        value = sac_discrete.actor_loss(Q, sac_discrete.log_policy(logits, None), torch.tensor(2.0))
         (gradient,) = torch.autograd.grad(value, logits)
         logits = (logits - 0.5 * gradient).detach().requires_grad_()
     torch.testing.assert_close(logits.softmax(dim=1), torch.tensor([[2.0, 0.0]]).softmax(dim=1))
@@ -57,7 +58,7 @@ def test_illegal_action_takes_no_part() -> None:
     logits = torch.tensor([[0.0, math.log(3.0), 7.0]], requires_grad=True)
     legal = torch.tensor([[True, True, False]])
     q = torch.cat((Q, torch.full((2, 1, 1), 1e9)), dim=2)
-    value = loss.actor_loss(q, loss.log_policy(logits, legal), torch.tensor(0.1))
+    value = sac_discrete.actor_loss(q, sac_discrete.log_policy(logits, legal), torch.tensor(0.1))
     torch.testing.assert_close(value, torch.tensor(-0.1 * ENTROPY - 1.0))
     (gradient,) = torch.autograd.grad(value, logits)
     assert gradient.isfinite().all()
@@ -128,7 +129,7 @@ def test_actions_are_drawn_with_the_actors_probabilities() -> None:
     spec = EnvSpec((3,), "float32", num_actions=3)
     config = SACDiscreteConfig(hidden_sizes=(8,), start_steps=10)
     policy, parameters = (
-        SACDiscretePolicy(config, spec, CPU, seed=0),
+        SACDiscretePolicy(config, spec, PolicyContext(CPU, 0)),
         SACDiscreteAgent(config, spec, CPU, 0).policy_state(),
     )
     policy.load(

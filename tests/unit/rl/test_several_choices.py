@@ -15,8 +15,8 @@ from tidemill.envs.make import spec_of
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.impala.agent import IMPALAAgent
-from tidemill.rl.agents.ppo.agent import PPOAgent
+from tidemill.rl.agents.impala import IMPALAAgent
+from tidemill.rl.agents.ppo import PPOAgent
 from tidemill.rl.networks.actor_critic import build_actor_critic
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig
 from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config

@@ -72,8 +72,6 @@ def _function(config: AgentConfig, side: str) -> Callable[..., Any]:
     """Return what builds one side, `agent` or `policy`: of the algorithm's page, or of a user's package."""
     if config.algorithm in ALGORITHMS:
         page = importlib.import_module(f"tidemill.rl.agents.{config.algorithm}")
-        if hasattr(page, f"build_{side}"):
-            return cast(Callable[..., Any], getattr(page, f"build_{side}"))
-        return cast(Callable[..., Any], importlib.import_module(f"{page.__name__}.{side}").build)
+        return cast(Callable[..., Any], getattr(page, f"build_{side}"))
     folder = type(config).__module__.rpartition(".")[0]
     return cast(Callable[..., Any], importlib.import_module(f"{folder}.{side}").build)

@@ -1,4 +1,4 @@
-"""PPO's learner side."""
+"""PPO: clipped probability ratios on fresh rollouts (Schulman et al. 2017)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.agents.on_policy import Rollout, RolloutNormalizer, rollouts
-from tidemill.rl.agents.ppo.loss import clipped_policy_loss, masked_mean, normalized, value_loss
+from tidemill.rl.agents.on_policy import ActorCriticPolicy, Rollout, RolloutNormalizer, rollouts
 from tidemill.rl.exploration import linear
-from tidemill.rl.losses import generalized_advantage
+from tidemill.rl.losses import assert_rank, generalized_advantage
 from tidemill.rl.minibatches import Shuffle
 from tidemill.rl.networks.actor_critic import build_actor_critic
 from tidemill.rl.networks.lstm import Recurrence
@@ -23,6 +22,44 @@ from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.train_state import TrainState
 from tidemill.types import EnvSpec
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of x [M] where mask is 1, []; 0 where it is nowhere."""
+    return (x * mask).sum() / mask.sum().clamp(min=1.0)
+
+
+def normalized(advantage: Tensor, mask: Tensor) -> Tensor:
+    """Return advantages [M] of mean 0 and standard deviation 1 (with Bessel's correction) where mask is 1."""
+    centered = advantage - masked_mean(advantage, mask)
+    variance = (centered.square() * mask).sum() / (mask.sum() - 1.0).clamp(min=1.0)
+    return centered / (variance.sqrt() + 1e-8)
+
+
+def clipped_policy_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """Return -min(ratio * A, clip(ratio, 1 - e, 1 + e) * A) of each action, [M] (ibid., eq. 7).
+
+    Args:
+        log_ratio: log pi(a|s) less that of the policy that acted, [M].
+        advantage: Of each action, without a gradient, [M].
+        clip: e.
+    """
+    assert_rank(1, log_ratio=log_ratio, advantage=advantage)
+    ratio = log_ratio.exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+
+
+def value_loss(value: Tensor, target: Tensor, old_value: Tensor, clip: float | None) -> Tensor:
+    """Return half the squared error of each value, [M]; with a clip the larger one of it and of the clipped value's.
+
+    The clipped value is at most `clip` away from `old_value`, that before the update, as in OpenAI's baselines.
+    """
+    assert_rank(1, value=value, target=target, old_value=old_value)
+    error = (value - target).square()
+    if clip is not None:
+        moved = old_value + (value - old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (moved - target).square())
+    return 0.5 * error
 
 
 class Samples(NamedTuple):
@@ -51,17 +88,16 @@ class Samples(NamedTuple):
         if recurrence is not None:
             steps = torch.arange(len(recurrence.is_first), device=index.device)
             index = (steps[:, None] * self.choices + index).flatten()
-        legal = None if self.legal is None else self.legal[index]
         return Samples(
-            self.observation[index],
-            self.action[index],
-            self.log_prob[index],
-            self.value[index],
-            self.advantage[index],
-            self.target[index],
-            self.mask[index],
-            legal,
-            recurrence,
+            observation=self.observation[index],
+            action=self.action[index],
+            log_prob=self.log_prob[index],
+            value=self.value[index],
+            advantage=self.advantage[index],
+            target=self.target[index],
+            mask=self.mask[index],
+            legal=None if self.legal is None else self.legal[index],
+            recurrence=recurrence,
         )
 
 
@@ -71,7 +107,8 @@ class PPOAgent:
     observation_columns = ("observation",)
 
     def __init__(self, config: PPOConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
-        self._config, self._frame_stack = config, env_spec.frame_stack
+        self._config = config
+        self._frame_stack = env_spec.frame_stack
         self.window = config.window(env_spec.frame_stack)
         self.recurrent_state_size = 2 * config.lstm_size
         self.network = build_actor_critic(config, env_spec, seed).to(device)
@@ -124,24 +161,33 @@ class PPOAgent:
         rollout = Rollout.of(batch)
         shape = rollout.observation.shape[:2]
         value = self.network.values(rollout.observation.flatten(0, 1), rollout.recurrence).unflatten(0, shape)
-        columns = (self._normalizer.scaled(rollout.reward), rollout.discount, rollout.continues, value[:-1], value[1:])
-        advantage, target = generalized_advantage(*columns, self._config.gae_lambda)
-        legal, recurrence = rollout.action_mask, rollout.recurrence
+        advantage, target = generalized_advantage(
+            reward=self._normalizer.scaled(rollout.reward),
+            discount=rollout.discount,
+            continues=rollout.continues,
+            value=value[:-1],
+            next_value=value[1:],
+            decay=self._config.gae_lambda,
+        )
+        legal = rollout.action_mask
+        recurrence = rollout.recurrence
         return Samples(
-            rollout.observation[:-1].flatten(0, 1),
-            rollout.action.flatten(0, 1),
-            rollout.log_prob.flatten(0, 1),
-            value[:-1].flatten(0, 1),
-            advantage.flatten(0, 1),
-            target.flatten(0, 1),
-            (rollout.is_trained * weight).flatten(0, 1),
-            None if legal is None else legal[:-1].flatten(0, 1),
-            None if recurrence is None else recurrence._replace(is_first=recurrence.is_first[:-1]),
+            observation=rollout.observation[:-1].flatten(0, 1),
+            action=rollout.action.flatten(0, 1),
+            log_prob=rollout.log_prob.flatten(0, 1),
+            value=value[:-1].flatten(0, 1),
+            advantage=advantage.flatten(0, 1),
+            target=target.flatten(0, 1),
+            mask=(rollout.is_trained * weight).flatten(0, 1),
+            legal=None if legal is None else legal[:-1].flatten(0, 1),
+            recurrence=None if recurrence is None else recurrence._replace(is_first=recurrence.is_first[:-1]),
         )
 
     def loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a minibatch, [], and what to report of it."""
-        config, mask, clip = self._config, samples.mask, self.clip
+        config = self._config
+        mask = samples.mask
+        clip = self.clip
         distribution, value = self.network(samples.observation, samples.legal, samples.recurrence)
         log_ratio = distribution.log_prob(samples.action) - samples.log_prob
         advantage = normalized(samples.advantage, mask) if config.normalize_advantage else samples.advantage
@@ -153,9 +199,16 @@ class PPOAgent:
         with torch.no_grad():
             kl = masked_mean(log_ratio.exp() - 1.0 - log_ratio, mask)
             clipped = masked_mean(((log_ratio.exp() - 1.0).abs() > clip).float(), mask)
-        reported = {"loss": loss, "policy_loss": policy, "value_loss": values, "entropy": entropy}
-        reported["value"] = masked_mean(value, mask)
-        return loss, {name: scalar.detach() for name, scalar in reported.items()} | {"kl": kl, "clipped": clipped}
+        reported = {
+            "loss": loss,
+            "policy_loss": policy,
+            "value_loss": values,
+            "entropy": entropy,
+            "value": masked_mean(value, mask),
+            "kl": kl,
+            "clipped": clipped,
+        }
+        return loss, {name: scalar.detach() for name, scalar in reported.items()}
 
     @property
     def clip(self) -> float:
@@ -182,6 +235,5 @@ class PPOAgent:
         self._state.load_state_dict(state)
 
 
-def build(config: PPOConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> PPOAgent:
-    """Return the learner's side of PPO; `tidemill.rl.agents.build` calls this."""
-    return PPOAgent(config, env_spec, device, seed)
+build_agent = PPOAgent
+build_policy = ActorCriticPolicy

@@ -1,9 +1,9 @@
-"""Soft actor-critic's learner side (Haarnoja et al. 2018, algorithm 1, without a value network), TQC and CrossQ."""
+"""Soft actor-critic (Haarnoja et al. 2018, algorithm 1, without a value network), TQC and CrossQ."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,29 +12,74 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.agents.sac.loss import build_value_head
-from tidemill.rl.agents.sac.networks import build_actor, build_critic
-from tidemill.rl.mean_priority import MeanPriority
+from tidemill.rl.action_noise import HeldActions
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, State, Update
+from tidemill.rl.agents.sac_heads import build_value_head
+from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
 from tidemill.rl.networks.batch_renorm import BATCH_NORM, RENORM, RenormBounds
-from tidemill.rl.networks.ensemble_mlp import EnsembleMLP, LayerActivations
+from tidemill.rl.networks.ensemble_mlp import EnsembleMLP, LayerActivations, TorsoEnsembleMLP
+from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.precision import MatmulPrecision
-from tidemill.rl.networks.squashed_gaussian import head_gradient, sample
+from tidemill.rl.networks.squashed_gaussian import head_gradient, mode, sample, split
+from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import ProcessGroup, draw_normal
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.rl.target_network import TargetNetwork
-from tidemill.rl.train_state import TrainState
+from tidemill.rl.train_state import TrainState, subdict
 from tidemill.rl.transitions import transitions
 from tidemill.rl.update_graph import recorded
-from tidemill.types import EnvSpec, WindowSpec
+from tidemill.types import EnvSpec
+
+
+def build_actor(config: SACConfig, env_spec: EnvSpec, rng: torch.Generator) -> EnsembleMLP:
+    """Return one network from observations [B, ...] to mean and log standard deviation, [1, B, 2 A]."""
+    outputs = 2 * env_spec.action_size
+    return _behind_torso(config, env_spec, rng, config.hidden_sizes, ensemble_size=1, actions=0, outputs=outputs)
+
+
+def build_critic(config: SACConfig, env_spec: EnvSpec, rng: torch.Generator) -> EnsembleMLP:
+    """Return the critics, behind one torso, from observations [B, ...] and actions [B, A] to [critics, B, K].
+
+    K is the number of quantiles, or 1 for a value.
+    """
+    return _behind_torso(
+        config,
+        env_spec,
+        rng,
+        config.critic_sizes or config.hidden_sizes,
+        ensemble_size=config.critics,
+        actions=env_spec.action_size,
+        outputs=config.quantiles or 1,
+        layer_norm=config.critic_layer_norm,
+    )
+
+
+def _behind_torso(
+    config: SACConfig,
+    env_spec: EnvSpec,
+    rng: torch.Generator,
+    hidden_sizes: Sequence[int],
+    *,
+    ensemble_size: int,
+    actions: int,
+    outputs: int,
+    layer_norm: bool = False,
+) -> EnsembleMLP:
+    """Return an ensemble whose gradients are written out, behind a torso unless that is `mlp`."""
+    plain = config.network == "mlp" and not env_spec.observation_parts
+    torso = None if plain else build_torso(config.network, env_spec, rng, config.network_settings)
+    features = env_spec.observation_size if torso is None else int(torso.outputs)  # type: ignore[arg-type]
+    mlp = EnsembleMLP(ensemble_size, features + actions, hidden_sizes, outputs, rng, layer_norm, config.crossq)
+    mlp.requires_grad_(False)
+    return mlp if torso is None else TorsoEnsembleMLP(torso, mlp)
 
 
 class SACAgent:
     """Actor, critics, their target unless it is CrossQ, and the temperature, with one optimizer each.
 
-    Gradients are written out, see `tidemill.rl.networks.ensemble_mlp`: they are those of the functions in
-    `loss.py`, which tests hold them against.
+    Gradients are written out, see `tidemill.rl.networks.ensemble_mlp`; tests hold them against autograd.
     """
 
     recurrent_state_size = 0
@@ -43,7 +88,7 @@ class SACAgent:
     def __init__(self, config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
         self._frame_stack = env_spec.frame_stack
-        self.window = WindowSpec(history=env_spec.frame_stack - 1, steps=config.n_step)
+        self.window = config.window(env_spec.frame_stack)
         self._action_size = math.prod(env_spec.action_shape)
         rng = torch.Generator().manual_seed(seed)
         self._actor = build_actor(config, env_spec, rng).to(device)
@@ -57,10 +102,10 @@ class SACAgent:
         self._log_temperature = torch.tensor(math.log(config.initial_temperature), device=device)
         self._target_entropy = -float(self._action_size) if config.target_entropy is None else config.target_entropy
         self._mean_priority = MeanPriority(device)
-        rate, betas = config.learning_rate, (config.adam_beta1, 0.999)
-        self._actor_optimizer = Adam(self._actor.parameters(), rate, betas)
-        self._critic_optimizer = Adam(self._critic.parameters(), rate, betas)
-        self._temperature_optimizer = Adam([self._log_temperature], rate, betas)
+        betas = (config.adam_beta1, 0.999)
+        self._actor_optimizer = Adam(self._actor.parameters(), config.learning_rate, betas)
+        self._critic_optimizer = Adam(self._critic.parameters(), config.learning_rate, betas)
+        self._temperature_optimizer = Adam([self._log_temperature], config.learning_rate, betas)
         self._noise = torch.Generator(device).manual_seed(seed)
         networks: dict[str, nn.Module] = {"actor": self._actor, "critic": self._critic}
         if self._target is not None:
@@ -76,8 +121,12 @@ class SACAgent:
             },
             self._noise,
         )
-        decay, recording = (config.learning_rate_decay_updates, config.learning_rate_final), config.compile != "none"
-        self._decay = LearningRateDecay(self._state.optimizers.values(), *decay, on_device=recording)
+        self._decay = LearningRateDecay(
+            self._state.optimizers.values(),
+            config.learning_rate_decay_updates,
+            config.learning_rate_final,
+            on_device=config.compile != "none",
+        )
         self._run_update = recorded(self._updated, config.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
@@ -118,7 +167,11 @@ class SACAgent:
         activations, bootstrap = self._criticise(batch, drawn.action)
         output = activations[-1].output[:, : len(weight)]
         target = self._head.target(
-            batch["n_step_return"], batch["bootstrap_discount"], bootstrap, drawn.log_prob, temperature
+            n_step_return=batch["n_step_return"],
+            bootstrap_discount=batch["bootstrap_discount"],
+            bootstrap=bootstrap,
+            log_prob=drawn.log_prob,
+            temperature=temperature,
         )
         gradient, td_error = self._head.gradient(output, target, weight)
         if self._target is None:  # no gradient at the second half, where targets come from
@@ -137,7 +190,8 @@ class SACAgent:
 
         With CrossQ they see both ends in one pass, [C, 2 B, K], whose second half are the values of the end.
         """
-        observation, action = batch["observation"], batch["action"].flatten(1)
+        observation = batch["observation"]
+        action = batch["action"].flatten(1)
         next_observation = batch["bootstrap_observation"]
         if self._target is not None:
             return self._critic.activations(observation, action), self._target.network(next_observation, next_action)
@@ -218,6 +272,91 @@ class SACAgent:
         self._mean_priority.load_state_dict(state)
 
 
-def build(config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> SACAgent:
-    """Return the learner's side of SAC; `tidemill.rl.agents.registry` calls this."""
-    return SACAgent(config, env_spec, device, seed)
+class SACPolicy:
+    """Samples from the actor to explore; acts by its mean, or its average's, to be evaluated."""
+
+    recurrent_state_size = 0
+    priority_uses_params = True
+
+    def __init__(self, config: SACConfig, env_spec: EnvSpec, context: PolicyContext) -> None:
+        self._config = config
+        self._action_shape = env_spec.action_shape
+        self._device = context.device
+        rng = torch.Generator().manual_seed(context.seed)
+        self._actor = build_actor(config, env_spec, rng).to(context.device).eval()
+        self._evaluated = self._actor
+        if config.actor_ema_decay:
+            self._evaluated = build_actor(config, env_spec, rng).to(context.device).eval()
+        self._rng = np.random.default_rng(context.seed)
+        self._noise_rng = torch.Generator(context.device).manual_seed(context.seed)
+        self._noise: Tensor | None = None  # of the last step, [N, A]
+        self._new_item_priority = NewItemPriority()
+        self._held = HeldActions(config.hold_probability, config.hold_steps, np.random.default_rng(context.seed + 1))
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take `actor.*`, with a policy average `average.*`, and `initial_priority` if it is there."""
+        self._new_item_priority.load(state)
+        self._actor.load_state_dict(subdict("actor", state))
+        if self._config.actor_ema_decay:
+            self._evaluated.load_state_dict(subdict("average", state))
+
+    @torch.inference_mode()
+    def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
+        """Return uniform actions for the first `start_steps`, then samples; in evaluation the squashed mean.
+
+        The first `greedy_fraction` of the environments act by the actor's mean; the others may hold random actions.
+        """
+        if evaluation:
+            mean_action = mode(self._evaluated(self._tensor(policy_input.observation))[0]).cpu().numpy()
+            return PolicyOutput(mean_action.reshape(len(policy_input), *self._action_shape))
+        output = {} if env_steps < self._config.start_steps else self.forward(policy_input)
+        return self.choose(policy_input, output, env_steps)
+
+    @torch.inference_mode()
+    def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
+        """Return what the actor's mean and standard deviation are made of as `head`, [N, 2 A]."""
+        return {"head": self._actor(self._tensor(policy_input.observation))[0]}
+
+    @torch.inference_mode()
+    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+        """Return uniform actions for the first `start_steps`, then samples; see `act`."""
+        shape = (len(policy_input), *self._action_shape)
+        if env_steps < self._config.start_steps:
+            return PolicyOutput(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
+        mean, log_std = split(output["head"])
+        noise = self._next_noise(mean.shape, policy_input.is_first)
+        quiet = round(self._config.greedy_fraction * len(policy_input))
+        noise[:quiet] = 0.0
+        action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise)).cpu().numpy()
+        if self._config.hold_probability:
+            action = self._held.replace(action, may_hold=np.arange(len(action)) >= quiet)
+        return PolicyOutput(action.reshape(shape))
+
+    def _next_noise(self, shape: torch.Size, is_first: NDArray[np.bool_]) -> Tensor:
+        """Return standard normal noise [N, A], a first-order autoregressive process in each episode."""
+        fresh = torch.randn(shape, generator=self._noise_rng, device=self._device)
+        correlation = self._config.noise_correlation
+        if correlation and self._noise is not None and self._noise.shape == shape:
+            lasting = correlation * self._noise + math.sqrt(1.0 - correlation**2) * fresh
+            begins = torch.from_numpy(is_first)
+            lasting[begins] = fresh[begins]
+            fresh = lasting
+        self._noise = fresh.clone()
+        return fresh
+
+    def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
+        """Return for each window what items were lately worth to the learner, until it has seen this one."""
+        return self._new_item_priority.of(steps["reward"].shape[1])
+
+    def evaluation_network(self) -> EvaluationNetwork:
+        """Return from observations to the squashed mean."""
+        return EvaluationNetwork(
+            self._evaluated, lambda actor, seen: mode(actor(seen)[0]).reshape(-1, *self._action_shape)
+        )
+
+    def _tensor(self, observation: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
+
+
+build_agent = SACAgent
+build_policy = SACPolicy

@@ -1,7 +1,4 @@
-"""The losses of soft actor-critic, and their gradients written out, as pure functions of tensors.
-
-What the critics predict is a value each, or quantiles (TQC, Kuznetsov et al. 2020); a `ValueHead` is one of the two.
-"""
+"""What SAC's critics predict, a value each or quantiles (TQC, Kuznetsov et al. 2020): targets, losses, gradients."""
 
 from __future__ import annotations
 
@@ -61,7 +58,13 @@ class ScalarHead:
         temperature: Tensor,
     ) -> Tensor:
         """Return the target of every critic, [B]."""
-        return soft_q_target(n_step_return, bootstrap_discount, bootstrap.squeeze(-1), log_prob, temperature)
+        return soft_q_target(
+            n_step_return=n_step_return,
+            bootstrap_discount=bootstrap_discount,
+            bootstrap_q=bootstrap.squeeze(-1),
+            log_prob=log_prob,
+            temperature=temperature,
+        )
 
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         """Return the mean of half the squared errors' sum, or of the Huber losses', []."""
@@ -140,31 +143,6 @@ def soft_q_target(
     return (n_step_return + bootstrap_discount * soft_value).detach()
 
 
-def actor_loss(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
-    """Return mean(temperature * log pi(a|s) - least Q(s, a)), [] (Haarnoja 2018, eq. 7).
-
-    Args:
-        q: The critics' values of a ~ pi, [C, B]; their parameters must not take part.
-        log_prob: Log-density of a, [B].
-        temperature: Weight of the entropy, [].
-    """
-    assert_rank(2, q=q)
-    assert_rank(1, log_prob=log_prob)
-    assert_rank(0, temperature=temperature)
-    return (temperature * log_prob - q.amin(dim=0)).mean()
-
-
-def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
-    """Return -log(temperature) * mean(log pi + target entropy), [] (Haarnoja 2018b, eq. 18).
-
-    Its gradient raises the temperature while the policy's entropy, -mean(log pi), is below the target. The
-    logarithm in place of the temperature keeps the step's size independent of the temperature's.
-    """
-    assert_rank(0, log_temperature=log_temperature)
-    assert_rank(1, log_prob=log_prob)
-    return -log_temperature * (log_prob.detach().mean() + target_entropy)
-
-
 def critic_gradient(q: Tensor, target: Tensor, weight: Tensor, max_error: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the gradient of `twin_td_loss` with respect to q, [C, B], and its `td_error`, [B].
 
@@ -178,7 +156,7 @@ def critic_gradient(q: Tensor, target: Tensor, weight: Tensor, max_error: float 
 
 
 def actor_gradient(q: Tensor) -> Tensor:
-    """Return the gradient of `actor_loss` with respect to q, [C, B]: -1 / B for the smallest one."""
+    """Return the gradient of minus the mean of the smallest value with respect to q, [C, B]: -1 / B for that one."""
     assert_rank(2, q=q)
     return torch.zeros_like(q).scatter_(0, q.argmin(dim=0, keepdim=True), -1.0 / q.shape[1])
 

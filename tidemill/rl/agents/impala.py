@@ -1,4 +1,4 @@
-"""IMPALA's learner side."""
+"""IMPALA: V-trace, which corrects fresh rollouts for the policy that acted (Espeholt et al. 2018)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.agents.on_policy import Rollout, RolloutNormalizer, rollouts
+from tidemill.rl.agents.on_policy import ActorCriticPolicy, Rollout, RolloutNormalizer, rollouts
 from tidemill.rl.losses import vtrace
 from tidemill.rl.networks.actor_critic import build_actor_critic
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
@@ -27,7 +27,8 @@ class IMPALAAgent:
     observation_columns = ("observation",)
 
     def __init__(self, config: IMPALAConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
-        self._config, self._frame_stack = config, env_spec.frame_stack
+        self._config = config
+        self._frame_stack = env_spec.frame_stack
         self.window = config.window(env_spec.frame_stack)
         self.recurrent_state_size = 2 * config.lstm_size
         self.network = build_actor_critic(config, env_spec, seed).to(device)
@@ -60,18 +61,26 @@ class IMPALAAgent:
 
     def loss(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss, a mean over the transitions (Espeholt et al. 2018, section 4.2), [], and what to report."""
-        config, rollout = self._config, Rollout.of(batch)
+        config = self._config
+        rollout = Rollout.of(batch)
         shape = rollout.observation.shape[:2]
         legal = None if rollout.action_mask is None else rollout.action_mask.flatten(0, 1)
         distribution, value = self.network(rollout.observation.flatten(0, 1), legal, rollout.recurrence)
-        value, count = value.unflatten(0, shape), rollout.reward.numel()
+        value = value.unflatten(0, shape)
         # the rows of time come first, so those to bootstrap from are the last ones
-        acted = distribution.first(count)
+        acted = distribution.first(rollout.reward.numel())
         log_prob = acted.log_prob(rollout.action.flatten(0, 1)).unflatten(0, rollout.reward.shape)
         log_ratio = log_prob - rollout.log_prob
-        columns = (self._normalizer.scaled(rollout.reward), rollout.discount, rollout.continues, value[:-1], value[1:])
         advantage, target = vtrace(
-            log_ratio, *columns, max_rho=config.max_rho, max_c=config.max_c, decay=config.trace_decay
+            log_ratio=log_ratio,
+            reward=self._normalizer.scaled(rollout.reward),
+            discount=rollout.discount,
+            continues=rollout.continues,
+            value=value[:-1],
+            next_value=value[1:],
+            max_rho=config.max_rho,
+            max_c=config.max_c,
+            decay=config.trace_decay,
         )
         mask = rollout.is_trained * weight
         # of all ranks, so that their mean is that of the whole batch, whatever each has of it
@@ -81,8 +90,14 @@ class IMPALAAgent:
         entropy = (mask.flatten() * acted.entropy()).sum() / trained
         loss = policy + config.value_coefficient * values - config.entropy_coefficient * entropy
         rho = (mask * log_ratio.exp().clamp(max=config.max_rho)).sum() / trained
-        reported = {"loss": loss, "policy_loss": policy, "value_loss": values, "entropy": entropy}
-        reported |= {"value": (mask * value[:-1]).sum() / trained, "rho": rho}
+        reported = {
+            "loss": loss,
+            "policy_loss": policy,
+            "value_loss": values,
+            "entropy": entropy,
+            "value": (mask * value[:-1]).sum() / trained,
+            "rho": rho,
+        }
         return loss, {name: scalar.detach() for name, scalar in reported.items()}
 
     def policy_state(self) -> dict[str, Tensor]:
@@ -98,6 +113,5 @@ class IMPALAAgent:
         self._state.load_state_dict(state)
 
 
-def build(config: IMPALAConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> IMPALAAgent:
-    """Return the learner's side of IMPALA; `tidemill.rl.agents.build` calls this."""
-    return IMPALAAgent(config, env_spec, device, seed)
+build_agent = IMPALAAgent
+build_policy = ActorCriticPolicy
