@@ -38,7 +38,8 @@ _POLL_S = 0.1
 TOLERANCE = 1e-5
 """Between parameters after the updates of a deterministic run on a GPU and on the CPU."""
 
-_ON_DEVICE = ("--agent.compile", "cuda-graphs", "--learner.mirror-device", "device")
+_GRAPHS = ("--agent.compile", "cuda-graphs")
+_ON_DEVICE = (*_GRAPHS, "--learner.mirror-device", "device")
 _PLAIN = ("--launcher.view", "plain")
 _LOCK_STEP = (
     *(
@@ -208,7 +209,7 @@ def several(built: Path, folder: Path, words: Sequence[str], updates: int) -> Fo
     place = ("--run.root", str(folder), "--run.name", run.name)
     four = ("--launcher.learners", "4", "--launcher.inference", "4")
     found: Found = {}
-    first = Run(run, ("train", *words, *_PLAIN, *_ON_DEVICE, *four, *place), variables(built, 4))
+    first = Run(run, ("train", *words, *_PLAIN, *_GRAPHS, *four, *place), variables(built, 4))
     try:
         first.until(f"{updates} updates on 4 GPUs", lambda: first.updates() >= updates)
         found["4 GPUs"] = first.updates()

@@ -1,10 +1,10 @@
 """Updates per second of a learner fed by a real replay service, against its updates alone from memory.
 
-The learner is the real process, pinned to core 0; the replay service and the parameter server are real processes on the
-other core. The table holds made-up transitions and nothing limits the rate. Rounds alternate (updates alone, learner),
-so that a drift of the machine meets both. On a CPU rates are per second of processor time of the whole process,
-decoding, gRPC and publishing included: on a core of its own that is the rate by the clock, but other programs do not
-disturb it. On a GPU they are by the clock. Also reports what the learner's threads spent their time on.
+The learner is the real process, pinned to core 0 unless it has a GPU; the replay service and the parameter server are
+real processes on core 1. The table holds made-up transitions and nothing limits the rate. Rounds alternate (updates
+alone, learner), so that a drift of the machine meets both. On a CPU rates are per second of processor time of the whole
+process, decoding, gRPC and publishing included: on a core of its own that is the rate by the clock, but other programs
+do not disturb it. On a GPU they are by the clock. Also reports what the learner's threads spent their time on.
 
     python -m benchmarks.learner [--cases nature_dueling_dqn_32 ...] [--rounds 3] [--seconds 10]
 """
@@ -125,9 +125,10 @@ def _beside_sb3(name: str, path: str, arguments: argparse.Namespace) -> list[Row
 
 
 def _alone(path: str, seconds: float) -> float:
-    """Return the rate of updates from memory, in a process pinned to core 0."""
-    command = [sys.executable, "-m", "benchmarks.learner", "--alone", path, "--seconds", str(seconds)]
-    return float(subprocess.check_output(["taskset", "-c", "0", *command], text=True, timeout=seconds + START_S))
+    """Return the rate of updates from memory, in a process pinned to core 0 unless a GPU makes them."""
+    pinned = [] if torch.cuda.is_available() else ["taskset", "-c", "0"]
+    command = [*pinned, sys.executable, "-m", "benchmarks.learner", "--alone", path, "--seconds", str(seconds)]
+    return float(subprocess.check_output(command, text=True, timeout=seconds + START_S))
 
 
 def _update_alone(config: RunConfig, seconds: float) -> float:

@@ -1,6 +1,6 @@
-"""How fast two ranks on one machine average gradients: over NCCL on a GPU, over Gloo on a CPU.
+"""How fast the ranks of one machine average gradients: one for each GPU over NCCL, two on a CPU over Gloo.
 
-Both ranks share one GPU if there is no second one; NCCL may refuse that, and then its reason is printed and the exit
+Two ranks share a GPU that is the only one; NCCL may refuse that, and then its reason is printed and the exit
 code is 0: what was to be learnt is whether it does.
 
     python -m benchmarks.rank_averages [--bytes 7000000] [--rounds 20]
@@ -20,7 +20,6 @@ import torch.multiprocessing as mp
 
 from benchmarks.rows import row, write
 
-_RANKS = 2
 _WAIT_S = 60
 
 
@@ -43,7 +42,7 @@ def main() -> None:
     context = mp.get_context("spawn")
     times: mp.SimpleQueue[list[float] | str] = context.SimpleQueue()
     sizes, port = Sizes(arguments.bytes, arguments.rounds), _free_port()
-    ranks = [context.Process(target=_rank, args=(rank, port, sizes, times)) for rank in range(_RANKS)]
+    ranks = [context.Process(target=_rank, args=(rank, port, sizes, times)) for rank in range(_ranks())]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -53,8 +52,9 @@ def main() -> None:
             process.join()
     found = None if times.empty() else times.get()
     if isinstance(found, list):
-        where = "NCCL, one GPU" if _shares_gpu() else "NCCL, two GPUs" if torch.cuda.is_available() else "Gloo"
-        name = f"average of {sizes.size_bytes / 1e6:g} MB over {_RANKS} ranks, {where}"
+        gpus = torch.cuda.device_count()
+        where = "Gloo" if not torch.cuda.is_available() else "NCCL, one GPU" if gpus == 1 else f"NCCL, {gpus} GPUs"
+        name = f"average of {sizes.size_bytes / 1e6:g} MB over {_ranks()} ranks, {where}"
         write("rank_averages", [row(name, "ms", found)])
     else:
         print(f"no average: {found or 'a rank ended without a word'}")
@@ -70,7 +70,7 @@ def _rank(rank: int, port: int, sizes: Sizes, times: mp.SimpleQueue[list[float] 
             "nccl" if on_gpu else "gloo",
             init_method=f"tcp://127.0.0.1:{port}",
             rank=rank,
-            world_size=_RANKS,
+            world_size=_ranks(),
             timeout=datetime.timedelta(seconds=_WAIT_S),
         )
         gradients = torch.ones(sizes.size_bytes // 4, device=device)
@@ -87,14 +87,14 @@ def _rank(rank: int, port: int, sizes: Sizes, times: mp.SimpleQueue[list[float] 
 def _average_ms(gradients: torch.Tensor) -> float:
     started = time.perf_counter()
     dist.all_reduce(gradients)
-    gradients /= _RANKS
+    gradients /= _ranks()
     if gradients.is_cuda:
         torch.cuda.synchronize(gradients.device)
     return 1000 * (time.perf_counter() - started)
 
 
-def _shares_gpu() -> bool:
-    return torch.cuda.device_count() == 1
+def _ranks() -> int:
+    return max(torch.cuda.device_count(), 2)
 
 
 def _free_port() -> int:

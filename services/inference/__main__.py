@@ -17,7 +17,7 @@ from tidemill.devices import named_device
 from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError
 from tidemill.inference.wire import Opening
-from tidemill.params.version import Precision
+from tidemill.near_processors import use_near_processors
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy, SplitPolicy
@@ -51,6 +51,8 @@ def _start(arguments: Sequence[str]) -> int:
     spec = spec_of(config.env)
     gpu = config.inference.index % max(torch.cuda.device_count(), 1)
     device = named_device("inference.device", config.inference.device, gpu=gpu)
+    if device.type == "cuda":
+        use_near_processors(device)
     policy = make_policy(config, spec, device)
     asyncio.run(serve(config, spec, policy, device))
     return 0
@@ -79,7 +81,7 @@ async def serve(config: InferenceConfig, spec: EnvSpec, policy: Policy, device: 
     loop = asyncio.get_running_loop()
     failed: asyncio.Future[None] = loop.create_future()
     server = RpcServer(_SERVICE, settings.server)
-    watcher = ParamsWatcher(config.cluster.params, precision=Precision.HALF)
+    watcher = ParamsWatcher(config.cluster.params, folder=config.run.params_folder)
     batcher: Batcher[PendingStep] = Batcher(settings.max_batch, settings.max_wait_ms / 1000.0)
 
     def fail(error: BaseException) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
@@ -22,6 +23,7 @@ from tidemill.devices import use_device
 from tidemill.envs.goals import goal_rewards
 from tidemill.envs.make import spec_of
 from tidemill.learner.status import LearnerState
+from tidemill.near_processors import use_near_processors
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd, clear_divergence, note_divergence
@@ -43,7 +45,7 @@ from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.curves import learner_callbacks
-from tidemill.services.learner.data.device import resolve_device
+from tidemill.services.learner.data.device import learner_device
 from tidemill.services.learner.data.table import create_tables
 from tidemill.services.learner.data.table_watch import TableWatch
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
@@ -59,6 +61,8 @@ from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
 from tidemill.types import EnvSpec
 
 _LAST_PUBLISH_S = 5.0
+PUBLISH_LEAST_S = 0.2
+"""Between two versions of a learner that a GPU makes fast."""
 _FENCE_DEADLINE_S = 1.0  # for that answer; a server that is silent holds nothing up for longer
 
 _log = structlog.get_logger()
@@ -121,16 +125,18 @@ class Learner:
         return FreeRunning(config, counters, self._rank)
 
     def _build(self) -> Learning:
-        config, device = self._config, resolve_device(self._config.learner.device, self._rank)
+        config = self._config
         self._pace.prepare()
         torch.set_num_threads(config.learner.threads or container_limits.cpus())
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(container_limits.cpus()))
+        seed_rng(config.run.seed)
+        spec = spec_of(config.env)
+        device = learner_device(config, spec, self._rank)
         use_device(device)  # so that the training thread's stream is this device's
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = not config.run.deterministic  # shapes never change
             watch_gpu(device)
-        seed_rng(config.run.seed)
-        spec = spec_of(config.env)
+            use_near_processors(device)
         agent = learning_agent(config, spec, device, self._rank.local_batch_size(config.agent))
         return Learning(agent, self._pace.table(agent, stored_columns(config.agent, spec)), device)
 
@@ -184,7 +190,7 @@ class Learner:
             self._control,
             self._counters,
             self._progress,
-            self._limits(),
+            replace(self._limits(), publish_least_s=publish_least_s(self._config, learning.device)),
         )
         if self._rank.is_first and not self._config.run.deterministic:  # lock-step counts by its schedule
             stack.enter_context(closing(self._table_watch(directory, learning.table.name)))
@@ -352,6 +358,20 @@ class Learner:
     def _limits(self) -> Limits:
         run = self._config.run
         return Limits(run.max_learner_steps, run.max_env_steps, self._pace.publish_every)
+
+
+def publish_least_s(config: LearnerConfig, device: torch.device) -> float:
+    """Return the least seconds between two published versions.
+
+    Args:
+        config: The learner's settings.
+        device: Where it computes.
+    """
+    asked = config.learner.publish_least_s
+    if asked >= 0:
+        return asked
+    is_on_policy = config.table.sampler == "fifo" or config.learner.max_policy_lag >= 0
+    return 0.0 if device.type != "cuda" or is_on_policy or config.run.deterministic else PUBLISH_LEAST_S
 
 
 def learning_agent(config: LearnerConfig, spec: EnvSpec, device: torch.device, batch_size: int) -> Agent:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import structlog
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.params.blob import half, pack
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.services.learner.divergence import check_finite
+from tidemill.services.learner.host_copies import Arrays, HostCopies
 
 _log = structlog.get_logger()
 
@@ -22,7 +21,7 @@ class PolicyPublisher:
     """Publishes copies of the agent's parameters; only the newest one waits while another is on its way.
 
     The training thread pays for `Agent.policy_state`, copies on the device, and for nothing else: the publisher's
-    thread takes them off the device, serialises and sends them.
+    thread takes them off the device (`HostCopies`), serialises and sends them.
     """
 
     def __init__(
@@ -45,6 +44,7 @@ class PolicyPublisher:
         """
         self._publisher, self._policy_state, self._metadata = publisher, policy_state, metadata
         self._with_half, self._take_snapshot = with_half, take_snapshot
+        self._copies = HostCopies()
 
     @property
     def version(self) -> int:
@@ -59,9 +59,9 @@ class PolicyPublisher:
             StalePublisher: A newer learner publishes now.
         """
         self.check()
-        state, metadata = self._policy_state(), self._metadata()
+        arrays, metadata = self._copies.begin(self._policy_state()), self._metadata()
         self._take_snapshot()
-        self._publisher.offer(partial(_encode, state, metadata, with_half=self._with_half), metadata)
+        self._publisher.offer(partial(_encode, arrays, metadata, with_half=self._with_half), metadata)
 
     def check(self) -> None:
         """Raise the error that ended publishing, such as `StalePublisher`; never blocks."""
@@ -76,13 +76,13 @@ class PolicyPublisher:
         self._publisher.close()
 
 
-def _encode(state: Mapping[str, Tensor], metadata: ParamsMetadata, *, with_half: bool) -> dict[Precision, bytes]:
+def _encode(copied: Callable[[], Arrays], metadata: ParamsMetadata, *, with_half: bool) -> dict[Precision, bytes]:
     """Return the parameters as safetensors by precision; full precision alone where a value does not fit float16.
 
     Raises:
         Diverged: A value is not finite.
     """
-    arrays: dict[str, NDArray[Any]] = {name: tensor.cpu().numpy() for name, tensor in state.items()}
+    arrays = copied()
     check_finite(arrays.values(), "parameters")
     blobs = {Precision.FULL: pack(arrays, metadata)}
     if with_half:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.agents.interface import Agent
+from tidemill.rl.agents.interface import Agent, Update
 from tidemill.services.learner import metrics
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.control import Control
@@ -85,6 +86,8 @@ class Limits:
     """Agent decisions."""
     publish_every: int = 100
     """Updates between two published versions, at least 1."""
+    publish_least_s: float = 0.0
+    """Least seconds between two published versions besides."""
 
     def reached(self, counters: Counters) -> str | None:
         """Return a description of the limit that the counters have reached, or None."""
@@ -118,6 +121,8 @@ class Trainer:
         self._on_publish = outputs.on_publish
         self._batch: Batch | None = None
         self._backlog = DeviceBacklog()
+        self._voting: Callable[[], StepVote] | None = None
+        self._published_at = -math.inf
 
     def run(self) -> str:
         """Train until asked to stop or until a limit is reached; return the reason.
@@ -132,21 +137,24 @@ class Trainer:
         try:
             return self._run()
         except Diverged:
-            self._vote(must_stop=True)
+            self._leave_vote()
             raise
 
     def _run(self) -> str:
         while True:
-            reason = self._control.stop_reason or self._limits.reached(self._counters)
-            if reason is None:
+            is_ahead = self._voting is not None
+            if not is_ahead and self._ends() is None:
                 self._between_steps()
-            agreed = self._vote(must_stop=reason is not None)
+            agreed = self._agreed(must_stop=not is_ahead and self._ends() is not None)
             if agreed.stop:
-                return reason or "another rank stopped"
+                return self._ends() or "another rank stopped"
             if agreed.pause:
                 self._pause()
             elif not agreed.lacks_batch:
                 self._step(agreed.largest_weight)
+
+    def _ends(self) -> str | None:
+        return self._control.stop_reason or self._limits.reached(self._counters)
 
     def _between_steps(self) -> None:
         if self._publisher is not None and (version := self._publisher.version) not in (0, self._counters.version):
@@ -156,35 +164,76 @@ class Trainer:
         if self._checkpointer is not None:
             self._checkpointer.poll(self._control, self._counters.learner_steps)
 
+    def _agreed(self, *, must_stop: bool) -> StepVote:
+        """Return what all ranks want: of the vote that is under way, or of one that this rank gives now."""
+        if self._voting is None:
+            vote = self._vote(must_stop=must_stop)
+            if self._group.size == 1:
+                return vote
+            self._voting = self._group.begin_vote(vote)
+        started = self._clock()
+        agreed = self._voting()
+        self._voting = None
+        self._progress.record_rank_wait(self._clock() - started)
+        return agreed
+
     def _vote(self, *, must_stop: bool) -> StepVote:
-        """Get a batch, unless training is paused or ending, and combine this rank's vote with those of the others."""
+        """Get a batch, unless training is paused or ending, and return this rank's vote."""
         paused = self._control.paused
         if self._batch is None and not must_stop and not paused:
             self._batch = self._batches.take(0.0) or self._wait_for_batch()
         largest_weight = 0.0 if self._batch is None else self._batch.largest_weight
-        vote = StepVote(must_stop, paused, self._batch is None, largest_weight)
-        if self._group.size == 1:
-            return vote
-        started = self._clock()
-        agreed = self._group.all_agree(vote)
-        self._progress.record_rank_wait(self._clock() - started)
-        return agreed
+        return StepVote(must_stop, paused, self._batch is None, largest_weight)
+
+    def _vote_ahead(self) -> None:
+        """Vote for the next step while the device computes this one, if there is a batch and nothing to say besides."""
+        if self._group.size == 1 or self._control.paused or self._ends() is not None:
+            return
+        self._between_steps()
+        self._batch = self._batches.take(0.0)
+        if self._batch is not None:
+            vote = StepVote(stop=False, pause=False, lacks_batch=False, largest_weight=self._batch.largest_weight)
+            self._voting = self._group.begin_vote(vote)
+
+    def _leave_vote(self) -> None:
+        """Make the other ranks stop; first make the step to which this one has agreed, for they wait in it."""
+        if self._voting is not None:
+            agreed = self._agreed(must_stop=False)
+            if agreed.stop:
+                return
+            if not agreed.pause and not agreed.lacks_batch:
+                self._update(agreed.largest_weight)
+        self._agreed(must_stop=True)
 
     def _step(self, largest_weight: float) -> None:
+        started = self._clock()
+        batch, update = self._update(largest_weight)
+        launched = self._clock()
+        self._counters.learner_steps += 1
+        if self._publisher is not None and self._counters.learner_steps % self._limits.publish_every == 0:
+            self._publish(self._publisher)
+        self._vote_ahead()
+        voted = self._clock()
+        self._backlog.add(batch.device_batch)
+        seconds = launched - started + self._clock() - voted
+        if self._priorities is not None:
+            self._priorities.offer(batch.keys, update.priority)
+        self._record(batch, started)
+        self._progress.record_step(seconds, update.metrics)
+
+    def _update(self, largest_weight: float) -> tuple[Batch, Update]:
+        """Update the agent; return the batch and what the update reports."""
         batch, self._batch = self._batch, None
         assert batch is not None  # the ranks have agreed that none lacks one
         batch.device_batch.wait()
-        started = self._clock()
-        update = self._agent.update(batch.columns, _scaled(batch, largest_weight))
-        self._backlog.add(batch.device_batch)
-        seconds = self._clock() - started
-        self._counters.learner_steps += 1
-        if self._priorities is not None:
-            self._priorities.offer(batch.keys, update.priority)
-        if self._publisher is not None and self._counters.learner_steps % self._limits.publish_every == 0:
-            self._publisher.publish()
-        self._record(batch, started)
-        self._progress.record_step(seconds, update.metrics)
+        return batch, self._agent.update(batch.columns, _scaled(batch, largest_weight))
+
+    def _publish(self, publisher: Publisher) -> None:
+        """Publish, unless the last time is less than `publish_least_s` ago."""
+        now = self._clock()
+        if now - self._published_at >= self._limits.publish_least_s:
+            self._published_at = now
+            publisher.publish()
 
     def _wait_for_batch(self) -> Batch | None:
         if self._priorities is not None:

@@ -20,8 +20,9 @@ from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.services.learner.data import sampling as sampling_module
 from tidemill.services.learner.data import table
-from tidemill.services.learner.data.kept_rows import SampleShape
+from tidemill.services.learner.data.kept_rows import SampleShape, open_rows_on_device
 from tidemill.services.learner.data.sampling import Sampling, open_sampling
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
 from tidemill.services.learner.distributed.shared_sampling import DealtSampler, SampleDealer
@@ -51,7 +52,9 @@ class _Threads(SingleLearner):
         """Return whether any lacks something."""
         self._votes.append(vote)
         self._barrier.wait()
-        return vote._replace(lacks_batch=any(said.lacks_batch for said in self._votes))
+        agreed = vote._replace(lacks_batch=any(said.lacks_batch for said in self._votes[-self._barrier.parties :]))
+        self._barrier.wait()  # before anybody votes again
+        return agreed
 
 
 @pytest.fixture
@@ -64,11 +67,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
         feeder.close()
 
 
-def _open(server: LocalServer, ranks: list[RankInfo], stack: ExitStack, *settings: str) -> list[Sampling]:
-    """Open what each rank samples with, and take a batch by each."""
+def _open(
+    server: LocalServer, ranks: list[RankInfo], stack: ExitStack, *settings: str, on_device: bool = False
+) -> list[Sampling]:
+    """Open what each rank samples with, its observations on a device that they may lie on, and take a batch by each."""
     config = load(LearnerConfig, ["--cluster.replay", server.address, *settings], prog="learner", description="")
     group = _Threads(len(ranks))
-    device = torch.device("cpu") if config.learner.mirror_device == "device" else None
+    device = torch.device("cpu") if on_device or config.learner.mirror_device == "device" else None
     given = config, None, TABLE_CONFIG, SHAPE
     with ThreadPoolExecutor(len(ranks)) as pool:
         opening = [pool.submit(open_sampling, *given, rank, group, stack, device) for rank in ranks]
@@ -134,6 +139,21 @@ def test_every_rank_samples_for_itself_when_told_to(
         opened = _open(server, _ranks(2), stack, *settings)
         assert _kinds(opened) == [ReplaySampler] * 2
         assert [sampling.mirror is not None for sampling in opened] == [keeps] * 2
+
+
+@pytest.mark.parametrize("have_room, kinds", [(2, [ReplaySampler, ReplaySampler]), (1, [SampleDealer, DealtSampler])])
+def test_every_rank_keeps_a_mirror_on_its_device_if_all_have_room(
+    server: LocalServer, have_room: int, kinds: list[type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All agree: where one has none, they share the mirror in the host's memory."""
+    room = iter([True] * have_room + [False] * (2 - have_room))
+    monkeypatch.setattr(
+        sampling_module, "open_rows_on_device", lambda *given: open_rows_on_device(*given) if next(room) else None
+    )
+    with ExitStack() as stack:
+        opened = _open(server, _ranks(2), stack, on_device=True)
+        assert _kinds(opened) == kinds
+        assert [sampling.kept.on_device is not None for sampling in opened] == [have_room == 2] * 2
 
 
 @pytest.mark.parametrize("refused", ["memfd_create", "ftruncate"])

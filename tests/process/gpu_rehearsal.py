@@ -21,6 +21,7 @@ library.load()
 warnings.simplefilter("ignore")  # torch warns of a CPU build that is asked about CUDA
 
 import numpy as np  # noqa: E402
+import structlog  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
@@ -237,6 +238,7 @@ PARTS: dict[str, Callable[[], Iterator[Case]]] = {
 def main() -> None:
     """Write the cases of the parts asked for; one that raises is a case as well."""
     torch.set_num_threads(1)
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # the other stream has the cases
     for part in sys.argv[1:]:
         try:
             for name, seen in PARTS[part]():

@@ -113,6 +113,69 @@ def test_updates_are_recorded_by_default_where_they_can_be(
     assert told == bool(network)
 
 
+_COPIES = """
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+warnings.simplefilter("ignore")
+import numpy as np
+import torch
+from tests.support.batches import CASES
+from tidemill.rl.agents.build import build_agent
+from tidemill.services.learner.host_copies import HostCopies
+
+config, env_spec = CASES["dqn_rainbow"]
+state = build_agent(config, env_spec, "cuda:1", 1).policy_state()
+state |= {"count": torch.tensor(3).to("cuda:1"), "turned": torch.arange(6.0).to("cuda:1").view(2, 3).T}
+state |= {"on the host": torch.tensor([1.5])}
+expected = {name: tensor.cpu().numpy().copy() for name, tensor in state.items()}
+copies, copied = HostCopies(), torch.Tensor.copy_
+to_host = []
+
+
+def counted(target, source, **settings):
+    if source.is_cuda and not target.is_cuda:
+        to_host.append((source.dtype, settings["non_blocking"], torch.cuda.current_stream().stream_id))
+    return copied(target, source, **settings)
+
+
+def publish(finish):
+    with mock.patch.object(torch.Tensor, "copy_", counted), mock.patch.object(torch.Tensor, "cpu", None):
+        arrays = finish()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, expected[name], strict=True)
+    assert list(arrays) == list(state)
+    assert torch.cuda.current_device() == 1, "the thread opened another GPU"
+
+
+torch.cuda.set_device(1)
+with ThreadPoolExecutor(1) as publisher:
+    for _ in range(2):
+        publisher.submit(publish, copies.begin(state)).result(60)
+streams = {stream for _, _, stream in to_host}
+assert torch.cuda.current_stream().stream_id not in streams, "by the training stream"
+print(len(to_host), len(streams), {is_ahead for _, is_ahead, _ in to_host})
+"""
+
+
+def test_parameters_leave_a_gpu_in_one_copy_for_each_dtype(built: Path) -> None:
+    """By a stream of their own, without waiting for each; what comes is what the agent has, strides and all."""
+    variables = environment(built, 2)
+    variables["PYTHONPATH"] += os.pathsep + str(ROOT / "examples")
+    said = subprocess.run(
+        [sys.executable, "-c", _COPIES],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=_BOUND_S,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines()[-1] == "4 1 {True}"
+
+
 def test_run_on_four_gpus_survives_a_rank_and_goes_on_with_two_and_with_none(built: Path, tmp_path: Path) -> None:
     """Real processes: mirrors and inference on each GPU, updates as CUDA graphs, gradients exchanged."""
     found = several(built, tmp_path, _SMALL, 60)

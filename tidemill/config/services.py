@@ -141,7 +141,12 @@ class LearnerSettings:
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7403"))
     """Where its control service listens."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:N`, or `auto`: the first GPU if there is one."""
+    """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one and it makes updates sooner than a core.
+
+    With `auto` several learners have a GPU each. A learner alone takes one for images, for updates that are recorded as
+    CUDA graphs, and for wide layers with large batches; its log says which. PPO, IMPALA and PQN of small layers stay on
+    the CPU.
+    """
     threads: int = 1
     """Threads torch computes with on a CPU; 0: as many as the machine or the container has processors for."""
     updates_per_env_step: float = 1.0
@@ -161,13 +166,18 @@ class LearnerSettings:
     mirror_device: Literal["auto", "host", "device"] = "auto"
     """Where its observations lie: with `device` where the learner computes; with `auto` on a GPU if all of them fit.
 
-    There -1 of `mirror_mib` takes at most a half of the device's free memory. Learners that share a mirror keep it in
-    the host's memory with `auto`; with `device` each keeps one on its device.
+    There -1 of `mirror_mib` takes at most a half of the device's free memory. Of several learners each keeps one on its
+    device; with `auto` they share one in the host's memory if it does not fit on all of them.
     """
     share_mirror: bool = True
     """Whether the learners of a machine that train together keep one such mirror, sampled by one of them for all."""
     publish_every: int = 100
     """Updates between two published versions, at least 1."""
+    publish_least_s: float = -1.0
+    """Least seconds between two published versions; -1: 0.2 on a GPU where items are drawn from a replay, else 0.
+
+    A GPU makes more versions than actors have use for, and each costs the learner's process time on a core.
+    """
     max_policy_lag: int = -1
     """Versions that an item may be behind when it is trained on, held by making actors wait; -1: no bound.
 
@@ -201,6 +211,9 @@ class LearnerSettings:
         check(self.batches_per_sample >= 0, "learner.batches_per_sample", self.batches_per_sample, "0 or more")
         check(self.mirror_mib >= -1, "learner.mirror_mib", self.mirror_mib, "-1 or more")
         check(self.max_policy_lag >= -1, "learner.max_policy_lag", self.max_policy_lag, "-1 or more")
+        allowed = "0 or more, or -1" if self.max_policy_lag < 0 else "0 or -1 with learner.max_policy_lag"
+        is_allowed = self.publish_least_s in (0, -1) or (self.publish_least_s > 0 and self.max_policy_lag < 0)
+        check(is_allowed, "learner.publish_least_s", self.publish_least_s, allowed)
         for name in ("prefetch_batches", "decode_threads", "publish_every", "keep_checkpoints"):
             check(getattr(self, name) >= 1, f"learner.{name}", getattr(self, name), "at least 1")
         check(self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more")

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
+import structlog
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill import gpus
+from tidemill.config.sections import LearnerConfig
 from tidemill.devices import named_device, on_stream
 from tidemill.errors import ConfigError
+from tidemill.rl.networks.torsos import AUTO, MLP
 from tidemill.services.learner.data.device_rows import DeviceRows, StreamQueue
 from tidemill.services.learner.distributed.learner_group import RankInfo
+from tidemill.types import EnvSpec
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,3 +134,65 @@ def resolve_device(name: str, rank: RankInfo | None = None) -> torch.device:
     if rank is not None and rank.size > 1 and name.startswith("cuda:"):
         raise ConfigError(f"learner.device is {name!r}, which {rank.size} learners cannot share; use auto or cuda")
     return named_device("learner.device", name, gpu=0 if rank is None else rank.local_index)
+
+
+LARGE_PRODUCTS = 2**23
+"""Multiplications of a layer for a batch that take a core as long as the host to launch an update's kernels: some 4 ms.
+
+From 398 and 124 updates/s of a core with two layers of 256 for 32 and 256 items (benchmarks/results/update.json) and
+3.4 to 4.1 ms of an update that an H100's host launches (benchmarks/results/gpu_updates_h100.json).
+"""
+
+
+def learner_device(config: LearnerConfig, spec: EnvSpec, rank: RankInfo) -> torch.device:
+    """Return where one of the ranks computes; with `auto` a learner alone takes a GPU only where that pays.
+
+    Args:
+        config: The learner's settings.
+        spec: Of the environment.
+        rank: Which of the ranks it is.
+
+    Raises:
+        ConfigError: See `resolve_device`.
+    """
+    device = resolve_device(config.learner.device, rank)
+    if config.learner.device != "auto" or device.type != "cuda" or rank.size > 1:
+        return device
+    if why := why_gpu(config.agent, spec):
+        _log.info("computing on the GPU", why=why)
+        return device
+    why = "a core computes small layers before their kernels are launched; learner.device cuda overrules"
+    _log.info("computing on the CPU, though there is a GPU", why=why)
+    return torch.device("cpu")
+
+
+def why_gpu(agent: Any, spec: EnvSpec) -> str:  # noqa: ANN401 - the settings of any algorithm
+    """Return why a GPU updates an agent sooner than a core; empty if it does not.
+
+    Args:
+        agent: The algorithm's settings.
+        spec: Of the environment.
+    """
+    shapes = [part.shape for part in spec.observation_parts if part.is_image]
+    shapes += [spec.observation_shape] if spec.is_image else []
+    if any(len(shape) > 1 for shape in shapes):
+        return "observations are images"
+    if (network := getattr(agent, "network", AUTO)) not in (AUTO, MLP):
+        return f"agent.network is {network}"
+    if getattr(agent, "compile", "none") in ("auto", "cuda-graphs"):
+        return "an update is launched as one CUDA graph"
+    products = _largest_products(agent, spec)
+    return f"{products / 1e6:.0f} million multiplications in a layer" if products >= LARGE_PRODUCTS else ""
+
+
+def _largest_products(agent: Any, spec: EnvSpec) -> int:  # noqa: ANN401
+    """Return the multiplications of the largest layer for the items of one gradient step."""
+    inputs = spec.frame_stack * math.prod(spec.observation_shape)
+    layers = [0]
+    for field in fields(agent):
+        if field.name.endswith("_sizes"):
+            widths = (inputs, *getattr(agent, field.name))
+            layers += [wide * next_wide for wide, next_wide in pairwise(widths)]
+    if lstm := getattr(agent, "lstm_size", 0):
+        layers.append(4 * lstm * 2 * lstm)
+    return int(agent.batch_size * getattr(agent, "unroll", 1) // getattr(agent, "minibatches", 1) * max(layers))

@@ -86,12 +86,12 @@ def open_kept_rows(
         device: What `mirror_device` returned.
         shards: Over how many shards the table is spread; 0 for a single server.
     """
-    if device is not None and (kept := _on_device(config, table, shape, device, shards)) is not None:
+    if device is not None and (kept := open_rows_on_device(config, table, shape, device, shards)) is not None:
         return kept
     return KeptRows(open_own_mirror(config, table, shape, ranks, shards=shards))
 
 
-def _on_device(
+def open_rows_on_device(
     config: LearnerConfig, table: TableConfig, shape: SampleShape, device: torch.device, shards: int
 ) -> KeptRows | None:
     """Return rows whose observations are on a device; None if they do not fit."""

@@ -15,7 +15,13 @@ from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.learner import metrics
 from tidemill.services.learner.data.batch_loader import SampleSource
-from tidemill.services.learner.data.kept_rows import KeptRows, SampleShape, open_kept_rows, open_own_mirror
+from tidemill.services.learner.data.kept_rows import (
+    KeptRows,
+    SampleShape,
+    open_kept_rows,
+    open_own_mirror,
+    open_rows_on_device,
+)
 from tidemill.services.learner.data.table import collect, open_sampler
 from tidemill.services.learner.data.table_sampler import TableSampler
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, StepVote
@@ -68,17 +74,18 @@ def open_sampling(
         rank: Which of the ranks it is.
         group: All of them.
         stack: Ends it.
-        device: What `mirror_device` returned. Ranks that share a mirror keep it in the host's memory unless
-            `learner.mirror_device` is `device`: then each keeps its own.
+        device: What `mirror_device` returned: where every rank keeps a mirror of its own, if all of them can. With
+            `learner.mirror_device: auto` they share one in the host's memory otherwise.
 
     Raises:
         Unavailable: Another rank did not come in time.
     """
     shared = _Shared(config, directory, table, shape, rank)
-    if (sampling := shared.open(group, stack)) is not None:
+    kept = shared.on_devices(group, device)
+    if kept is None and (sampling := shared.open(group, stack)) is not None:
         return sampling
-    shards = config.cluster.shard_count if directory is not None else 0
-    kept = open_kept_rows(config, table, shape, rank.local_size, device, shards=shards)
+    if kept is None:
+        kept = open_kept_rows(config, table, shape, rank.local_size, device, shards=shared.shards)
     sampler = open_sampler(config.cluster, directory, table, shape.batch_size, shape.in_flight, kept.mirror, stack)
     return Sampling(sampler, sampler, kept)
 
@@ -97,26 +104,44 @@ class _Shared:
         self._config, self._directory, self._table = config, directory, table
         self._shape, self._rank = shape, rank
         self._timeout_s = config.learner.ranks_timeout_s
+        self.shards = config.cluster.shard_count if directory is not None else 0
+
+    def on_devices(self, group: LearnerGroup, device: torch.device | None) -> KeptRows | None:
+        """Return the rows of this rank, their observations on its device; None if any rank has no room for them.
+
+        Batches dealt by one process would hold up all GPUs, which have room for the table more often than not.
+        """
+        if device is None or not self._is_wanted:
+            return None
+        kept = open_rows_on_device(self._config, self._table, self._shape, device, self.shards)
+        if not _any_lacks(group, kept is None):
+            return kept
+        if kept is not None:
+            _log.info("another learner's device has no memory for the mirror: they share one of the host")
+            metrics.MIRROR_DEVICE_BYTES.set(0)
+        return None
 
     def open(self, group: LearnerGroup, stack: ExitStack) -> Sampling | None:
         """Return what this rank samples with; None if ranks sample each for itself: all of them decide so alike."""
-        learner = self._config.learner
-        # of a queue each item is drawn once, and a rank that takes two batches would leave another waiting
-        is_wanted = learner.share_mirror and learner.mirror_mib and self._config.table.sampler != "fifo"
-        is_wanted = is_wanted and learner.mirror_device != "device"
-        if self._rank.size == 1 or not is_wanted:
+        if not self._is_wanted:
             return None
         door = f"{group.broadcast(os.urandom(16).hex().encode()).decode()}-{self._rank.machine}"
         with ExitStack() as opening:
             kept = self._kept(door, opening) if self._keeps else None
             is_ready = kept is not None or not self._keeps
-            vote = StepVote(stop=False, pause=False, lacks_batch=not is_ready, largest_weight=0.0)
-            if group.all_agree(vote).lacks_batch:  # and no door is knocked at before it is open
+            if _any_lacks(group, not is_ready):  # and no door is knocked at before it is open
                 _log.info("each learner keeps a mirror of its own: not all machines could share one")
                 return None
             if kept is not None:
                 return self._owner(*kept, stack)
         return None if self._rank.local_size == 1 else self._dealt(door, stack)
+
+    @property
+    def _is_wanted(self) -> bool:
+        # of a queue each item is drawn once, and a rank that takes two batches would leave another waiting
+        learner = self._config.learner
+        is_wanted = learner.share_mirror and learner.mirror_mib != 0 and self._config.table.sampler != "fifo"
+        return is_wanted and learner.mirror_device != "device" and self._rank.size > 1
 
     @property
     def _keeps(self) -> bool:
@@ -126,11 +151,10 @@ class _Shared:
         """Return the door and a mirror with room for the batches of all ranks; None if it cannot be had."""
         ranks, shape = self._rank.local_size, self._shape
         for_all = SampleShape(shape.batch_size, shape.stride, ranks * shape.in_flight, ranks * shape.hold)
-        shards = self._config.cluster.shard_count if self._directory is not None else 0
         try:
             shared = opening.enter_context(closing(SharedMirror(door)))
             reserve = shared.arrays.reserve
-            mirror = open_own_mirror(self._config, self._table, for_all, 1, shards=shards, reserve=reserve)
+            mirror = open_own_mirror(self._config, self._table, for_all, 1, shards=self.shards, reserve=reserve)
         except OSError as error:
             _log.warning("no memory can be shared with the other learners of this machine", reason=str(error))
             return None
@@ -154,3 +178,9 @@ class _Shared:
         collect(sampler, stack)
         metrics.MIRROR_BYTES.labels("another_rank").set(mirror.size_bytes)
         return Sampling(sampler, sampler, KeptRows(mirror))
+
+
+def _any_lacks(group: LearnerGroup, lacks: bool) -> bool:
+    """Return whether any rank lacks what it needs; all of them ask at the same time."""
+    vote = StepVote(stop=False, pause=False, lacks_batch=lacks, largest_weight=0.0)
+    return group.all_agree(vote).lacks_batch

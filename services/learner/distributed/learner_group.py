@@ -10,9 +10,10 @@ import datetime
 import faulthandler
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -115,6 +116,9 @@ class LearnerGroup(ProcessGroup, Protocol):
             Unavailable: Another rank ended or was silent for too long.
         """
 
+    def begin_vote(self, vote: StepVote) -> Callable[[], StepVote]:
+        """Vote as `all_agree` does; what is returned waits for the others, and is called before anything else here."""
+
     def broadcast(self, data: bytes) -> bytes:
         """Return what rank 0 passed; what the others pass is ignored. Waits and raises like `all_agree`."""
 
@@ -125,6 +129,10 @@ class SingleLearner(SingleProcess):
     def all_agree(self, vote: StepVote) -> StepVote:
         """Return the vote."""
         return vote
+
+    def begin_vote(self, vote: StepVote) -> Callable[[], StepVote]:
+        """Return what returns the vote."""
+        return partial(self.all_agree, vote)
 
     def broadcast(self, data: bytes) -> bytes:
         """Return the data."""
@@ -170,11 +178,21 @@ class TorchLearnerGroup:
 
     def all_agree(self, vote: StepVote) -> StepVote:
         """Return what is true of any rank, and the largest weight of all."""
+        return self.begin_vote(vote)()
+
+    def begin_vote(self, vote: StepVote) -> Callable[[], StepVote]:
+        """Give this rank's vote; return what waits for those of the others."""
         numbers = torch.tensor(vote, dtype=torch.float64)
         with self._translated():
-            dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._host_group)
-        stop, pause, lacks_batch, largest_weight = numbers.tolist()
-        return StepVote(bool(stop), bool(pause), bool(lacks_batch), largest_weight)
+            exchange = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._host_group, async_op=True)
+
+        def agreed() -> StepVote:
+            with self._translated():
+                exchange.wait()
+            stop, pause, lacks_batch, largest_weight = numbers.tolist()
+            return StepVote(bool(stop), bool(pause), bool(lacks_batch), largest_weight)
+
+        return agreed
 
     def broadcast(self, data: bytes) -> bytes:
         """Return what rank 0 passed."""

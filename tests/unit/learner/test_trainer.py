@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support.learner_fakes import (
     Clock,
@@ -23,6 +24,7 @@ from tidemill.errors import FatalError
 from tidemill.learner.status import LearnerState
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.sampling.batch import StoredSteps
+from tidemill.rl.agents.interface import Update
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.resume import ResumableState
 from tidemill.services.learner.checkpoint.store import CheckpointStore
@@ -153,6 +155,20 @@ def test_parameters_are_published_every_k_steps(tmp_path: Path, scenes: list[_Sc
     assert scene.publisher.published == [3.0, 6.0, 9.0]
     assert scene.counters.version == 3
     assert scene.acknowledged_versions == [1, 2, 3]
+
+
+def test_versions_are_some_time_apart(tmp_path: Path, scenes: list[_Scene], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a least time a version that is due earlier is left out; the next that is due after it comes."""
+    scene = _scene(scenes, tmp_path, Limits(max_learner_steps=6, publish_every=2, publish_least_s=0.2), batches=6)
+    update = scene.agent.update
+
+    def slow_update(batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        scene.clock.now += 0.06
+        return update(batch, weight)
+
+    monkeypatch.setattr(scene.agent, "update", slow_update)
+    scene.trainer.run()
+    assert scene.publisher.published == [2.0, 6.0]
 
 
 def test_publishing_goes_on_from_the_restored_step(tmp_path: Path, scenes: list[_Scene]) -> None:

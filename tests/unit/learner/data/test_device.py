@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
+from tidemill.config.load import from_document
+from tidemill.config.sections import LearnerConfig
 from tidemill.devices import named_device
 from tidemill.errors import ConfigError
-from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
+from tidemill.services.learner.data.device import DevicePrefetcher, learner_device, resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo
+from tidemill.types import EnvSpec, ObservationPart
 
 BUSY_CYCLES = 100_000_000
 """Of a GPU: a twentieth of a second and more."""
@@ -59,6 +66,58 @@ def test_gpu_always_has_its_index(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert str(resolve_device(name, rank)) == expected
     assert str(named_device("inference.device", "auto")) == "cuda:0"
+
+
+_VECTORS = EnvSpec((4,), "float32", num_actions=2)
+_IMAGES = EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=6)
+_CAMERA = (ObservationPart("camera", "uint8", (64, 64, 3)), ObservationPart("speed", "float32", (2,)))
+_PARTS = EnvSpec((64 * 64 * 3 + 8,), "uint8", num_actions=6, observation_parts=_CAMERA)
+
+
+@pytest.mark.parametrize(
+    "agent, spec, why",
+    [
+        ({"algorithm": "dqn"}, _VECTORS, "one CUDA graph"),
+        ({"algorithm": "dqn", "compile": "none"}, _VECTORS, ""),
+        ({"algorithm": "dqn", "compile": "none"}, _IMAGES, "images"),
+        ({"algorithm": "sac", "compile": "none"}, _VECTORS, "17 million multiplications"),
+        ({"algorithm": "sac", "compile": "none", "hidden_sizes": [64, 64]}, _VECTORS, ""),
+        ({"algorithm": "ppo"}, _VECTORS, ""),
+        ({"algorithm": "ppo"}, _PARTS, "images"),
+        ({"algorithm": "ppo", "batch_size": 64, "hidden_sizes": [256, 256]}, _VECTORS, "134 million"),
+        ({"algorithm": "ppo", "batch_size": 64, "lstm_size": 128}, _VECTORS, "268 million"),
+        ({"algorithm": "impala", "network": "math:sqrt"}, _VECTORS, "agent.network is math:sqrt"),
+        ({"algorithm": "pqn"}, _VECTORS, ""),
+    ],
+)
+def test_learner_takes_a_gpu_by_itself_where_that_pays(
+    agent: dict[str, Any], spec: EnvSpec, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says why in one line; where several learners train, or the GPU is asked for, each has one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    config = from_document(LearnerConfig, {"env": {"id": "CartPole-v1"}, "agent": agent})
+    with capture_logs() as logs:
+        device = learner_device(config, spec, RankInfo())
+    assert device == torch.device("cuda:0" if why else "cpu")
+    (line,) = logs
+    assert why in line["why"]
+    assert line["event"] == ("computing on the GPU" if why else "computing on the CPU, though there is a GPU")
+    asked = replace(config, learner=replace(config.learner, device="cuda"))
+    with capture_logs() as logs:
+        assert learner_device(asked, spec, RankInfo()) == torch.device("cuda:0")
+        assert learner_device(config, spec, RankInfo(3, 8, 3)) == torch.device("cuda:3")
+    assert logs == []
+
+
+def test_learner_without_a_gpu_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to choose."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = from_document(LearnerConfig, {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": "ppo"}})
+    with capture_logs() as logs:
+        assert learner_device(config, _VECTORS, RankInfo()) == torch.device("cpu")
+    assert logs == []
 
 
 def test_misspelt_device_is_told() -> None:

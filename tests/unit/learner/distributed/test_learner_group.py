@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -19,8 +19,9 @@ from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import Batch
-from tidemill.services.learner.data.device import DeviceBatch, resolve_device
+from tidemill.services.learner.data.device import DeviceBacklog, DeviceBatch, resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
+from tidemill.services.learner.divergence import Diverged
 from tidemill.services.learner.progress import Progress
 from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
 
@@ -97,6 +98,63 @@ def test_weights_are_divided_by_the_largest_of_all_ranks() -> None:
     ranks = _Others(_NOTHING._replace(largest_weight=12.0))
     _trainer(ranks, agent, [_batch(3.0), _batch(3.0)], 2).run()
     assert [weight.tolist() for weight in agent.weights] == [[0.25, 0.125], [1.0, 0.5]]
+
+
+class _Voting(_Others):
+    """A rank of two that notes when its votes are given and agreed on, beside what else is noted."""
+
+    def __init__(self, noted: list[str], *words: StepVote) -> None:
+        super().__init__(*words)
+        self._noted = noted
+
+    def begin_vote(self, vote: StepVote) -> Callable[[], StepVote]:
+        """Note both ends of a vote."""
+        self._noted.append("stop" if vote.stop else "vote")
+
+        def agreed() -> StepVote:
+            self._noted.append("agreed")
+            return self.all_agree(vote)
+
+        return agreed
+
+
+def test_next_vote_is_given_while_the_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right after an update was launched, before the host waits for an earlier one."""
+    noted: list[str] = []
+
+    class Agent(FakeAgent):
+        def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+            noted.append("launched")
+            return super().update(batch, weight)
+
+    monkeypatch.setattr(DeviceBacklog, "add", lambda backlog, batch: noted.append("waits"))
+    _trainer(_Voting(noted), Agent(), [_batch(), _batch(), _batch()], 3).run()
+    ahead = ["launched", "vote", "waits", "agreed"]
+    assert noted == ["vote", "agreed", *ahead, *ahead, "launched", "waits", "stop", "agreed"]
+
+
+def test_rank_that_diverges_makes_the_step_that_it_has_voted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for it in that step; it stops them at the next vote."""
+    noted: list[str] = []
+
+    def refuse(priorities: FakePriorities, keys: object, priority: object) -> None:
+        raise Diverged("loss nan")
+
+    monkeypatch.setattr(FakePriorities, "offer", refuse)
+    agent = FakeAgent()
+    with pytest.raises(Diverged):
+        _trainer(_Voting(noted), agent, [_batch(), _batch()], 5).run()
+    assert noted == ["vote", "agreed", "vote", "agreed", "stop", "agreed"]
+    assert len(agent.batches) == 2
+
+
+@pytest.mark.parametrize("word", [_LACKS, _NOTHING._replace(pause=True), _NOTHING._replace(stop=True)])
+def test_batch_of_a_vote_given_ahead_is_kept(word: StepVote) -> None:
+    """Where another rank lacks one, pauses or stops, no step is made of it; later it is."""
+    agent = FakeAgent()
+    reason = _trainer(_Others(_NOTHING, word), agent, [_batch(), _batch()], 2).run()
+    assert len(agent.batches) == (1 if word.stop else 2)
+    assert reason == ("another rank stopped" if word.stop else "run.max_learner_steps (2) reached")
 
 
 def test_place_is_what_torchrun_says() -> None:

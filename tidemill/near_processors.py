@@ -1,0 +1,61 @@
+"""Keeps a process on the processors beside its GPU, on machines with several NUMA nodes."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tidemill.logger import LateLogger
+
+LEAST = 4
+"""Processors that a process keeps at least: its threads train, decode, receive and publish at the same time."""
+_DEVICES = Path("/sys/bus/pci/devices")
+
+_log = LateLogger()
+
+
+def near_processors(bus_id: str, devices: Path = _DEVICES) -> frozenset[int]:
+    """Return the processors of the node that a device is attached to; empty if the system does not say.
+
+    Args:
+        bus_id: Of the device, as 0000:3b:00.0.
+        devices: Folder with a folder for each device of the PCI bus.
+    """
+    try:
+        node = int((devices / bus_id / "numa_node").read_text(encoding="ascii"))
+        listed = (devices / bus_id / "local_cpulist").read_text(encoding="ascii").strip()
+        ranges = [part.partition("-") for part in listed.split(",") if part]
+        found = frozenset(number for first, _, last in ranges for number in range(int(first), int(last or first) + 1))
+    except (OSError, ValueError):
+        return frozenset()
+    return found if node >= 0 else frozenset()
+
+
+def use_near_processors(device: torch.device, devices: Path = _DEVICES) -> None:
+    """Pin this process's threads, and those that they start, to the processors beside a GPU.
+
+    Pinned memory is then of the same node, and batches do not cross from one to the other. Nothing changes where all
+    processors that the process may use are near, or fewer than `LEAST`.
+
+    Args:
+        device: A GPU.
+        devices: As `near_processors` takes it.
+    """
+    facts = torch.cuda.get_device_properties(device)
+    place: list[Any] = [getattr(facts, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in place:
+        return
+    domain, bus, slot = map(int, place)
+    bus_id = f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+    allowed = os.sched_getaffinity(0)
+    near = near_processors(bus_id, devices) & allowed
+    if not LEAST <= len(near) < len(allowed):
+        return
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread), near)
+    _log.info("using the processors of the GPU's node", device=str(device), bus_id=bus_id, processors=len(near))
