@@ -8,6 +8,7 @@ a wheel is missing. torch is in a file without hashes, because its build is the 
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from scripts.image_locks import ROOT
 LOCKS = ("runtime.txt", "atari.txt", "mujoco.txt", "dev.txt", "docs.txt", "extras.txt", "sbom.txt", "lock.txt")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")
+OLDEST_MACOS = "14.0"
 
 _WHEELS_ALONE = ("--no-deps", "--only-binary", ":all:", "--no-header", "--no-annotate")
 
@@ -35,7 +37,9 @@ def compiled(pins: list[str], *options: str) -> str:
         subprocess.CalledProcessError: a version has no wheel for what the options name; uv has said which.
     """
     command = [sys.executable, "-m", "uv", "--quiet", "--no-config", "pip", "compile", *_WHEELS_ALONE, *options, "-"]
-    return subprocess.run(command, input="\n".join(pins), stdout=subprocess.PIPE, text=True, check=True).stdout
+    environment = os.environ | {"MACOSX_DEPLOYMENT_TARGET": OLDEST_MACOS}
+    text = "\n".join(pins)
+    return subprocess.run(command, input=text, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
 
 
 def main() -> int:
