@@ -26,7 +26,7 @@ SECTIONS = {
     "Running a cluster": ("Cluster", "RunResult", "RunConfig", "load_config"),
     "Replay": (
         *("ReplayClient", "ReplayWriter", "ItemWindow", "signature_like", "ReplayDataset", "ReplayBatch"),
-        *("ShardedAppender", "RolloutWriter", "ReplaySampler", "SampledBatch", "TableConfig"),
+        *("ReplaySampler", "SampledBatch", "TableConfig"),
         *(
             "TableDescription",
             "TableUpdate",

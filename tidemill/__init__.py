@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from tidemill.replay.sampling.dataset import ReplayDataset
     from tidemill.replay.sampling.replay_batch import ReplayBatch
     from tidemill.replay.sampling.sampler import ReplaySampler
-    from tidemill.replay.shards.appender import ShardedAppender
     from tidemill.replay.table_config import (
         RateLimiterConfig,
         SelectorConfig,
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
     from tidemill.replay.transfer.exporting import TransferReport, export_table
     from tidemill.replay.transfer.importing import import_table
     from tidemill.replay.transfer.minari import MinariReport, export_minari, import_minari
-    from tidemill.replay.writing.rollout_writer import RolloutWriter
     from tidemill.replay.writing.steps import signature_like
     from tidemill.replay.writing.stream_items import ItemWindow
     from tidemill.replay.writing.writer import ReplayWriter
@@ -100,9 +98,7 @@ _HOME = {
     "tidemill.replay.client": ("ReplayClient",),
     "tidemill.replay.sampling.dataset": ("ReplayDataset",),
     "tidemill.replay.sampling.replay_batch": ("ReplayBatch",),
-    "tidemill.replay.writing.rollout_writer": ("RolloutWriter",),
     "tidemill.replay.sampling.sampler": ("ReplaySampler",),
-    "tidemill.replay.shards.appender": ("ShardedAppender",),
     "tidemill.replay.table_config": (
         *("RateLimiterConfig", "SelectorConfig", "SelectorKind", "TableConfig", "TableDescription"),
         "TableUpdate",
@@ -166,7 +162,6 @@ __all__ = [
     "ReplaySampler",
     "ReplayWriter",
     "ResourceExhausted",
-    "RolloutWriter",
     "RunConfig",
     "RunLogger",
     "RunResult",
@@ -174,7 +169,6 @@ __all__ = [
     "Score",
     "SelectorConfig",
     "SelectorKind",
-    "ShardedAppender",
     "Signature",
     "TableConfig",
     "TableDescription",

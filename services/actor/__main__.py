@@ -6,46 +6,45 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import structlog
 import torch
+from numpy.typing import NDArray
 
-from tidemill.config.hindsight import first_priority, item_window
 from tidemill.config.load import load
 from tidemill.config.on_policy import windows_per_version
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.make import make_env
 from tidemill.envs.watch import EnvWatch
+from tidemill.errors import DataLoss, Unavailable
 from tidemill.inference.client import InferenceClient
 from tidemill.inference.wire import Opening
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import keep_freed_memory, leave, run, stop_event
-from tidemill.replay.limits import fitting_chunk_length
-from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.shards.readiness import wait_for_replay
-from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.agents.registry import extra_columns_of, stored_columns
+from tidemill.rl.agents.registry import extra_columns_of
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.readiness import wait_for_service
 from tidemill.services.actor.actor_index import actor_index, own_dns_name
 from tidemill.services.actor.lock_step.actor import act_in_lock_step
 from tidemill.services.actor.loop import ActingLoop, ActingParams, PolicyParams, VersionPacer, make_throttle
-from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, open_curves, watch_appender
+from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, open_curves, watch_writer
 from tidemill.services.actor.remote_policy import RemotePolicy, check_remote
+from tidemill.services.actor.writer import open_writer
 from tidemill.telemetry import configure_logging, identify, serve_metrics
-from tidemill.types import EnvSpec, Signature
+from tidemill.types import EnvSpec
 
 _log = structlog.get_logger()
 
 _FLUSH_S = 5.0
-_STOP_CHECK_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,36 +104,40 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     with (
         EnvWatch(config.env, server.health) as watch,
         closing(watch.watched(make_env(config.env, num_envs, training=True))) as env,
+        ExitStack() as stack,
     ):
-        window = item_window(config.agent, config.table, env.spec.frame_stack)
-        signature = stored_columns(config.agent, env.spec)
-        chunk_length = fitting_chunk_length(signature, config.table.chunk_length)
-        with ExitStack() as stack:
-            appender = stack.enter_context(connect_appender(config, actor_id, signature, stop))
-            seed = training_seed(config.run.seed, index, earlier_epoch(appender, stop))
-            policy, params, own_params = make_policy(config, env.spec, slot, seed, stop, stack)
-            watch_appender(appender)
-            initial_priority = first_priority(config.table, policy.initial_priority)
-            writer = RolloutWriter(appender, signature, window, num_envs, chunk_length, initial_priority)
-            throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
-            curves = open_curves(config, actor_id, lambda: appender.env_steps, stack)
-            metrics, own = ActorMetrics(settings.log_every_s, curves), extra_columns_of(config.agent, env.spec)
-            pacer = make_pacer(config, own_params)
-            loop = ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer)
-            if own_params is None or own_params.wait(stop):
-                server.set_serving(True)
-                _log.info(
-                    "acting starts",
-                    actor_id=actor_id,
-                    index=index,
-                    num_envs=num_envs,
-                    seed=seed,
-                    params_version=params.version,
-                )
-                loop.run(seed, stop)
-            server.set_serving(False)
-            appender.flush(_FLUSH_S)
-    _log.info("stopped", unacknowledged_chunks=appender.unacknowledged_chunks, epoch=appender.epoch)
+
+        def initial_priority(steps: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+            return policy.initial_priority(steps)  # made below, with a seed that the replay service decides on
+
+        writer = open_writer(config, actor_id, env.spec.frame_stack, initial_priority, stop)
+        if writer is None:
+            _log.info("stopped")
+            return
+        stack.enter_context(closing(writer))
+        seed = training_seed(config.run.seed, index, writer.superseded_epoch)
+        policy, params, own_params = make_policy(config, env.spec, slot, seed, stop, stack)
+        watch_writer(writer)
+        throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
+        curves = open_curves(config, actor_id, lambda: writer.env_steps, stack)
+        metrics, own = ActorMetrics(settings.log_every_s, curves), extra_columns_of(config.agent, env.spec)
+        pacer = make_pacer(config, own_params)
+        loop = ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer)
+        if own_params is None or own_params.wait(stop):
+            server.set_serving(True)
+            _log.info(
+                "acting starts",
+                actor_id=actor_id,
+                index=index,
+                num_envs=num_envs,
+                seed=seed,
+                params_version=params.version,
+            )
+            loop.run(seed, stop)
+        server.set_serving(False)
+        with suppress(DataLoss, Unavailable):  # the line below has what is not stored
+            writer.flush(_FLUSH_S)
+    _log.info("stopped", unacknowledged_chunks=writer.unacknowledged_chunks, epoch=writer.epoch)
 
 
 class ActingPolicy(NamedTuple):
@@ -191,30 +194,6 @@ def make_pacer(config: ActorConfig, params: PolicyParams | None) -> Callable[[th
         return None
     windows = windows_per_version(config.agent, config.learner, count * config.env.num_envs)
     return partial(VersionPacer(windows, config.learner.publish_every, lead=lag // count).wait, params)
-
-
-def connect_appender(
-    config: ActorConfig, actor_id: str, signature: Signature, stop: threading.Event
-) -> ShardedAppender:
-    """Start connecting to the replay service in the background; the caller closes what is returned."""
-    num_envs, table = config.env.num_envs, config.table
-    return ShardedAppender.connect(
-        config.cluster.replay,
-        actor_id,
-        num_envs,
-        signature,
-        [table.name],
-        fitting_chunk_length(signature, table.chunk_length),
-        max_in_flight_chunks=config.actor.max_in_flight_chunks * num_envs,
-        stop=stop,
-    )
-
-
-def earlier_epoch(appender: ShardedAppender, stop: threading.Event) -> int:
-    """Wait until the replay service has answered; return the actor's epoch before its restart, 0 if there was none."""
-    while not stop.is_set() and not appender.opened(_STOP_CHECK_S):
-        pass
-    return appender.superseded_epoch
 
 
 def training_seed(run_seed: int, actor_index: int, earlier_epoch: int = 0) -> int:

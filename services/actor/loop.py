@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -15,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from tidemill.envs.interface import VectorEnv, VectorStep, action_mask_of
+from tidemill.errors import Unavailable
 from tidemill.observation_parts import observation_columns
 from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
-from tidemill.replay.writing.rollout_writer import RolloutWriter
+from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.policy_io import PolicyInputBuilder, check_extras
 from tidemill.services.actor.metrics import ActorMetrics
@@ -135,7 +135,7 @@ class ActingLoop:
         env: VectorEnv,
         policy: Policy,
         params: ActingParams,
-        writer: RolloutWriter,
+        writer: ReplayWriter,
         metrics: ActorMetrics,
         throttle: Callable[[], None],
         extra_columns: Signature = (),
@@ -161,8 +161,13 @@ class ActingLoop:
 
     def run(self, seed: int, stop: threading.Event) -> None:
         """Act until `stop` is set; the environments start from `seed`."""
-        with contextlib.suppress(ActingStopped):
+        try:
             self._run(seed, stop)
+        except ActingStopped:
+            return
+        except Unavailable:
+            if not stop.is_set():
+                raise
 
     def _run(self, seed: int, stop: threading.Event) -> None:
         observation, last_reward = self._env.reset(seed), None
@@ -202,9 +207,14 @@ class ActingLoop:
         }
         if mask is not None:
             row[ACTION_MASK] = mask
-        self._writer.add(
-            row, output.priority_inputs, result.is_reset_step, self._params.version, policy_input.recurrent_state
+        self._writer.append(
+            row,
+            params_version=self._params.version,
+            is_decision=~result.is_reset_step,
+            beside={**output.priority_inputs, "is_reset_step": result.is_reset_step},
+            payload=policy_input.recurrent_state if self._policy.recurrent_state_size else None,
         )
+        self._writer.push()
         self._metrics.count(result, self._params.version, self._params.learner_steps)
         self._metrics.time(act=decided - started, step=stepped - decided, write=time.perf_counter() - stepped)
         return result

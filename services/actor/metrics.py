@@ -17,8 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from tidemill.config.sections import ActorConfig
 from tidemill.curves import SideCurves
 from tidemill.envs.interface import VectorStep
-from tidemill.replay.shards.appender import ShardedAppender
-from tidemill.replay.writing.appender import StreamAppender
+from tidemill.replay.writing.writer import ReplayWriter
 
 EXPECTED = Gauge("tidemill_actor_expected", "Actors that this one shares the exploration ladder with, itself included.")
 _STEPS = Counter("tidemill_actor_env_steps_total", "Decisions of the agent, all environments together.")
@@ -126,17 +125,17 @@ class ActorMetrics:
         self._logged_at, self._logged_steps = now, self._env_steps
 
 
-class AppenderCollector:
-    """A Prometheus collector over what an appender counts itself. It only reads, so any thread may collect."""
+class WriterCollector:
+    """A Prometheus collector over what a writer counts itself. It only reads, so any thread may collect."""
 
-    def __init__(self, appender: ShardedAppender | StreamAppender, clock: Callable[[], float] = time.monotonic) -> None:
-        """Collect from an appender."""
-        self._appender, self._clock = appender, clock
+    def __init__(self, writer: ReplayWriter, clock: Callable[[], float] = time.monotonic) -> None:
+        """Collect from a writer."""
+        self._writer, self._clock = writer, clock
         self._seen_at, self._seen_blocked_s = clock(), 0.0
 
     def collect(self) -> Iterator[Metric]:
         """Yield every counter."""
-        counted = self._appender
+        counted = self._writer
         yield _counter("blocked_seconds", "Time spent waiting for acknowledgements.", counted.blocked_s)
         about = "Share of the time since the last collection that the actor waited for acknowledgements."
         yield GaugeMetricFamily("tidemill_actor_blocked_ratio", about, value=self._blocked_ratio(counted.blocked_s))
@@ -158,7 +157,7 @@ def _counter(name: str, about: str, value: float) -> Metric:
     return CounterMetricFamily(f"tidemill_actor_{name}", about, value=value)
 
 
-def watch_appender(appender: ShardedAppender | StreamAppender) -> None:
+def watch_writer(writer: ReplayWriter) -> None:
     """Let Prometheus read the state of the connection to the replay service."""
-    _UNACKNOWLEDGED.set_function(lambda: appender.unacknowledged_chunks)
-    REGISTRY.register(AppenderCollector(appender))
+    _UNACKNOWLEDGED.set_function(lambda: writer.unacknowledged_chunks)
+    REGISTRY.register(WriterCollector(writer))

@@ -25,7 +25,6 @@ MAIN = (
         "ReplayClient",
         "ReplayWriter",
         "ReplayDataset",
-        "RolloutWriter",
         "ReplaySampler",
         "ParamsClient",
         "ParamsWatcher",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.proxy import Proxy
 from tests.support.replay_service import local_server
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill import codec
@@ -19,16 +21,15 @@ from tidemill.config.sections import ActorConfig
 from tidemill.config.services import ActorSettings
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import FailedPrecondition
+from tidemill.errors import InvalidArgument, Unavailable
+from tidemill.replay import ItemWindow, ReplayWriter
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
-from tidemill.replay.writing.appender import StreamAppender
-from tidemill.replay.writing.rollout_writer import RolloutWriter
 from tidemill.rl.sequences import SequenceShape, sequences
 from tidemill.rl.transitions import transitions, unrolled_transitions
-from tidemill.services.actor.__main__ import connect_appender
+from tidemill.services.actor.writer import open_writer
 from tidemill.services.learner.data.decoder import recurrent_states
 from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec, signature_of
 
@@ -88,14 +89,17 @@ def test_columns_of_an_algorithms_own_arrive_with_their_steps() -> None:
 
 
 def test_actor_with_other_columns_than_the_table_is_refused() -> None:
-    """As one whose algorithm is another version than the learner's: the server names both sets of columns."""
+    """As one whose algorithm is another version than the learner's: its first step names the columns."""
     plain = signature_of(EnvSpec((2,), "float32", num_actions=3))
     table = TableConfig("t", plain, SelectorConfig(SelectorKind.UNIFORM), max_items=10, max_item_steps=2)
     with local_server() as server, ReplayClient(server.address) as client:
         client.create_table(table)
-        appender = StreamAppender(server.address, "a", _ENVS, (*plain, *_OWN), ["t"], 16)
-        with appender, pytest.raises(FailedPrecondition, match=r"'is_first', 'log_prob', 'seen'\], table 't' has \["):
-            appender.opened(WAIT_S)
+        row = {column.name: np.zeros((_ENVS, *column.shape), column.dtype) for column in (*plain, *_OWN)}
+        with (
+            ReplayWriter(server.address, "t", num_envs=_ENVS, create=False) as writer,
+            pytest.raises(InvalidArgument, match=r"unknown columns \['log_prob', 'seen'\]"),
+        ):
+            writer.append(row)
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
@@ -104,31 +108,39 @@ def test_an_actor_runs_ahead_by_so_many_chunks_of_each_environment(chunks: int) 
     env = EnvSettings(id="tests.support.envs:counting", num_envs=_ENVS)
     config = ActorConfig(env=env, actor=ActorSettings(max_in_flight_chunks=chunks))
     signature, length = signature_of(make_env(env, 1, training=True).spec), config.table.chunk_length
+    window = config.agent.window(1)
+    table = TableConfig(config.table.name, signature, SelectorConfig(SelectorKind.UNIFORM), 1000, window.length)
     row = {column.name: np.zeros((_ENVS, *column.shape), column.dtype) for column in signature}
     step_count, stop = 0, threading.Event()
-    with local_server() as server, ExitStack() as stack:  # it has no table yet
+    with local_server() as server, Proxy(server.address) as proxy, ExitStack() as stack:
+        with ReplayClient(server.address) as client:
+            client.create_table(table)
+        there = dataclasses.replace(config, cluster=ClusterSettings(replay=(proxy.address,)))
+        writer = open_writer(there, "a", 1, _ones, stop)
+        assert writer is not None
+        stack.enter_context(closing(writer))
+        stack.enter_context(proxy.refusing())
         stack.callback(stop.set)  # whatever fails below
-        there = dataclasses.replace(config, cluster=ClusterSettings(replay=(server.address,)))
-        appender = stack.enter_context(connect_appender(there, "a", signature, stop))
-        writer = RolloutWriter(appender, signature, WindowSpec(0, 1), _ENVS, length, None)
 
         def act() -> None:
             nonlocal step_count
-            while not stop.is_set():
-                writer.add(row, {}, np.zeros(_ENVS, np.bool_), 1)
-                step_count += 1
+            with suppress(Unavailable):  # stopped
+                while True:
+                    writer.append(row)
+                    writer.push()
+                    step_count += 1
 
         actor = threading.Thread(target=act)
         actor.start()
-        wait_until(lambda: appender.blocked_s > 0.5, "the actor to wait")
-        assert appender.unacknowledged_chunks == chunks * _ENVS
+        wait_until(lambda: writer.blocked_s > 0.5, "the actor to wait")
+        assert writer.unacknowledged_chunks == chunks * _ENVS
         assert step_count == (chunks + 1) * length - 1
         stop.set()
         actor.join(WAIT_S)
         assert not actor.is_alive()
 
 
-def _ones(steps: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
+def _ones(steps: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     """Return the same first priority for every window."""
     return np.ones(steps["reward"].shape[1], np.float32)
 
@@ -146,8 +158,8 @@ def _sampled(window: WindowSpec, end: str, own: Signature = ()) -> tuple[Signatu
     table = TableConfig("t", signature, sampler, max_items=10_000, max_item_steps=window.length, payload_bytes=8)
     with local_server() as server, ReplayClient(server.address) as client:
         client.create_table(table)
-        with StreamAppender(server.address, "a", _ENVS, signature, ["t"], 16) as appender:
-            writer = RolloutWriter(appender, signature, window, _ENVS, 16, _ones)
+        windows = ItemWindow(window.steps + 1, window.stride, history=window.history, across_episodes=True)
+        with ReplayWriter(server.address, "t", num_envs=_ENVS, windows=windows) as writer:
             observation, is_first = env.reset(0), np.ones(_ENVS, np.bool_)
             memory = np.zeros((_ENVS, 2), np.float32)
             for _ in range(_TICKS):
@@ -157,9 +169,9 @@ def _sampled(window: WindowSpec, end: str, own: Signature = ()) -> tuple[Signatu
                 row = {"observation": observation, "action": action, "reward": step.reward, "is_first": is_first}
                 row |= {"log_prob": (-observation[:, 1] / 7).astype(np.float32), "seen": observation} if own else {}
                 ends = {"terminated": step.terminated, "truncated": step.truncated}
-                writer.add(row | ends, {}, step.is_reset_step, 1, memory)
+                writer.append(row | ends, params_version=1, is_decision=~step.is_reset_step, payload=memory)
                 memory, observation, is_first = observation, step.observation, step.is_first
-            assert appender.flush(WAIT_S)
+            writer.flush(WAIT_S)
         with ReplaySampler([server.address], table, 512) as samples:
             batch = samples.take(WAIT_S)
             assert batch is not None

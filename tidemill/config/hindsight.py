@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
+from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.types import WindowSpec
 
@@ -23,18 +24,42 @@ def item_window(agent: AgentConfig, table: TableSettings, frame_stack: int) -> W
     return replace(window, steps=table.hindsight_steps) if table.hindsight else window
 
 
-def first_priority(table: TableSettings, initial_priority: _InitialPriority) -> _InitialPriority | None:
-    """Return what gives items their first priority: that of their transition, with the goal it was made with.
+def first_priority(
+    table: TableSettings, initial_priority: _InitialPriority
+) -> float | Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float64]]:
+    """Return the first priority of items, or what computes it from their steps: that of the first transition.
+
+    A relabelled item has that of its transition with the goal it was made with. No priority is 0: an item with it would
+    never be drawn.
 
     Args:
-        table: Settings of the table; without priorities there is None.
+        table: Settings of the table; without priorities all items are alike.
         initial_priority: `Policy.initial_priority` of the algorithm.
     """
     if table.sampler != "prioritized":
-        return None
-    if not table.hindsight:
-        return initial_priority
-    return lambda steps: initial_priority({name: column[:2] for name, column in steps.items()})
+        return 1.0 + SMALLEST_PRIORITY
+
+    def priority(steps: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        seen = _FirstTransition(steps) if table.hindsight else steps
+        return initial_priority(seen).astype(np.float64) + SMALLEST_PRIORITY
+
+    return priority
+
+
+class _FirstTransition(Mapping[str, NDArray[Any]]):
+    """The first two steps of windows; a column is read when it is asked for."""
+
+    def __init__(self, steps: Mapping[str, NDArray[Any]]) -> None:
+        self._steps = steps
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._steps[name][:2]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
 
 
 def check_hindsight(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process

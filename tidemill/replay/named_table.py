@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tidemill.errors import InvalidArgument, NotFound, Unavailable
+from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_address, check_type
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.shards.directory import check_addresses
 from tidemill.replay.table_config import TableConfig
-from tidemill.rpc.channel import DEADLINE_S
+from tidemill.rpc.channel import DEADLINE_S, Backoff
+
+_LOOK_S = 1.0  # longest question, and longest pause between two, while a table is waited for
+
+_log = LateLogger()
 
 
 def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
@@ -35,6 +42,36 @@ def stored_table(addresses: Sequence[str], table: TableConfig | str, timeout_s: 
     if isinstance(table, TableConfig):
         return table
     return _found(addresses, table, timeout_s, "start what creates the table first, or give a TableConfig")
+
+
+def awaited_table(
+    addresses: Sequence[str], table: TableConfig | str, timeout_s: float | None, stop: threading.Event
+) -> TableConfig:
+    """Return a table's configuration as `stored_table` does, once a server has it.
+
+    Args:
+        addresses: The servers.
+        table: Its configuration or its name.
+        timeout_s: How long to wait; None waits until `stop` is set.
+        stop: Ends the wait.
+
+    Raises:
+        TypeError: It is neither a configuration nor a name.
+        NotFound: No server had a table of the name in time; the message has those that there are.
+        Unavailable: No server answered in time.
+    """
+    deadline_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+    pause, is_told = Backoff(first_s=0.05, limit_s=_LOOK_S), False
+    while True:
+        try:
+            return stored_table(addresses, table, min(max(deadline_s - time.monotonic(), 0.0), _LOOK_S))
+        except (NotFound, Unavailable) as failure:
+            if stop.is_set() or time.monotonic() >= deadline_s:
+                raise
+            if not is_told:
+                _log.info("waiting for the table", table=table, reason=str(failure))
+            is_told = True
+        stop.wait(pause.next_s())
 
 
 def read_table(addresses: Sequence[str], table: TableConfig | str, *, create: bool) -> TableConfig:

@@ -6,14 +6,12 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import structlog
 import torch
 
 from tidemill.config.fixed import keep_fixed
-from tidemill.config.hindsight import first_priority, item_window
 from tidemill.config.lock_step import LockStep, lock_step_of
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.interface import VectorEnv
@@ -21,21 +19,20 @@ from tidemill.envs.make import make_env
 from tidemill.envs.watch import EnvWatch
 from tidemill.errors import ConfigError
 from tidemill.params.watcher import ParamsWatcher
-from tidemill.replay.limits import fitting_chunk_length
-from tidemill.replay.writing.appender import AppenderState, StreamAppender
-from tidemill.replay.writing.rollout_writer import RolloutWriter
+from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.agents.registry import extra_columns_of, stored_columns
+from tidemill.rl.agents.registry import extra_columns_of
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.actor.lock_step.history import History
 from tidemill.services.actor.lock_step.policy import RoundPolicy
 from tidemill.services.actor.lock_step.round_file import RoundEnd
-from tidemill.services.actor.lock_step.rounds import RoundMessages, RoundPacer, open_epoch
+from tidemill.services.actor.lock_step.rounds import RoundPacer, check_epoch
 from tidemill.services.actor.loop import ActingLoop, PolicyParams, make_throttle
-from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, open_curves, watch_appender
-from tidemill.types import EnvSpec, Signature
+from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, open_curves, watch_writer
+from tidemill.services.actor.writer import open_writer
+from tidemill.types import EnvSpec
 
 _log = structlog.get_logger()
 
@@ -70,22 +67,33 @@ def act_in_lock_step(config: ActorConfig, seed: int, server: BackgroundServer, s
         history = stack.enter_context(closing(History(folder / f"{actor_id}.history")))
         watch = stack.enter_context(EnvWatch(config.env, server.health))
         env = stack.enter_context(closing(watch.watched(make_env(config.env, config.env.num_envs, training=True))))
-        appender = stack.enter_context(_connect(config, actor_id, stored_columns(config.agent, env.spec), file, stop))
-        if not open_epoch(appender, file, stop):
+        policy, kept = _round_policy(config, env.spec, index), RoundEnd.read(file)
+        writer = open_writer(
+            config,
+            actor_id,
+            env.spec.frame_stack,
+            policy.initial_priority,
+            stop,
+            hold=True,
+            epoch=kept.epoch if kept is not None else 0,
+        )
+        if writer is None:
+            _log.info("stopped")
             return
-        watch_appender(appender)
+        stack.enter_context(closing(writer))
+        check_epoch(writer, file)
+        watch_writer(writer)
         watcher = stack.enter_context(ParamsWatcher(config.cluster.params, folder=config.run.params_folder))
-        policy, messages = _round_policy(config, env.spec, index), RoundMessages()
         params = PolicyParams(watcher, policy)
-        pacer = RoundPacer(_lock_step(config), index, policy, messages, appender, history, file)
+        pacer = RoundPacer(_lock_step(config), index, policy, writer, history, file)
         metrics = ActorMetrics(settings.log_every_s, open_curves(config, actor_id, pacer.env_steps, stack))
-        loop = _loop(config, env, policy, params, messages, metrics, partial(pacer.wait, params), stop)
+        loop = _loop(config, env, policy, params, writer, metrics, partial(pacer.wait, params), stop)
         if pacer.load(params, stop):
             server.set_serving(True)
             _log.info("acting in lock-step", actor_id=actor_id, index=index, seed=seed, rounds_before=history.rounds)
             loop.run(seed, stop)
         server.set_serving(False)
-    _log.info("stopped", unacknowledged_chunks=appender.unacknowledged_chunks, epoch=appender.epoch)
+    _log.info("stopped", unacknowledged_chunks=writer.unacknowledged_chunks, epoch=writer.epoch)
 
 
 def _lock_step(config: ActorConfig) -> LockStep:
@@ -97,16 +105,12 @@ def _loop(
     env: VectorEnv,
     policy: RoundPolicy,
     params: PolicyParams,
-    messages: RoundMessages,
+    writer: ReplayWriter,
     metrics: ActorMetrics,
     pacer: Callable[[threading.Event], bool],
     stop: threading.Event,
 ) -> ActingLoop:
-    signature, own = stored_columns(config.agent, env.spec), extra_columns_of(config.agent, env.spec)
-    window = item_window(config.agent, config.table, env.spec.frame_stack)
-    priority = first_priority(config.table, policy.initial_priority)
-    chunk_length = fitting_chunk_length(signature, config.table.chunk_length)
-    writer = RolloutWriter(messages, signature, window, env.num_envs, chunk_length, priority)
+    own = extra_columns_of(config.agent, env.spec)
     throttle = make_throttle(config.actor.max_env_steps_per_s, env.num_envs, stop)
     return ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer)
 
@@ -125,22 +129,6 @@ def _round_policy(config: ActorConfig, env_spec: EnvSpec, index: int) -> RoundPo
             "run.deterministic"
         )
     return policy
-
-
-def _connect(
-    config: ActorConfig, actor_id: str, signature: Signature, file: Path, stop: threading.Event
-) -> StreamAppender:
-    kept = RoundEnd.read(file)
-    return StreamAppender(
-        config.cluster.replay[0],
-        actor_id,
-        config.env.num_envs,
-        signature,
-        [config.table.name],
-        fitting_chunk_length(signature, config.table.chunk_length),
-        stop=stop,
-        state=AppenderState(kept.epoch, ()) if kept is not None else None,
-    )
 
 
 def _build_policy(config: ActorConfig, env_spec: EnvSpec, index: int, number: int) -> Policy:

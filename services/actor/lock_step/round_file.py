@@ -11,7 +11,6 @@ from typing import Any
 
 from tidemill.atomic_files import write_atomically
 from tidemill.errors import FatalError
-from tidemill.replay.writing.append_message import AppendMessage
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class RoundEnd:
         params: Parameters that the next round is played with, safetensors.
         version: Their version.
         learner_steps: Updates behind them.
-        messages: What stores the round.
+        messages: What stores the round, from `ReplayWriter.take_held`.
     """
 
     number: int
@@ -32,11 +31,11 @@ class RoundEnd:
     params: bytes
     version: int
     learner_steps: int
-    messages: tuple[AppendMessage, ...]
+    messages: tuple[bytes, ...]
 
     def write(self, path: Path) -> None:
         """Make or replace the file of an actor; a process that is killed leaves the former one."""
-        parts = [self.params, *(message.request.SerializeToString() for message in self.messages)]
+        parts = [self.params, *self.messages]
         body = b"".join(parts)
         head: dict[str, Any] = {
             "number": self.number,
@@ -69,8 +68,7 @@ class RoundEnd:
         for size in head["sizes"]:
             parts.append(body[start : start + size])
             start += size
-        messages = tuple(AppendMessage.parse(part) for part in parts[1:])
-        return cls(head["number"], head["epoch"], parts[0], head["version"], head["learner_steps"], messages)
+        return cls(head["number"], head["epoch"], parts[0], head["version"], head["learner_steps"], tuple(parts[1:]))
 
 
 def _digest(head: Mapping[str, Any], body: bytes) -> str:

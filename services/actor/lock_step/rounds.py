@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 import torch
 
 from tidemill.config.lock_step import LockStep
-from tidemill.errors import FatalError
+from tidemill.errors import DataLoss, FatalError
 from tidemill.params.blob import unpack
-from tidemill.replay.writing.append_message import AppendMessage, messages_of
-from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
+from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.services.actor.lock_step.history import History
 from tidemill.services.actor.lock_step.policy import RoundPolicy
 from tidemill.services.actor.lock_step.round_file import RoundEnd
@@ -23,28 +20,6 @@ from tidemill.services.actor.loop import PolicyParams
 _STOP_CHECK_S = 0.5
 
 _log = structlog.get_logger()
-
-
-class RoundMessages:
-    """A `ChunkAppender` that keeps what a round's steps become until the round is stored."""
-
-    env_steps = 0  # not asked for: see `RoundPolicy.act`
-
-    def __init__(self) -> None:
-        self._messages: list[AppendMessage] = []
-
-    def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:  # noqa: ARG002 - the interface's
-        """Keep chunks and the items that end in them; never waits."""
-        self._messages += messages_of(chunks, items)
-        return True
-
-    def take(self, step_count: int) -> tuple[AppendMessage, ...]:
-        """Return all that was kept, to be stored one after the other from a step count on."""
-        messages, self._messages = tuple(self._messages), []
-        for message in messages:
-            message.request.data.at_step_count = step_count
-            step_count += message.steps
-        return messages
 
 
 class RoundPacer:
@@ -60,8 +35,7 @@ class RoundPacer:
         lock_step: LockStep,
         actor_index: int,
         policy: RoundPolicy,
-        messages: RoundMessages,
-        appender: StreamAppender,
+        writer: ReplayWriter,
         history: History,
         file: Path,
     ) -> None:
@@ -71,13 +45,12 @@ class RoundPacer:
             lock_step: The run's rounds.
             actor_index: Whose turn comes after those of all with a smaller one.
             policy: Acts, or puts out what the history has.
-            messages: Where the writer's messages are kept.
-            appender: Stores them; its epoch is known.
+            writer: Holds the messages of a round until it is to store them.
             history: The rounds so far.
             file: Of the newest round's end.
         """
-        self._lock_step, self._actor_index, self._policy, self._messages = lock_step, actor_index, policy, messages
-        self._appender, self._history, self._file = appender, history, file
+        self._lock_step, self._actor_index, self._policy = lock_step, actor_index, policy
+        self._writer, self._history, self._file = writer, history, file
         self._past = history.rounds
         self._kept = RoundEnd.read(file)
         self._number, self._place = 1, 0
@@ -126,7 +99,8 @@ class RoundPacer:
         self._policy.begin(self._number, given, is_past=self._number < self._past)
 
     def _finish(self, params: PolicyParams, stop: threading.Event) -> bool:
-        number, messages = self._number, self._messages.take(self._lock_step.turn(self._number, self._actor_index))
+        number = self._number
+        messages = self._writer.take_held(self._lock_step.turn(number, self._actor_index))
         if number < self._past:
             return True
         if number > self._past:
@@ -136,9 +110,12 @@ class RoundPacer:
         else:
             if not self._wait(params, self._lock_step.updates_after(number - 1), stop):
                 return False
-            self._kept = _end_of(number, self._appender.epoch, params, messages)
+            self._kept = _end_of(number, self._writer.epoch, params, messages)
             self._kept.write(self._file)
-        return self._store(messages, stop)
+        try:
+            return self._writer.store(messages)
+        except DataLoss as error:
+            raise _lost() from error
 
     def _wait(self, params: PolicyParams, learner_steps: int, stop: threading.Event) -> bool:
         """Load the parameters after exactly so many updates; return False if `stop` came before them."""
@@ -157,35 +134,14 @@ class RoundPacer:
                 return False
             params.watcher.wait(_STOP_CHECK_S, newer_than=newest.number if newest is not None else 0)
 
-    def _store(self, messages: Sequence[AppendMessage], stop: threading.Event) -> bool:
-        """Store a round; return False if `stop` came before that was acknowledged."""
-        try:
-            self._appender.append_messages(messages)
-            while not self._appender.flush(_STOP_CHECK_S):
-                if stop.is_set():
-                    return False
-        except StreamRestarted as error:
-            raise _lost() from error
-        if self._appender.restarts:
-            raise _lost()
-        return True
 
-
-def open_epoch(appender: StreamAppender, file: Path, stop: threading.Event) -> bool:
-    """Wait until the replay service has named the epoch of the streams; return False if `stop` came before.
-
-    Raises:
-        FatalError: It does not know the epoch that a former process has written to.
-    """
-    while not appender.opened(_STOP_CHECK_S):
-        if stop.is_set():
-            return False
+def check_epoch(writer: ReplayWriter, file: Path) -> None:
+    """Raise FatalError if the replay service does not know the epoch that a former process has written to."""
     kept = RoundEnd.read(file)
-    if kept is not None and kept.epoch != appender.epoch:
+    if kept is not None and kept.epoch != writer.epoch:
         raise _lost()
-    if kept is None and appender.superseded_epoch:
-        _log.info("the former process of this actor stored nothing", epoch=appender.superseded_epoch)
-    return True
+    if kept is None and writer.superseded_epoch:
+        _log.info("the former process of this actor stored nothing", epoch=writer.superseded_epoch)
 
 
 def _lost() -> FatalError:
@@ -195,7 +151,7 @@ def _lost() -> FatalError:
     )
 
 
-def _end_of(number: int, epoch: int, params: PolicyParams, messages: tuple[AppendMessage, ...]) -> RoundEnd:
+def _end_of(number: int, epoch: int, params: PolicyParams, messages: tuple[bytes, ...]) -> RoundEnd:
     newest = params.watcher.newest()
     assert newest is not None
     return RoundEnd(number, epoch, newest.blob, params.version, params.learner_steps, messages)

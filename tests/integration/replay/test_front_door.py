@@ -255,7 +255,7 @@ def _taken(dataset: ReplayDataset) -> ReplayBatch | None:
 
 def test_no_server_is_said_at_once() -> None:
     """The writer refuses to begin, the dataset's batch does not come, each within its time."""
-    with pytest.raises(Unavailable, match=r"no replay service at 127.0.0.1:1 within 0.2 s"):
+    with pytest.raises(Unavailable, match=r"no replay server answered at 127.0.0.1:1 within 0.2 s"):
         ReplayWriter("127.0.0.1:1", steps_table(), timeout_s=0.2)
     with (
         ReplayDataset("127.0.0.1:1", steps_table(), 1, timeout_s=0.2, create=True) as dataset,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,50 @@ def test_streams_begin_again_where_the_server_lost_them(tmp_path: Path) -> None:
             _write(second, range(10, 20), ())
             assert second.restarts == 1
         assert [10, 11, 12] in _items(other.address, tmp_path / "out")
+
+
+def _remembered(writer: ReplayWriter, steps: range) -> None:
+    """Write steps with all that windows can have; every fifth is no decision."""
+    for step in steps:
+        number = np.array([step, 1000 + step])
+        writer.append(
+            {"number": number},
+            is_decision=np.array([step % 5 != 3, True]),
+            beside={"q": number / 4},
+            payload=number.astype(np.int32),
+        )
+
+
+@pytest.mark.parametrize("saved", [1, 9, 12, 22])
+def test_windows_with_priorities_and_payloads_continue(server: LocalServer, tmp_path: Path, saved: int) -> None:
+    """Across episodes: what was given beside the steps before the restart counts in items after it."""
+    window = ItemWindow(
+        length=3,
+        stride=2,
+        priority=lambda steps: steps["number"][0] + steps["q"][-1],
+        history=1,
+        across_episodes=True,
+    )
+    found = []
+    for name, ends in (("u", (40,)), ("v", (saved, 40))):
+        table = replace(_TABLE, name=name, payload_bytes=4)
+        begin, state = 0, None
+        for end in ends:
+            writer = ReplayWriter(server.address, table, num_envs=2, windows=window, chunk_length=4, state=state)
+            _remembered(writer, range(begin, end))
+            begin, state = end, writer.state()
+            if end == 40:
+                writer.flush(WAIT_S)
+            writer.close()
+        export_table(server.address, name, tmp_path / name)
+        exported = ExportedTable(tmp_path / name)
+        priorities, payloads, _ = exported.item_values(0, exported.items)
+        numbers = exported.rows(0, exported.steps)["number"]
+        rows = zip(exported.first_rows.tolist(), exported.lengths.tolist(), strict=True)
+        items = [numbers[first : first + length].tolist() for first, length in rows]
+        found.append(sorted(zip(items, priorities.tolist(), map(bytes, payloads), strict=True)))
+    assert found[0] == found[1]
+    assert len(found[0]) == 16 + 19
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,28 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.support.replay_streams import make_chunk, make_items
 from tidemill.config.lock_step import LockStep
 from tidemill.errors import FatalError
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.services.actor.lock_step.history import History
 from tidemill.services.actor.lock_step.policy import RoundPolicy
 from tidemill.services.actor.lock_step.round_file import RoundEnd
-from tidemill.services.actor.lock_step.rounds import RoundMessages, RoundPacer
+from tidemill.services.actor.lock_step.rounds import RoundPacer
 
 _ENVS = 2
 _UNUSED: Any = None
+_MESSAGES = (b"first", b"", b"third\n")
+
+
+class _Writer:
+    """Has no messages."""
+
+    def take_held(self, at_step_count: int) -> tuple[bytes, ...]:
+        assert at_step_count >= 0
+        return ()
+
+
+_WRITER: Any = _Writer()
 
 
 def _round(number: int) -> dict[str, NDArray[Any]]:
@@ -114,7 +125,7 @@ def test_end_of_a_round_with_a_flipped_bit_is_never_read(
 ) -> None:
     """Its numbers are covered by the digest, too."""
     path = tmp_path_factory.mktemp("flip") / "round"
-    RoundEnd(2, 7, b"params", 3, 40, _messages()).write(path)
+    RoundEnd(2, 7, b"params", 3, 40, _MESSAGES).write(path)
     damaged = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(damaged) - 1))
     damaged[place] ^= 1 << data.draw(st.integers(0, 7))
@@ -123,29 +134,16 @@ def test_end_of_a_round_with_a_flipped_bit_is_never_read(
         RoundEnd.read(path)
 
 
-def _messages() -> tuple[Any, ...]:
-    messages = RoundMessages()
-    for first in (0, 4):
-        chunks = [make_chunk(env, env, first, 4) for env in range(_ENVS)]
-        messages.append(chunks, [make_items(0, [(0, 0, 1), (1, 3, 2)])])
-    return messages.take(100)
-
-
-def test_messages_of_a_round_are_stored_one_after_the_other() -> None:
-    """Each says how many steps are stored before it."""
-    assert [message.request.data.at_step_count for message in _messages()] == [100, 108]
-
-
 def test_end_of_a_round_comes_back(tmp_path: Path) -> None:
     """Parameters and messages are the bytes that were written; the file is replaced as a whole."""
     path = tmp_path / "round"
     assert RoundEnd.read(path) is None
     for number in (1, 2):
-        RoundEnd(number, 7, b"params\n\0", 3, 40, _messages()).write(path)
+        RoundEnd(number, 7, b"params\n\0", 3, 40, _MESSAGES).write(path)
     found = RoundEnd.read(path)
     assert found is not None
     assert (found.number, found.epoch, found.params, found.version, found.learner_steps) == (2, 7, b"params\n\0", 3, 40)
-    assert [message.request for message in found.messages] == [message.request for message in _messages()]
+    assert found.messages == _MESSAGES
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(FatalError, match="is corrupt"):
         RoundEnd.read(path)
@@ -153,10 +151,10 @@ def test_end_of_a_round_comes_back(tmp_path: Path) -> None:
 
 def test_history_of_another_round_than_its_end_is_refused(tmp_path: Path) -> None:
     """With the parameters of a later round, the rounds that are lost would be played otherwise than before."""
-    RoundEnd(3, 7, b"params", 3, 40, _messages()).write(tmp_path / "round")
+    RoundEnd(3, 7, b"params", 3, 40, _MESSAGES).write(tmp_path / "round")
     with closing(History(tmp_path / "history")) as history:
         history.write(_round(1))
-        pacer = RoundPacer(_UNUSED, 0, _UNUSED, RoundMessages(), _UNUSED, history, tmp_path / "round")
+        pacer = RoundPacer(_UNUSED, 0, _UNUSED, _WRITER, history, tmp_path / "round")
         with pytest.raises(FatalError, match="round is of round 3, but 1 rounds are recorded beside it"):
             pacer.load(_UNUSED, threading.Event())
 
@@ -168,7 +166,7 @@ def test_decisions_of_all_actors_are_known_but_while_stored_rounds_are_played_ag
             history.write(_round(number))
         rounds = LockStep(round_steps=3, num_envs=_ENVS, actors=4, updates=1, warm_up=1)
         policy, _ = _policy()
-        pacer = RoundPacer(rounds, 0, policy, RoundMessages(), _UNUSED, history, tmp_path / "round")
+        pacer = RoundPacer(rounds, 0, policy, _WRITER, history, tmp_path / "round")
         found = []
         for _ in range(8):
             pacer.wait(_UNUSED, threading.Event())

@@ -38,11 +38,14 @@ class _Writer:
         self.stop = threading.Event()
         self._count = count
 
-    def add(self, row: Mapping[str, NDArray[Any]], *_: object) -> None:
+    def append(self, row: Mapping[str, NDArray[Any]], **_: object) -> None:
         """Keep a row."""
         self.rows.append(dict(row))
         if len(self.rows) == self._count:
             self.stop.set()
+
+    def push(self) -> None:
+        """Do nothing."""
 
 
 def test_rows_have_the_masks_by_which_their_actions_were_chosen() -> None:

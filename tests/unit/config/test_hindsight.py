@@ -14,6 +14,7 @@ from tidemill.config.load import load, load_config
 from tidemill.config.sections import ActorConfig
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
+from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.types import WindowSpec
 
 DQN = {"algorithm": "dqn", "n_step": 1}
@@ -33,13 +34,13 @@ def count_and_first_reward(steps: Mapping[str, NDArray[Any]]) -> NDArray[np.floa
 
 
 def test_first_priority_is_of_the_transition_alone() -> None:
-    """The two steps of the transition as it was made; a table that looks at no priorities has none."""
+    """The two steps of the transition as it was made; in a table that looks at no priorities all items are alike."""
     steps = {"reward": np.array([[0.25, 0.5], *[[9.0, 9.0]] * 5], np.float32)}
     for hindsight, length in ((0.8, 2), (0.0, 6)):
         priority = first_priority(TableSettings(sampler="prioritized", hindsight=hindsight), count_and_first_reward)
-        assert priority is not None
-        assert priority(steps).tolist() == [length + 0.25, length + 0.5]
-    assert first_priority(TableSettings(hindsight=0.8), count_and_first_reward) is None
+        assert callable(priority)
+        assert priority(steps).tolist() == [length + 0.25 + SMALLEST_PRIORITY, length + 0.5 + SMALLEST_PRIORITY]
+    assert first_priority(TableSettings(hindsight=0.8), count_and_first_reward) == 1.0 + SMALLEST_PRIORITY
 
 
 @pytest.mark.parametrize(

@@ -173,3 +173,15 @@ def test_step_without_a_column() -> None:
     """The error names it."""
     with pytest.raises(InvalidArgument, match=r"lacks columns \['image', 'tokens'\]"):
         _READER.read({"reward": 0.5}, ())
+
+
+def test_flat_step_has_columns_by_their_names() -> None:
+    """As an actor makes them: arrays of the very dtypes and shapes are taken as they are, others are converted."""
+    reader = StepReader(signature_like({"inner": {"number": 0}, "reward": 0.5}))
+    exact = {"inner__number": np.zeros(2, np.int64), "reward": np.ones(2, np.float32)}
+    assert reader.read(exact, (2,)) is exact
+    read = reader.read({"inner__number": [1, 2], "reward": np.ones(2)}, (2,))
+    assert [column.dtype.name for column in read.values()] == ["int64", "float32"]
+    assert reader.read({"inner": {"number": 3}, "reward": 1.0}, ())["inner__number"] == 3
+    with pytest.raises(InvalidArgument, match=r"column 'reward' has shape \(3,\), must have \(2,\)"):
+        reader.read(exact | {"reward": np.ones(3, np.float32)}, (2,))

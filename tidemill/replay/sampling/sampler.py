@@ -75,18 +75,18 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
     the sampler every method raises `FailedPrecondition`, but `close`, which does nothing; pickled, it is opened again.
 
     Example:
-        The table is the one that the example of `RolloutWriter` fills.
+        The table is the one that the example of `ReplayWriter` fills.
 
         >>> import tidemill
         >>> from tidemill.codec import decode
         >>> with tidemill.ReplayClient("127.0.0.1:7401") as replay:
-        ...     table = replay.describe_table("cartpole").config
+        ...     table = replay.describe_table("pairs").config
         >>> with tidemill.ReplaySampler(["127.0.0.1:7401"], table, batch_size=8) as sampler:
         ...     batch = next(sampler)
         ...     sampler.update_priorities(batch.keys, [1.0] * 8)
         >>> rows = decode(table.signature, batch, table.max_item_steps)
         >>> rows.columns["observation"][rows.index].shape  # 8 items of 2 steps
-        (8, 2, 4)
+        (8, 2, 2)
     """
 
     def __init__(  # noqa: PLR0913 - each is one decision of the caller

@@ -1,4 +1,4 @@
-"""The appending side of the replay client over several shards: what an actor writes its streams with."""
+"""The appending side of the replay client: what a writer sends its streams with, to one server or to several."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from tidemill.errors import TidemillError, Unavailable
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.limits import MAX_MESSAGE_BYTES
-from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.shards.placement import ShardPlacement
 from tidemill.replay.shards.probe import ShardProbe
-from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
+from tidemill.replay.writing.append_message import AppendMessage, messages_of
+from tidemill.replay.writing.appender import AppenderState, StreamAppender, StreamRestarted
 from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.types import Signature
 
@@ -28,20 +32,20 @@ _log = LateLogger()
 
 
 class ShardedAppender:
-    """Sends one actor's streams to one shard at a time; each chunk and item is stored at most once in all of them.
+    """Sends a writer's streams to one server at a time; each chunk and item is stored at most once in all of them.
 
-    The shard is the first by rendezvous hash of the actor's name that is alive, see `ShardPlacement`. When the actor
-    moves, its streams start again from step 0: the next `append` raises `StreamRestarted`, having taken nothing. What
-    was acknowledged stays with the shard that did so. A live shard is left only with nothing
-    unacknowledged. On leaving a dead one, what it had not acknowledged is dropped and counted in `dropped_chunks`, and
-    never sent to another: the dead shard may have stored it, and come back with it.
+    With one address it is a `StreamAppender`. With several, the shard is the first by rendezvous hash of the writer's
+    name that is alive, see `ShardPlacement`. When the streams move, they start again from step 0: the next `append`
+    raises `StreamRestarted`, having taken nothing. What was acknowledged stays with the shard that did so. A live shard
+    is left only with nothing unacknowledged. On leaving a dead one, what it had not acknowledged is dropped and counted
+    in `dropped_chunks`, and never sent to another: the dead shard may have stored it, and come back with it.
 
-    The owner calls every method from one thread; another one probes the shards.
+    The owner calls every method from one thread; where there are several shards another one probes them.
     """
 
     def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
-        directory: ShardDirectory,
+        addresses: Sequence[str] | ShardDirectory,
         actor_id: str,
         env_count: int,
         signature: Signature,
@@ -51,13 +55,14 @@ class ShardedAppender:
         max_in_flight_chunks: int = 256,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         stop: threading.Event | None = None,
-        prepare: Callable[[str], None] | None = None,
+        prepare: Callable[[str], None] = lambda _: None,
+        state: AppenderState | None = None,
     ) -> None:
         """Choose a shard and start connecting in the background.
 
         Args:
-            directory: The shards; stays the caller's to close.
-            actor_id: Name of the actor, unique among those that append at the same time.
+            addresses: Of the servers, as `ShardDirectory` takes them; a directory stays the caller's to close.
+            actor_id: Name of the writer, unique among those that append at the same time.
             env_count: Number of streams, one for each environment.
             signature: Columns of the streams, equal to that of every table named.
             tables: Names of the tables that items may go to.
@@ -66,9 +71,19 @@ class ShardedAppender:
             max_message_bytes: See `StreamAppender`.
             stop: Ends every wait when set.
             prepare: Called with the address of a shard before each attempt to connect to it, in the thread that does.
+            state: See `StreamAppender`; with one address only.
+
+        Raises:
+            InvalidArgument: There is a state, and more than one address.
         """
-        self._directory, self._stop = directory, stop or threading.Event()
-        self._own_directory: ShardDirectory | None = None
+        self._stop = stop or threading.Event()
+        self._is_alone = not isinstance(addresses, ShardDirectory) and not is_sharded(addresses)
+        if state is not None and not self._is_alone:
+            raise InvalidArgument("state is given, must be None with several servers")
+        self._owns_directory = not isinstance(addresses, ShardDirectory)
+        self._directory = addresses if isinstance(addresses, ShardDirectory) else ShardDirectory(addresses)
+        self._env_count = env_count
+        self._max_message_bytes = max_message_bytes
         self._lock = threading.Lock()  # guards the placement and the probe
         self._placement, self._probe = ShardPlacement(actor_id), ShardProbe()
         self._error: BaseException | None = None
@@ -84,7 +99,8 @@ class ShardedAppender:
                 max_in_flight_chunks=max_in_flight_chunks,
                 max_message_bytes=max_message_bytes,
                 stop=self._stop,
-                prepare=partial(prepare, address) if prepare is not None else lambda: None,
+                prepare=partial(prepare, address),
+                state=state,
             )
 
         self._open = open_appender
@@ -95,44 +111,11 @@ class ShardedAppender:
         self._moves = self._restarts = self._dropped_chunks = 0
         self._blocked_s = 0.0
         self._next_leave_s = time.monotonic()
-        self._steer()
         self._closed = threading.Event()
+        self._steer()
         self._thread = threading.Thread(target=self._observe, name=f"watch-shards-{actor_id}", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def connect(  # noqa: PLR0913 - those of the constructor
-        cls,
-        addresses: Sequence[str],
-        actor_id: str,
-        env_count: int,
-        signature: Signature,
-        tables: Sequence[str],
-        chunk_length: int,
-        *,
-        max_in_flight_chunks: int = 256,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        stop: threading.Event | None = None,
-        prepare: Callable[[str], None] | None = None,
-    ) -> Self:
-        """Return an appender to the servers at these addresses: one, several, or all behind a DNS name.
-
-        The arguments are those of the constructor; addresses are as `ShardDirectory` takes them.
-        """
-        appender = cls(
-            directory := ShardDirectory(addresses),
-            actor_id,
-            env_count,
-            signature,
-            tables,
-            chunk_length,
-            max_in_flight_chunks=max_in_flight_chunks,
-            max_message_bytes=max_message_bytes,
-            stop=stop,
-            prepare=prepare,
-        )
-        appender._own_directory = directory
-        return appender
+        if not self._is_alone:
+            self._thread.start()
 
     def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
         """Queue chunks and the items that end in them, as `StreamAppender.append` does; may move to another first.
@@ -142,25 +125,37 @@ class ShardedAppender:
             Unavailable: `timeout_s` passed; nothing was taken.
             TidemillError: as `StreamAppender.append` raises.
         """
+        return self.append_messages(messages_of(chunks, items, self._max_message_bytes), timeout_s)
+
+    def append_messages(self, messages: Sequence[AppendMessage], timeout_s: float | None = None) -> bool:
+        """Queue messages that were packed before, as `append` does with those it packs; see there."""
         started_s = time.monotonic()
         while not self._closed.is_set():
             self._steer()
             if self._has_moved:
                 self._has_moved = False
                 raise StreamRestarted(f"this actor's streams continue at replay shard {self._placement.shard}")
-            waited_s = time.monotonic() - started_s
-            left_s = _WAIT_S if timeout_s is None else min(_WAIT_S, max(timeout_s - waited_s, 0.0))
+            left_s = None if timeout_s is None else max(started_s + timeout_s - time.monotonic(), 0.0)
+            wait_s = left_s if self._is_alone else min(_WAIT_S, _WAIT_S if left_s is None else left_s)
             if self._appender is not None:
                 try:
-                    return self._appender.append(chunks, items, timeout_s=left_s)
+                    return self._appender.append_messages(messages, wait_s)
                 except Unavailable:
-                    if timeout_s is not None and waited_s >= timeout_s:
+                    if wait_s == left_s:
                         raise
-            elif self._stop.wait(left_s):
+            elif self._stop.wait(wait_s):
                 return False
-            elif timeout_s is not None and waited_s >= timeout_s:
+            elif wait_s == left_s:
                 raise Unavailable(f"no replay shard is known after {timeout_s:g} s")
         return False
+
+    def state(self) -> AppenderState:
+        """Return where it is now. FailedPrecondition: there are several servers."""
+        if not self._is_alone or self._appender is None:
+            raise FailedPrecondition(
+                "a writer to several servers has no state: what one of them has, no other knows of"
+            )
+        return self._appender.state()
 
     def has_room(self, chunks: int) -> bool:
         """Return whether `append` would return or raise at once with so many chunks; may move to another first."""
@@ -192,11 +187,17 @@ class ShardedAppender:
             self._appender.close()
         for thread in self._closing:
             thread.join(_LEAVE_S)
-        self._thread.join(_LEAVE_S)
+        if not self._is_alone:
+            self._thread.join(_LEAVE_S)
         with self._lock:
             self._probe.close()
-        if self._own_directory is not None:
-            self._own_directory.close()
+        if self._owns_directory:
+            self._directory.close()
+
+    @property
+    def next_steps(self) -> NDArray[np.int64]:
+        """The step of each stream that the present shard wants next, int64 [N]; see `StreamAppender`."""
+        return self._appender.next_steps if self._appender else np.zeros(self._env_count, np.int64)
 
     @property
     def max_request_bytes(self) -> int:
@@ -278,6 +279,8 @@ class ShardedAppender:
 
     def _steer(self) -> None:
         """Move if it is time."""
+        if self._is_alone and self._appender is not None:
+            return
         if self._error is not None:
             raise self._error
         addresses = self._addresses()

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,23 +27,24 @@ from tidemill.replay.limits import (
     most_chunk_bytes,
     payload_room,
 )
-from tidemill.replay.named_table import addresses_of, stored_table
+from tidemill.replay.named_table import addresses_of, awaited_table, stored_table
 from tidemill.replay.shards.appender import ShardedAppender
-from tidemill.replay.shards.directory import is_sharded
 from tidemill.replay.shards.table import shard_config
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.writing.appender import AppenderState, StreamAppender, StreamRestarted
+from tidemill.replay.writing.append_message import AppendMessage, messages_of
+from tidemill.replay.writing.appender import AppenderState, StreamRestarted
 from tidemill.replay.writing.chunk import Chunk, check_priorities
 from tidemill.replay.writing.state import WriterProgress, arguments_of, new_name, pack_writer, unpack_writer
 from tidemill.replay.writing.steps import StepReader
-from tidemill.replay.writing.stream_items import ItemWindow, StreamItems
+from tidemill.replay.writing.stream_items import PAYLOAD, ItemWindow, StreamItems
 from tidemill.replay.writing.stream_rows import StreamRows
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES as CHANNEL_MESSAGE_BYTES
-from tidemill.rpc.channel import Backoff
+from tidemill.rpc.channel import Backoff, open_channel
 from tidemill.rpc.fork import OwnerProcess
+from tidemill.rpc.readiness import why_not
 from tidemill.rpc.reopened import Reopened
 
-_STEER_S = 0.5  # how soon another of several servers is tried while none has answered
+_LOOK_S = 0.5  # how soon a wait notices that it shall stop, or that another of several servers is to be tried
 FLUSH_S = 30.0
 """How long `flush` waits unless the caller says otherwise, in seconds."""
 _FAILED_FLUSH_S = 2.0
@@ -82,7 +82,7 @@ class ReplayWriter(Reopened):
         ...     writer.flush(timeout_s=10.0)
     """
 
-    def __init__(  # noqa: PLR0913 - each is one decision of the caller
+    def __init__(  # noqa: PLR0913, PLR0915 - each is one decision of the caller
         self,
         addresses: str | Sequence[str],
         tables: TableConfig | str | Sequence[TableConfig | str],
@@ -93,10 +93,13 @@ class ReplayWriter(Reopened):
         chunk_length: int = 16,
         max_in_flight_chunks: int = 64,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        timeout_s: float = 10.0,
+        timeout_s: float | None = 10.0,
+        create: bool = True,
         stop: threading.Event | None = None,
         state: bytes | None = None,
         replays: bool = False,
+        hold: bool = False,
+        epoch: int = 0,
     ) -> None:
         """Create the tables that are not there, and open the streams.
 
@@ -113,12 +116,17 @@ class ReplayWriter(Reopened):
             max_in_flight_chunks: Chunks of each environment that may be unacknowledged before `append` waits.
             max_message_bytes: Bytes of the largest message that is sent, at least 65,536, and at most what the server
                 takes (`server.max_request_bytes`, by default 20 MiB).
-            timeout_s: How long to wait for the server now.
+            timeout_s: How long to wait for the server now; None waits until it answers or `stop` is set.
+            create: Whether to create tables that the server does not have. Otherwise they are waited for, now and
+                whenever a server has lost them: another program creates them.
             stop: Ends every wait when set.
             state: What `state` of a writer that is gone returned: its streams are continued, with its name. All other
                 arguments are as they were.
             replays: Whether the program will repeat, call by call, what it did after it saved `state`: what the server
                 has of it is recognised. Otherwise see `interrupted`.
+            hold: Whether nothing is sent before `store`: `take_held` returns the messages meanwhile.
+            epoch: `epoch` of a writer with `hold` that is gone. This one repeats its steps from the first on; what the
+                server has of them is recognised.
 
         Raises:
             InvalidArgument: An argument is out of range, the tables differ in signature, a window is too long, or
@@ -127,14 +135,15 @@ class ReplayWriter(Reopened):
             DataLoss: `state` is damaged.
             NotFound: The server has no table of the name.
             AlreadyExists: The server has a table of that name with another configuration.
-            Unavailable: No server answered within `timeout_s`.
+            Unavailable: No server answered within `timeout_s`, or `stop` was set.
         """
         self._owner = OwnerProcess("ReplayWriter")
         self._addresses = addresses_of(addresses)
-        check_number("timeout_s", timeout_s)
+        check_number("timeout_s", timeout_s, or_none=True)
         check_type("tables", tables, (TableConfig, str, list, tuple), "a TableConfig, the name of a table, or a list")
+        self._stop, self._creates = stop or threading.Event(), create
         given = (tables,) if isinstance(tables, TableConfig | str) else tuple(tables)
-        self._tables = tuple(stored_table(self._addresses, table, timeout_s) for table in given)
+        self._tables = tuple(self._found(table, timeout_s) for table in given)
         self._are_named = [isinstance(table, str) for table in given]
         self._parts = tuple(
             table if is_named else shard_config(table, len(self._addresses))
@@ -157,19 +166,32 @@ class ReplayWriter(Reopened):
         history = max(max(table.max_item_steps for table in self._tables) - 1, 1)  # 1: for an item made after `flush`
         self._rows = StreamRows(signature, envs, chunk_length, history)
         self._items = StreamItems(self._tables, self._rows, windows, max_message_bytes)
+        self._wants_beside = self._items.wants_beside
+        self._payload_bytes = self._items.payload_bytes
         self._interrupted = np.zeros(envs, np.bool_)
         self._awaited_s, self._told_dropped, self._is_closed = 0.0, 0, False
         self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
-        before = WriterProgress(name or new_name())
+        before = WriterProgress(name or new_name(), appender=AppenderState(epoch, ()) if epoch else None)
         if state is not None:
             before = unpack_writer(state, self._arguments, name, self._rows, self._items)
         self._name, self._params_version = before.name, before.params_version
+        self._held: list[AppendMessage] | None = [] if hold else None
         self._clients: dict[str, ReplayClient] = {}
-        if not is_sharded(self._addresses):
-            self._prepare(self._addresses[0], timeout_s)
-        self._appender = self._open(before.appender, max_in_flight_chunks * envs, stop)
+        self._appender = ShardedAppender(
+            self._addresses,
+            self._name,
+            envs,
+            signature,
+            tuple(self._names),
+            chunk_length,
+            max_in_flight_chunks=max_in_flight_chunks * envs,
+            max_message_bytes=max_message_bytes,
+            stop=self._stop,
+            prepare=self._create_tables,
+            state=before.appender,
+        )
         self._connect(timeout_s)
-        if before.appender is not None and not replays:
+        if state is not None and not replays:
             self._begin_behind()
 
     def append(
@@ -178,15 +200,26 @@ class ReplayWriter(Reopened):
         *,
         env: int | None = None,
         params_version: int = 0,
+        is_decision: ArrayLike | None = None,
+        beside: Mapping[str, ArrayLike] | None = None,
+        payload: ArrayLike | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Take the next step of every environment, or of one.
 
         Args:
             step: A dict or tuple of arrays and scalars, nested as you like, that flattens to the columns of the tables
-                (`tidemill.replay.writing.steps`): with `num_envs` each [N, ...]. Its values are copied.
+                (`tidemill.replay.writing.steps`): with `num_envs` each [N, ...]. Its values are copied. A flat dict of
+                arrays that have the dtypes and shapes of the columns costs least.
             env: The one environment that it is of; its step then has no leading dimension.
             params_version: Version of the parameters that chose the action, given back with samples; 0 for none.
+            is_decision: Whether it is a decision of the agent, bool [N]. What is none, such as a row with an episode's
+                last observation, is not counted in `env_steps` and starts no window. None: every step is one.
+            beside: Columns that are not stored, each [N, ...], for the priorities that windows compute; the same names,
+                shapes and dtypes with every step.
+            payload: What the items of windows that start with this step carry, such as a recurrent state: [N, ...],
+                with as many bytes of each environment as the tables' payloads. Of a window with a history it is that of
+                the first step behind the history.
             timeout_s: Longest wait where too much is unacknowledged; None waits as long as it takes.
 
         Raises:
@@ -196,15 +229,21 @@ class ReplayWriter(Reopened):
         """
         self._check_open()
         envs = self._envs_of(env)
-        columns = self._reader.read(step, self._batch if env is None else ())
+        batch = self._batch if env is None else ()
+        columns = self._reader.read(step, batch)
+        if self._wants_beside or self._payload_bytes or payload is not None:
+            columns = {**columns, **self._beside(beside, payload, batch)}
+        if is_decision is not None:
+            is_decision = np.asarray(is_decision, np.bool_)
+            if is_decision.shape != batch:
+                raise InvalidArgument(f"is_decision has shape {is_decision.shape}, must have {batch}")
         if self._is_step_checked:
             self._check_step(columns, is_batch=env is None and bool(self._batch))
-        full = envs[self._rows.filled[envs] == self._rows.chunk_length]
+        full = self._rows.full(envs)
         if len(full):
             self._send(full, timeout_s)
-        self._rows.add(columns, envs, alone=env is not None or not self._batch)
+        self._rows.add(columns, envs, is_decision)
         self._params_version = params_version
-        self._items.added_rows(envs)
 
     async def append_async(
         self,
@@ -212,17 +251,42 @@ class ReplayWriter(Reopened):
         *,
         env: int | None = None,
         params_version: int = 0,
+        is_decision: ArrayLike | None = None,
+        beside: Mapping[str, ArrayLike] | None = None,
+        payload: ArrayLike | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Take a step as `append` does, with its arguments and errors. A call that is cancelled has taken none."""
         self._check_open()
-        full = int((self._rows.filled[self._envs_of(env)] == self._rows.chunk_length).sum())
+        full = len(self._rows.full(self._envs_of(env)))
         began_s = time.monotonic()
         try:
             await self._until(lambda: not full or self._appender.has_room(full), timeout_s, began_s)
         finally:
             self._awaited_s += time.monotonic() - began_s
-        self.append(step, env=env, params_version=params_version, timeout_s=0.0)
+        self.append(
+            step,
+            env=env,
+            params_version=params_version,
+            is_decision=is_decision,
+            beside=beside,
+            payload=payload,
+            timeout_s=0.0,
+        )
+
+    def push(self, timeout_s: float | None = None) -> None:
+        """Send the chunks that are full now and not with the next `append`, which `create_item` may still precede.
+
+        Call it after each `append` where all items are those of windows: what ends in a full chunk is sampled a step
+        earlier. `end_episode` makes no partial items of steps that were sent.
+
+        Raises:
+            Unavailable: `timeout_s` passed, or `stop` was set while it waited; the next call sends them.
+        """
+        self._check_open()
+        full = self._rows.full(self._rows.all)
+        if len(full):
+            self._send(full, timeout_s)
 
     def create_item(
         self,
@@ -287,8 +351,10 @@ class ReplayWriter(Reopened):
             Unavailable: The server has not acknowledged everything within `timeout_s` seconds; nothing is lost by that.
             DataLoss: Before the server acknowledged all that was sent, it lost the streams, as one in memory that is
                 restarted, or another took its place; said once, and what comes after it is stored.
+            FailedPrecondition: It holds its messages: see `take_held`.
         """
         self._check_open()
+        self._check_not_held()
         began_s = time.monotonic()
         for envs, continues in self._flushed_parts():
             self._send(envs, timeout_s, continues=continues)
@@ -299,12 +365,47 @@ class ReplayWriter(Reopened):
     async def flush_async(self, timeout_s: float = FLUSH_S) -> None:
         """Do as `flush` does, with its errors; what a call that is cancelled has sent stays sent."""
         self._check_open()
+        self._check_not_held()
         began_s = time.monotonic()
         for envs, continues in self._flushed_parts():
             await self._until(lambda: self._appender.has_room(len(envs)), timeout_s, began_s)  # noqa: B023 - called here
             self._send(envs, 0.0, continues=continues)
         await self._until(lambda: self._appender.flush(0.0), timeout_s, began_s)
         self._check_kept()
+
+    def take_held(self, at_step_count: int) -> tuple[bytes, ...]:
+        """Return the messages of all full chunks since the last call, for `store` of this writer or of a later one.
+
+        Args:
+            at_step_count: Steps of all writers that the server stores before the first of them: it waits for these.
+        """
+        self._check_open()
+        if self._held is None:
+            raise FailedPrecondition("the writer holds no messages: give `hold=True`")
+        self.push()
+        messages, self._held = self._held, []
+        for message in messages:
+            message.request.data.at_step_count = at_step_count
+            at_step_count += message.steps
+        return tuple(message.request.SerializeToString() for message in messages)
+
+    def store(self, messages: Sequence[bytes]) -> bool:
+        """Send messages of `take_held` and wait until the server has them; return False if `stop` was set before.
+
+        Raises:
+            DataLoss: The server has lost the streams.
+        """
+        self._check_open()
+        try:
+            is_sent = self._appender.append_messages(tuple(map(AppendMessage.parse, messages)))
+        except StreamRestarted as restarted:
+            raise DataLoss(str(restarted)) from restarted
+        while is_sent and not self._appender.flush(_LOOK_S):
+            if self._stop.is_set():
+                return False
+        if self._appender.restarts:
+            raise DataLoss("the server has lost the streams of this writer")
+        return is_sent
 
     def state(self) -> bytes:
         """Return all that another writer needs to go on here: steps and items that are not stored, and the place.
@@ -315,10 +416,7 @@ class ReplayWriter(Reopened):
         before to make it small.
         """
         self._owner.check()
-        if not isinstance(self._appender, StreamAppender):
-            raise FailedPrecondition(
-                "a writer to several servers has no state: what one of them has, no other knows of"
-            )
+        self._check_not_held()
         progress = WriterProgress(self._name, self._params_version, self._appender.state())
         return pack_writer(self._arguments, progress, self._rows, self._items)
 
@@ -335,6 +433,26 @@ class ReplayWriter(Reopened):
     def episode_steps(self, env: int = 0) -> int:
         """Return the steps of an environment's episode so far: the most that an item of it may have."""
         return int(self._rows.episode_steps[env])
+
+    @property
+    def starts_window(self) -> bool:
+        """Whether the next step is the first of a window with `across_episodes`."""
+        return self._items.starts_window
+
+    @property
+    def env_steps(self) -> int:
+        """Decisions stored by the present server, of all writers, as of the newest acknowledgement."""
+        return self._appender.env_steps
+
+    @property
+    def epoch(self) -> int:
+        """Number that the present server has given these streams, another each time they begin."""
+        return self._appender.epoch
+
+    @property
+    def superseded_epoch(self) -> int:
+        """Epoch of the streams of a former writer of this name that these took the place of; 0 if there were none."""
+        return self._appender.superseded_epoch
 
     @property
     def unacknowledged_chunks(self) -> int:
@@ -378,40 +496,35 @@ class ReplayWriter(Reopened):
         for client in list(self._clients.values()):
             client.close()
 
-    def _prepare(self, address: str, timeout_s: float) -> None:
-        self._clients[address] = client = ReplayClient(address)
-        try:
-            client.wait_for_ready(timeout_s)
-            self._create_tables(address)
-        except BaseException:
-            client.close()
-            raise
+    def _found(self, table: TableConfig | str, timeout_s: float | None) -> TableConfig:
+        """Return the configuration of a table; one that is named and not to be created may be waited for."""
+        if self._creates and timeout_s is not None:
+            return stored_table(self._addresses, table, timeout_s)
+        return awaited_table(self._addresses, table, timeout_s, self._stop)
 
-    def _open(
-        self, state: AppenderState | None, max_in_flight: int, stop: threading.Event | None
-    ) -> StreamAppender | ShardedAppender:
-        streams = (self._name, self._num_envs, self._signature, tuple(self._names), self._rows.chunk_length)
-        options: dict[str, Any] = {"max_in_flight_chunks": max_in_flight, "stop": stop}
-        options["max_message_bytes"] = self._max_message_bytes
-        if is_sharded(self._addresses):
-            if state is not None:
-                raise InvalidArgument("state is given, must be None with several servers")
-            return ShardedAppender.connect(self._addresses, *streams, prepare=self._create_tables, **options)
-        address = self._addresses[0]
-        prepare = partial(self._create_tables, address)
-        return StreamAppender(address, *streams, prepare=prepare, state=state, **options)
-
-    def _connect(self, timeout_s: float) -> None:
-        deadline_s = time.monotonic() + timeout_s
+    def _connect(self, timeout_s: float | None) -> None:
+        deadline_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         try:
-            while not self._appender.opened(min(max(deadline_s - time.monotonic(), 0.0), _STEER_S)):
-                if time.monotonic() >= deadline_s:
-                    where = " or ".join(self._addresses)
-                    raise Unavailable(f"no replay server answered at {where} within {timeout_s:g} s")
+            while not self._appender.opened(min(max(deadline_s - time.monotonic(), 0.0), _LOOK_S)):
+                if time.monotonic() >= deadline_s or self._stop.is_set():
+                    raise self._unopened(timeout_s)
             self._check_server()
         except BaseException:
             self.close()
             raise
+
+    def _unopened(self, timeout_s: float | None) -> Unavailable:
+        where, failure = " or ".join(self._addresses), self._appender.last_failure
+        when = "before `stop` was set" if timeout_s is None or self._stop.is_set() else f"within {timeout_s:g} s"
+        why = str(failure or "")
+        if failure is None:  # no attempt has ended yet
+            with open_channel(self._addresses[0]) as channel:
+                why = why_not(channel)
+        return Unavailable(f"no replay server answered at {where} {when}{why and f': {why}'}")
+
+    def _check_not_held(self) -> None:
+        if self._held is not None:
+            raise FailedPrecondition("the writer holds its messages: use `take_held` and `store`")
 
     def _check_server(self) -> None:
         """Raise InvalidArgument if the server would refuse a chunk of these streams for its size."""
@@ -436,9 +549,52 @@ class ReplayWriter(Reopened):
                     "columns, or a greater max_message_bytes (and server.max_request_bytes)"
                 )
 
+    def _beside(
+        self, beside: Mapping[str, ArrayLike] | None, payload: ArrayLike | None, batch: tuple[int, ...]
+    ) -> dict[str, NDArray[Any]]:
+        """Return what is kept of a step and is no column of it, each [*batch, ...], as it was with the first step."""
+        kept: dict[str, NDArray[Any]] = {}
+        if self._wants_beside and beside is not None:
+            kept = {name: np.asarray(values) for name, values in beside.items()}
+        if self._payload_bytes or (payload is not None and np.size(payload)):
+            kept[PAYLOAD] = self._payload(payload, batch)
+        known = self._rows.beside
+        if kept and not known and not self._rows.stream_steps.any():
+            self._begin_beside(kept, batch)
+        if kept.keys() != known.keys():
+            raise InvalidArgument(
+                f"beside has columns {sorted(kept)}, must have {sorted(known)} as with the first step"
+            )
+        for name, values in kept.items():
+            if values.shape != (*batch, *known[name].shape[2:]):
+                wanted = (*batch, *known[name].shape[2:])
+                raise InvalidArgument(f"column {name!r} of beside has shape {values.shape}, must have {wanted}")
+        return kept
+
+    def _begin_beside(self, kept: Mapping[str, NDArray[Any]], batch: tuple[int, ...]) -> None:
+        """Make room for columns of `beside`. InvalidArgument: one is stored, too, or is not of every environment."""
+        for name, values in kept.items():
+            if name in self._rows.names:
+                raise InvalidArgument(f"beside has column {name!r}, which is stored: windows see it in any case")
+            if values.shape[: len(batch)] != batch:
+                raise InvalidArgument(f"column {name!r} of beside has shape {values.shape}, must begin with {batch}")
+        self._rows.keep_beside(kept, is_batch=bool(batch))
+
+    def _payload(self, payload: ArrayLike | None, batch: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Return the bytes of a step's payloads, uint8 [*batch, bytes]."""
+        if payload is None:
+            raise InvalidArgument(f"payload is None, must have {self._payload_bytes} bytes: items of windows carry it")
+        array = np.ascontiguousarray(payload)
+        if array.nbytes != self._payload_bytes * (batch[0] if batch else 1) or array.shape[: len(batch)] != batch:
+            raise InvalidArgument(
+                f"payload has shape {array.shape} and {array.nbytes} bytes, must have {self._payload_bytes} bytes of "
+                "each environment, as the payloads of the windows' table"
+            )
+        return array.reshape(*batch, -1).view(np.uint8)
+
     def _begin_behind(self) -> None:
         """Go on behind what the server has of each environment, if that is more than the state knew of."""
-        if not isinstance(self._appender, StreamAppender) or self._appender.restarts:
+        if self._appender.restarts:
             return  # it has lost the streams, which begin again
         next_steps = self._appender.next_steps
         self._interrupted = next_steps > self._rows.first_step
@@ -453,6 +609,8 @@ class ReplayWriter(Reopened):
 
         One that was named is made only where it is not: an actor's token may write to a table and not make it.
         """
+        if not self._creates:
+            return
         if address not in self._clients:
             self._clients[address] = ReplayClient(address)
         client = self._clients[address]
@@ -500,13 +658,15 @@ class ReplayWriter(Reopened):
 
         The next chunks begin with the steps that items may need, which may be more than one. Send each before the next.
         """
+        self._items.find()
         waiting = [env for env in range(self._num_envs) if self._rows.fresh[env] or self._items.pending_in(env)]
         if not waiting:
             return
-        repeated = {env: self._rows.tail(env) for env in waiting}
+        across_episodes = self._items.across_episodes
+        repeated = {env: self._rows.tail(env, across_episodes=across_episodes) for env in waiting}
         yield np.array(waiting, np.int64), False
         for env, rows in repeated.items():
-            while len(rows := self._rows.repeat(env, rows)):
+            while len((rows := self._rows.repeat(env, rows))[""]):
                 yield np.array([env]), True
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float | None, began_s: float) -> None:
@@ -543,7 +703,10 @@ class ReplayWriter(Reopened):
         """
         while True:
             try:
-                if not self._appender.append(self._chunks(envs), self._items.batches(envs), timeout_s):
+                chunks, items = self._chunks(envs), self._items.batches(envs)
+                if self._held is not None:
+                    self._held += messages_of(chunks, items, self._max_message_bytes)
+                elif not self._appender.append(chunks, items, timeout_s):
                     raise Unavailable("`stop` was set before the steps were sent")
                 break
             except StreamRestarted as restarted:
@@ -559,11 +722,11 @@ class ReplayWriter(Reopened):
                 env_index=env,
                 first_step=int(rows.first_step[env]),
                 step_count=rows.chunk_length,
-                decision_count=int(rows.fresh[env]),
+                decision_count=decisions,
                 params_version=self._params_version,
                 blocks=encode(self._signature, rows.chunk(env)),
             )
-            for env in envs.tolist()
+            for env, decisions in zip(envs.tolist(), rows.decisions(envs).tolist(), strict=True)
         ]
 
     def __enter__(self) -> Self:
@@ -573,7 +736,7 @@ class ReplayWriter(Reopened):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Flush and close; where an error ended the block, that one is raised and a failure to flush is logged."""
         try:
-            if self._owner.is_here and not self._is_closed:
+            if self._owner.is_here and not self._is_closed and self._held is None:
                 self.flush(FLUSH_S if kind is None else _FAILED_FLUSH_S)
         except TidemillError as failure:
             if kind is None:

@@ -1,0 +1,66 @@
+"""The writer of an actor: which steps of its environments become items of the replay table."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.config.hindsight import first_priority, item_window
+from tidemill.config.sections import ActorConfig
+from tidemill.errors import NotFound, Unavailable
+from tidemill.replay.writing.stream_items import ItemWindow
+from tidemill.replay.writing.writer import ReplayWriter
+
+
+def open_writer(
+    config: ActorConfig,
+    actor_id: str,
+    frame_stack: int,
+    initial_priority: Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]],
+    stop: threading.Event,
+    *,
+    hold: bool = False,
+    epoch: int = 0,
+) -> ReplayWriter | None:
+    """Return the actor's writer once the replay service has the learner's table; None if `stop` was set before.
+
+    Args:
+        config: Settings of the actor.
+        actor_id: Name of the actor.
+        frame_stack: Frames of an observation.
+        initial_priority: `Policy.initial_priority`.
+        stop: Ends every wait.
+        hold: See `ReplayWriter`.
+        epoch: See `ReplayWriter`.
+    """
+    window = item_window(config.agent, config.table, frame_stack)
+    try:
+        return ReplayWriter(
+            config.cluster.replay,
+            config.table.name,
+            num_envs=config.env.num_envs,
+            windows=ItemWindow(
+                length=window.steps + 1,
+                stride=window.stride,
+                priority=first_priority(config.table, initial_priority),
+                history=window.history,
+                across_episodes=True,
+                keep_all=window.keep_all,
+            ),
+            name=actor_id,
+            chunk_length=config.table.chunk_length,
+            max_in_flight_chunks=config.actor.max_in_flight_chunks,
+            timeout_s=None,
+            create=False,
+            stop=stop,
+            hold=hold,
+            epoch=epoch,
+        )
+    except (NotFound, Unavailable):
+        if stop.is_set():
+            return None
+        raise
