@@ -12,11 +12,13 @@ import argparse
 import os
 from pathlib import Path
 
+from tidemill.services.launcher.commands.plan import Plan, PlanOptions, make_plan, measured_rates
+
 from benchmarks.rows import row, write
 from benchmarks.running_cluster import running_cluster
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
-from tidemill.services.launcher.commands.plan import Plan, PlanOptions, make_plan, measured_rates
+from tidemill.services.tools.plan import Plan, PlanOptions, make_plan, measured_rates
 
 _PLANS = (("configs/breakout_dqn.yaml", "nature_dueling_dqn", 32), ("configs/quickstart.yaml", "quickstart", 128))
 """Configs, their cases in the learner's benchmark, and batch sizes."""

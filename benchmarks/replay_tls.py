@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tidemill.services.launcher.commands.certs import make
 
 from benchmarks.replay import Row, machine
 from benchmarks.replay_contenders import Server, Tidemill
@@ -34,7 +35,7 @@ from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.rl.transitions import transitions
 from tidemill.rpc.client_security import CA, TOKEN_FILE
-from tidemill.services.launcher.commands.certs import make
+from tidemill.services.tools.certs import make
 
 _RESULTS = Path(__file__).parent / "results" / "replay_tls.json"
 _FILL_CALLS = 200

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tidemill.services.launcher.commands.plan import RATES_FILE
+from tidemill.services.tools.plan import RATES_FILE
 
 _RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 _ACTOR = "env steps/s on one core, "

@@ -1,19 +1,59 @@
-"""How to install what is missing, in the way that this installation was made."""
+"""This installation: how its command is typed, which versions it holds, and how to install what is missing."""
 
 from __future__ import annotations
 
 import os
+import platform
+import shlex
+import shutil
 import sys
+from importlib import metadata
 from pathlib import Path
 
 _ROOT = Path(__file__).absolute().parents[1]  # of a checkout; in a wheel, where packages are
 _TARGETS = {"learn": "-B install", "box2d": "-B install", "atari": "atari", "mujoco": "mujoco"}
 """What installs an extra in a checkout; `-B` because a stamp says that all was installed before."""
 
-
 _OWN = "TIDEMILL_REQUIREMENTS in .env and build the images again (`docker compose build`)"
 _BUILT = {"atari": "set TIDEMILL_ATARI=1 in .env and build the images again (`docker compose build`)"}
 """The same in a container, which installs nothing."""
+
+_PACKAGES = ("tidemill", "torch", "numpy", "gymnasium", "ale-py", "grpcio", "protobuf")
+"""Those that decide results."""
+
+
+def command_name() -> str:
+    """Return `tidemill` if the PATH finds this installation's, else the way to it from here."""
+    script = Path(sys.executable).parent / "tidemill"
+    found = shutil.which("tidemill")
+    if found and Path(found).absolute() == script:
+        return "tidemill"
+    called = script if script.exists() else Path(sys.executable)
+    path = min(str(called), os.path.relpath(called), key=len)
+    return shlex.quote(path) if script.exists() else f"{shlex.quote(path)} -m tidemill.services.launcher"
+
+
+def typed(*words: str | Path) -> str:
+    """Return a command of this installation as one types it here: `tidemill resume 'my runs/a'`."""
+    return f"{command_name()} {shlex.join(map(str, words))}"
+
+
+def activation() -> str:
+    """Return the shell command that puts this installation on the PATH; empty if there is none."""
+    script = Path(sys.executable).parent / "activate"
+    return f". {min(str(script), os.path.relpath(script), key=len)}" if script.exists() else ""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of each of those packages, or `not installed`."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def how_to_install(extra: str) -> str:

@@ -15,7 +15,7 @@ from benchmarks.learn.processes import Processes
 from benchmarks.learn.ran import versions_to_test
 from benchmarks.rows import machine
 from tidemill.errors import ConfigError
-from tidemill.services.launcher.installation import versions
+from tidemill.installation import versions
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout."""

@@ -11,12 +11,13 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from tidemill.services.launcher.plot.bootstrap import common_grid, mean_interval, on_grid
 
 from benchmarks.learn.atomic import write_text
 from benchmarks.learn.ran import Ran
 from tidemill.atomic_files import replacing
 from tidemill.scores import COLUMNS
-from tidemill.services.launcher.plot.bootstrap import common_grid, mean_interval, on_grid
+from tidemill.services.tools.plot.bootstrap import common_grid, mean_interval, on_grid
 
 _FIRST = ("env_steps", "learner_steps", "wall_s")
 CURVE_COLUMNS = ("seed", *_FIRST, *(name for name in COLUMNS if name not in _FIRST))

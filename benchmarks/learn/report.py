@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tidemill.services.launcher.plot.bootstrap import interquartile_mean, mean_interval
 
 from benchmarks.learn import curve
 from benchmarks.learn.atomic import write_json, write_text
@@ -20,7 +21,7 @@ from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import NotFound
 from tidemill.rl.agents.registry import AgentConfig
-from tidemill.services.launcher.plot.bootstrap import interquartile_mean, mean_interval
+from tidemill.services.tools.plot.bootstrap import interquartile_mean, mean_interval
 
 Document = dict[str, Any]
 

@@ -21,7 +21,7 @@ from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.watch import EnvWatch
 from tidemill.errors import TidemillError
-from tidemill.params.run_end import RunEnd
+from tidemill.params.run_end import RESULT, RunEnd, set_result_aside
 from tidemill.params.version import VERDICT
 from tidemill.process import HELD_UP, keep_freed_memory, leave, run, signal_event, stop_event
 from tidemill.programs.idle import exit_or_idle
@@ -30,7 +30,7 @@ from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.evaluator import Evaluator, EvaluatorEvents
 from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.progress_file import ProgressFile
-from tidemill.services.evaluator.report import RESULT, set_result_aside, write_report
+from tidemill.services.evaluator.report import write_report
 from tidemill.services.evaluator.room import when_there_is_room
 from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.evaluator.verdict import RunVerdict

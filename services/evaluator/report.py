@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tidemill import formats
 from tidemill.atomic_files import write_atomically
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.params.run_end import RESULT
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.scores import Score
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
@@ -22,7 +23,6 @@ from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.evaluator.verdict import RunVerdict
 
-RESULT = "result.json"
 CURVE = Path("plots") / "learning_curve.png"
 VIDEO = Path("videos") / "best.mp4"
 CONTACT_SHEET = Path("videos") / "best.png"
@@ -86,13 +86,6 @@ def write_result(result: Result, folder: Path) -> None:
     """Write FOLDER/result.json, whole or not at all."""
     document = {formats.KEY: formats.NEWEST[formats.RESULT], **dataclasses.asdict(result)}
     write_atomically(folder / RESULT, json.dumps(document, indent=2) + "\n")
-
-
-def set_result_aside(folder: Path) -> None:
-    """Keep the previous result as result-1.json, or the next free number: the run continues."""
-    if (folder / RESULT).exists():
-        number = 1 + len(list(folder.glob("result-*.json")))
-        (folder / RESULT).rename(folder / f"result-{number}.json")
 
 
 def write_report(

@@ -21,8 +21,8 @@ class Entry:
 
     Attributes:
         summary: What it does, one line.
-        place: `module:function` in `commands/`, imported when it is the one that was asked for; or another service's
-            module, which takes the place of this process.
+        place: `module:function` below `tidemill.services`, imported when the command is called; or the module of another
+            service, which takes the place of this process.
     """
 
     summary: str
@@ -33,8 +33,7 @@ class Entry:
         module, _, function = self.place.partition(":")
         if not function:
             return exec_module(f"tidemill.services.{module}")
-        found = importlib.import_module(f"tidemill.services.launcher.commands.{module}")
-        return cast(Command, getattr(found, function))
+        return cast(Command, getattr(importlib.import_module(f"tidemill.services.{module}"), function))
 
 
 def exec_module(module: str) -> Command:
@@ -53,28 +52,30 @@ def exec_module(module: str) -> Command:
 
 
 COMMANDS = {
-    "train": Entry("run a whole cluster on this machine", "train:train"),
-    "resume": Entry("continue a run from where it stopped", "train:resume"),
+    "train": Entry("run a whole cluster on this machine", "launcher.commands.train:train"),
+    "resume": Entry("continue a run from where it stopped", "launcher.commands.train:resume"),
     "evaluate": Entry("evaluate the trained policy of a run or of an exported folder", "evaluator.offline"),
-    "plot": Entry("draw the learning curves of runs, and compare them", "plot:plot"),
-    "export": Entry("write the trained policy of a run into a folder to pass on", "export:export"),
-    "sweep": Entry("train a config with other settings, many times, and say which do best", "sweep:sweep"),
-    "log": Entry("send a run's curves to Weights & Biases, MLflow or a logger of your own", "log:log"),
-    "check": Entry("check the settings of a cluster before an engine starts it", "check:check"),
-    "status": Entry("show the status of a running cluster", "control:status"),
-    "ctl": Entry("pause, resume, checkpoint or stop a running cluster", "control:ctl"),
-    "page": Entry("serve the status page of a running cluster", "page:page"),
+    "plot": Entry("draw the learning curves of runs, and compare them", "tools.plot.command:plot"),
+    "export": Entry("write the trained policy of a run into a folder to pass on", "tools.export:export"),
+    "sweep": Entry(
+        "train a config with other settings, many times, and say which do best", "tools.sweep.command:sweep"
+    ),
+    "log": Entry("send a run's curves to Weights & Biases, MLflow or a logger of your own", "tools.log.command:log"),
+    "check": Entry("check the settings of a cluster before an engine starts it", "launcher.commands.check:check"),
+    "status": Entry("show the status of a running cluster", "launcher.commands.control:status"),
+    "ctl": Entry("pause, resume, checkpoint or stop a running cluster", "launcher.commands.control:ctl"),
+    "page": Entry("serve the status page of a running cluster", "tools.page:page"),
     "replay": Entry("start one replay service; look at, change or check its tables", "replay"),
     "paramserver": Entry("start one parameter server", "paramserver"),
     "learner": Entry("start one learner", "learner"),
     "inference": Entry("start one inference service, which computes actions for actors", "inference"),
     "actor": Entry("start one actor; it joins a running cluster", "actor"),
     "evaluator": Entry("start one evaluator", "evaluator"),
-    "configs": Entry("list the presets that --config takes by name", "configs:configs"),
-    "certs": Entry("make certificates and tokens for a cluster of several machines", "certs:certs"),
-    "plan": Entry("compute how many processes of each kind fill a machine", "plan:plan"),
-    "completion": Entry("print what completes this command in bash, zsh or fish", "completion:completion"),
-    "doctor": Entry("check the installation and report what to fix", "doctor:doctor"),
+    "configs": Entry("list the presets that --config takes by name", "tools.configs:configs"),
+    "certs": Entry("make certificates and tokens for a cluster of several machines", "tools.certs:certs"),
+    "plan": Entry("compute how many processes of each kind fill a machine", "tools.plan:plan"),
+    "completion": Entry("print what completes this command in bash, zsh or fish", "tools.completion:completion"),
+    "doctor": Entry("check the installation and report what to fix", "tools.doctor.command:doctor"),
 }
 
 
@@ -138,7 +139,7 @@ def _run(name: str, rest: Sequence[str]) -> int:
 
 
 def _print_version() -> int:
-    from tidemill.services.launcher.installation import versions
+    from tidemill.installation import versions
 
     print("\n".join(f"{name} {version}" for name, version in versions().items()))
     return 0

@@ -55,7 +55,7 @@ except TidemillError as error:
 """
 _EXPIRY = """
 import pathlib
-from tidemill.services.launcher.commands import certs
+from tidemill.services.tools import certs
 certs.CERTIFICATE_DAYS = 0
 certs.make_services(pathlib.Path("/certs"))
 """

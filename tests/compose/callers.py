@@ -20,7 +20,7 @@ from tidemill.params.v1 import params_pb2, params_pb2_grpc
 from tidemill.replay.v1 import replay_pb2, replay_pb2_grpc
 from tidemill.rpc import client_security
 from tidemill.rpc.channel import open_channel
-from tidemill.services.launcher.commands.certs import COMMON_HOST
+from tidemill.services.tools.certs import COMMON_HOST
 
 Call = Callable[[grpc.Channel], Any]
 

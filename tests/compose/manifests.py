@@ -13,7 +13,7 @@ import kubernetes_validate
 import yaml
 
 from tests.compose.shipped import ROOT, run
-from tidemill.services.launcher.commands.certs import make_services
+from tidemill.services.tools.certs import make_services
 
 KUBERNETES = ROOT / "deploy/kubernetes"
 KUSTOMIZATIONS = ("base", "overlays/single-node", "overlays/multi-node")

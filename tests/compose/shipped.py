@@ -21,7 +21,7 @@ from tidemill.config.sections import (
 )
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.tls import is_local
-from tidemill.services.launcher.commands.certs import SERVICES
+from tidemill.services.tools.certs import SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 HEALTH_PATH = "/healthz"

@@ -20,7 +20,7 @@ from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as, run
 from tidemill.config.load import load as load_config
 from tidemill.config.sections import RunConfig
 from tidemill.gpus import CAPABILITIES, DRIVERS
-from tidemill.services.launcher.commands.certs import SERVICES, certs
+from tidemill.services.tools.certs import SERVICES, certs
 
 COMPOSE = (ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml", ROOT / "docker-compose.insecure.yml")
 VARIABLE = re.compile(r"\$\{(TIDEMILL_[A-Z_]+):-((?:[^{}]|\$\{[^}]*\})*)\}")

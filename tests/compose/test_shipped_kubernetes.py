@@ -31,8 +31,8 @@ from tidemill.process import HELD_UP
 from tidemill.process import run as run_process
 from tidemill.rl.exploration import ActorSlot, epsilon_ladder
 from tidemill.rpc.access import ROLES
-from tidemill.services.launcher.commands.certs import COMMON_HOST, SERVICES
 from tidemill.services.launcher.commands.check import check
+from tidemill.services.tools.certs import COMMON_HOST, SERVICES
 
 _ROLES_OF_PODS = SERVICES | {"page": SERVICES["evaluator"]}
 """The page looks, and steers nothing: it has the evaluator's token."""

@@ -18,7 +18,7 @@ from tidemill.learner.status import LearnerState
 from tidemill.params.blob import unpack
 from tidemill.params.version import LATEST
 from tidemill.rpc.background import BackgroundServer
-from tidemill.services.launcher.commands.certs import make
+from tidemill.services.tools.certs import make
 
 
 @pytest.fixture

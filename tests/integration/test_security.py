@@ -29,8 +29,8 @@ from tidemill.rpc.access import ALLOWED, ROLES
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.settings import ServerSettings
-from tidemill.services.launcher.commands import certs
-from tidemill.services.launcher.commands.certs import make
+from tidemill.services.tools import certs
+from tidemill.services.tools.certs import make
 
 _FILES = (replay_pb2, params_pb2, inference_pb2, learner_pb2)
 _METHODS: dict[str, MethodDescriptor] = {

@@ -199,12 +199,10 @@ ELSEWHERE = (
     ),
     Elsewhere(
         "docker compose run --rm certs certs .* --keep .*",
-        "tests/unit/launcher/test_certs.py::test_token_is_rotated_and_retired",
+        "tests/unit/tools/test_certs.py::test_token_is_rotated_and_retired",
         _DOCKER,
     ),
-    Elsewhere(
-        "nvidia-smi .*", "tests/unit/launcher/test_doctor_gpu.py", "needs a driver, which `tidemill doctor` asks"
-    ),
+    Elsewhere("nvidia-smi .*", "tests/unit/tools/test_doctor_gpu.py", "needs a driver, which `tidemill doctor` asks"),
     Elsewhere("tidemill doctor --network .*", "tests/process/test_doctor_network.py", "runs where the module is"),
     Elsewhere(
         "tidemill train .* --learner.device cuda .*",

@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from tidemill.rehearsal.library import compiler
-from tidemill.services.launcher.commands.doctor import doctor
+from tidemill.services.tools.doctor.command import doctor
 
 _NETWORKS = """
     import torch

@@ -15,7 +15,7 @@ from tests.support.launched import BOUND_S, Launched, launched, tidemill
 from tests.support.security import become
 from tidemill.errors import PermissionDenied
 from tidemill.learner.client import LearnerClient
-from tidemill.services.launcher.commands.certs import make
+from tidemill.services.tools.certs import make
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

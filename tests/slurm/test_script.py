@@ -18,7 +18,7 @@ from tidemill.config.sections import (
     ReplayConfig,
     RunConfig,
 )
-from tidemill.services.launcher.commands.certs import SERVICES
+from tidemill.services.tools.certs import SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "deploy" / "slurm" / "tidemill.sbatch"

@@ -22,7 +22,7 @@ from tidemill.params.blob import pack
 from tidemill.params.document import from_version, seal
 from tidemill.params.version import Encoding, Params, ParamsMetadata, Precision, Version
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.services.launcher.commands.export import model_card
+from tidemill.services.tools.export import model_card
 from tidemill.types import EnvSpec, ObservationPart
 
 _SETTINGS: dict[str, Any] = {

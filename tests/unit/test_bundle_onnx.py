@@ -20,7 +20,7 @@ from tidemill.bundle.onnx_file import write_onnx
 from tidemill.bundle.onnx_report import OnnxReport, try_onnx
 from tidemill.config.load import from_document
 from tidemill.config.sections import RunConfig
-from tidemill.services.launcher.commands.export import _describe_onnx
+from tidemill.services.tools.export import _describe_onnx
 from tidemill.types import EnvSpec, ObservationPart
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""The advice on what is missing fits how this installation was made."""
+"""Commands and advice that are printed for a person fit how this installation was made, and where they are typed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidemill import installation as this
-from tidemill.installation import how_to_install, how_to_repair, is_made
+from tidemill.installation import activation, command_name, how_to_install, how_to_repair, is_made
 
 
 def test_checkout_that_runs_from_its_own_environment_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +49,42 @@ def test_advice_in_a_container_is_another_image(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TIDEMILL_IMAGE", "1")
     assert re.fullmatch(r"set TIDEMILL_ATARI=1 .*`docker compose build`\)", how_to_install("atari"))
     assert re.fullmatch(r"list .*mujoco.* TIDEMILL_REQUIREMENTS .*`docker compose build`\)", how_to_install("mujoco"))
+
+
+@pytest.fixture
+def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A virtual environment in the working directory that is not activated; returns its folder of programs."""
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "tidemill", "activate"):
+        (programs / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.chdir(tmp_path)
+    return programs
+
+
+@pytest.mark.usefixtures("installation")
+def test_command_that_is_not_on_the_path_is_called_by_its_own() -> None:
+    """As after `make quickstart` in a fresh clone."""
+    assert command_name() == ".venv/bin/tidemill"
+    assert activation() == ". .venv/bin/activate"
+
+
+def test_command_on_the_path_is_called_by_its_name(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an activated environment; that of another installation is not this one."""
+    monkeypatch.setenv("PATH", str(installation))
+    assert command_name() == "tidemill"
+    other = installation.parent.parent / "other"
+    other.mkdir()
+    (other / "tidemill").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(other))
+    assert command_name() == ".venv/bin/tidemill"
+
+
+def test_command_without_a_script_is_called_as_a_module(installation: Path) -> None:
+    """Where the package was only put on the path of Python."""
+    (installation / "tidemill").unlink()
+    (installation / "activate").unlink()
+    assert command_name() == ".venv/bin/python -m tidemill.services.launcher"
+    assert activation() == ""

@@ -13,7 +13,7 @@ from cryptography import x509
 from tests.unit.test_repository import ROOT, sources
 from tidemill.config.run import RunSettings
 from tidemill.services.evaluator.run_logs import RunLogs
-from tidemill.services.launcher.commands.certs import make
+from tidemill.services.tools.certs import make
 
 _WALL_TIME = re.compile(r"\btime\.(time|time_ns)\b|\bdatetime\.(now|utcnow|today)\b|\bdate\.today\b")
 
@@ -21,8 +21,8 @@ _HOUR_S = 3600.0
 
 _USES = {
     "services/evaluator/offline.py": "says when a policy was tested",
-    "services/launcher/commands/certs.py": "dates certificates, a day before they are made",
-    "services/launcher/doctor/machine.py": "says how long certificates last",
+    "services/tools/certs.py": "dates certificates, a day before they are made",
+    "services/tools/doctor/machine.py": "says how long certificates last",
     "tidemill/curves.py": "dates a line of metrics.jsonl and curves, which is read in the order of its steps",
     "services/paramserver/__main__.py": "dates versions, which are ordered by their numbers",
     "services/replay/commands/moment.py": "says what time `2h` ago was",

@@ -1,6 +1,6 @@
 """The end of a run, marked by a tag at the parameter server: set by one process, watched by the others.
 
-A learner that has diverged says so in the run's folder.
+The run's folder says how it ended, and whether its learner has diverged.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from tidemill.errors import NotFound, TidemillError
 from tidemill.logger import LateLogger
 from tidemill.params.client import ParamsClient
 from tidemill.rpc.channel import Backoff
+
+RESULT = "result.json"
+"""In a run's folder: how the run ended."""
 
 _JOIN_S = 10.0
 _DIVERGED = "diverged.txt"
@@ -39,6 +42,13 @@ def read_divergence(folder: Path) -> str:
 def clear_divergence(folder: Path) -> None:
     """Forget that a run has diverged, as it is resumed."""
     (folder / _DIVERGED).unlink(missing_ok=True)
+
+
+def set_result_aside(folder: Path) -> None:
+    """Keep the previous result as result-1.json, or the next free number: the run continues."""
+    if (folder / RESULT).exists():
+        number = 1 + len(list(folder.glob("result-*.json")))
+        (folder / RESULT).rename(folder / f"result-{number}.json")
 
 
 class RunEnd:

@@ -25,9 +25,11 @@ from tidemill.programs.fork_server import (
     Order,
 )
 
-_READY_S = 60.0
-_ANSWER_S = 10.0
+READY_S = 60.0
+"""Longest wait for a server that imports, in seconds."""
 
+ANSWER_S = 10.0
+"""Longest wait for a process, in seconds, before the server is given up."""
 
 DRAWING = ("matplotlib.backends.backend_agg", "matplotlib.figure")
 """What an evaluator imports at the end of its run, for the curve; a server of many runs may have it before."""
@@ -172,10 +174,10 @@ class ForkClient:
         self._process.wait()
 
     def _fork(self, message: bytes, output: IO[bytes], when: bytes) -> ForkedPopen | None:
-        self.requests.settimeout(_READY_S)
+        self.requests.settimeout(READY_S)
         while when not in self.said:
             self.said.add(self._received())
-        self.requests.settimeout(_ANSWER_S)
+        self.requests.settimeout(ANSWER_S)
         with sent(message, self.requests, output) as word:
             while (answer := self._received()) in (READY_WITHOUT_TORCH, READY):
                 self.said.add(answer)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError, InvalidArgument, NotFound, Unavailable
-from tidemill.learner.client import LearnerClient
+from tidemill.errors import ConfigError, NotFound
+from tidemill.installation import typed
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
-from tidemill.services.launcher.installation import typed
 from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_deterministic, is_running
+from tidemill.services.launcher.run.verbs import VERBS, apply_verb, learner_at
 from tidemill.services.launcher.view.terminal import describe_shards
 
 LEARNER = "TIDEMILL_LEARNER"
@@ -31,7 +30,7 @@ def status(argv: Sequence[str]) -> int:
     _add_target(parser)
     arguments = parser.parse_args(list(argv))
     address, folder = target_of(arguments)
-    with _learner(address) as client:
+    with learner_at(address) as client:
         rows = _status_rows(client.get_status()) | (_score_rows(folder) if folder else {})
     if folder and is_deterministic(folder) and (digest := describe_digest(folder / "params")):
         rows["parameters sha256"] = digest
@@ -44,65 +43,12 @@ def ctl(argv: Sequence[str]) -> int:
     """Control a running cluster; return 0, or 1 if it cannot be reached."""
     parser = _parser("ctl", "Pause, resume, checkpoint or stop a running cluster.")
     verbs = "pause: no updates until resume; checkpoint: write one now; stop: save and end the run"
-    parser.add_argument("verb", choices=sorted(_VERBS), help=verbs)
+    parser.add_argument("verb", choices=sorted(VERBS), help=verbs)
     _add_target(parser)
     arguments = parser.parse_args(list(argv))
     address, _ = target_of(arguments)
     print(apply_verb(address, arguments.verb, asked_by="`tidemill ctl stop`"))
     return 0
-
-
-def apply_verb(address: str, verb: str, *, asked_by: str) -> str:
-    """Pause, resume, checkpoint or stop the run whose learner is at `address`; return what was done, for a person.
-
-    Raises:
-        InvalidArgument: there is no such verb.
-        TidemillError: the learner cannot be reached, or refuses.
-    """
-    if verb not in _VERBS:
-        raise InvalidArgument(f"unknown verb {verb!r}, must be one of {', '.join(_VERBS)}")
-    with _learner(address) as client:
-        return _VERBS[verb](client, asked_by)
-
-
-@contextmanager
-def _learner(address: str) -> Iterator[LearnerClient]:
-    """Yield a client; an address at which nobody answers is an error that says so."""
-    try:
-        with LearnerClient(address) as client:
-            yield client
-    except Unavailable as error:
-        raise Unavailable(
-            f"the learner at {address} does not answer, or does not yet: see its log ({error})"
-        ) from error
-
-
-def _pause(client: LearnerClient, _: str) -> str:
-    client.pause()
-    return "paused; `tidemill ctl resume` continues"
-
-
-def _resume(client: LearnerClient, _: str) -> str:
-    client.resume()
-    return "training continues"
-
-
-def _checkpoint(client: LearnerClient, _: str) -> str:
-    saved = client.save_checkpoint()
-    return f"checkpoint of {saved.learner_steps:,} learner steps: {saved.path}"
-
-
-def _stop(client: LearnerClient, asked_by: str) -> str:
-    client.stop(f"asked by {asked_by}")
-    return "stopping: the learner publishes and checkpoints, the evaluator evaluates its last parameters"
-
-
-_VERBS: dict[str, Callable[[LearnerClient, str], str]] = {
-    "pause": _pause,
-    "resume": _resume,
-    "checkpoint": _checkpoint,
-    "stop": _stop,
-}
 
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:

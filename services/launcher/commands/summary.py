@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tidemill import formats
+from tidemill.installation import activation, command_name, typed
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
-from tidemill.services.launcher.installation import activation, command_name, typed
 from tidemill.services.launcher.run.folder import has_trained, is_deterministic
 from tidemill.services.launcher.supervise.supervisor import Outcome
 

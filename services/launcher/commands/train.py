@@ -88,7 +88,7 @@ def resume(argv: Sequence[str]) -> int:
         with RunFolder.open(path) as folder:
             _remove_leftover_sockets(folder)
             folder.write_config(config)
-            folder.set_result_aside()
+            folder.set_end_aside()
             if config.launcher.view not in ("json", "quiet"):
                 print("\n".join(describe_restored(folder.path)), flush=True)
             code = run(config, folder, loggers, forks)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.config.sections import RunConfig
-from tidemill.services.launcher.commands.control import apply_verb
 from tidemill.services.launcher.page.server import StatusPage
 from tidemill.services.launcher.run.folder import log_file
+from tidemill.services.launcher.run.verbs import apply_verb
 from tidemill.services.launcher.view.json_lines import progress_fields
 from tidemill.services.launcher.view.status import ClusterStatus
 from tidemill.services.launcher.view.terminal import View, describe_left, describe_time, unavailable_shards

@@ -14,8 +14,8 @@ from tidemill.config.load import read_document, write_document
 from tidemill.config.run import RESTORED
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
-from tidemill.params.run_end import clear_divergence
-from tidemill.services.launcher.installation import typed, versions
+from tidemill.installation import typed, versions
+from tidemill.params.run_end import clear_divergence, set_result_aside
 
 _LOCK = ".lock"
 
@@ -91,7 +91,7 @@ class RunFolder:
 
     @property
     def restored(self) -> str:
-        """What the learner restored since `set_result_aside`, in words; empty for nothing, or nothing yet."""
+        """What the learner restored since `set_end_aside`, in words; empty for nothing, or nothing yet."""
         try:
             return self._restored_file.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
@@ -110,14 +110,11 @@ class RunFolder:
         with replacing(self.cluster_file, sync=False) as temporary:  # of no use once the launcher ends
             write_document(config, temporary)
 
-    def set_result_aside(self) -> None:
-        """Keep the previous result as result-1.json (or the next free number): the run continues."""
+    def set_end_aside(self) -> None:
+        """Keep the previous result under a number, and forget how the run ended: it continues."""
         self._restored_file.unlink(missing_ok=True)
         clear_divergence(self.path)
-        result = self.path / "result.json"
-        if result.exists():
-            number = 1 + len(list(self.path.glob("result-*.json")))
-            result.rename(self.path / f"result-{number}.json")
+        set_result_aside(self.path)
 
     def close(self) -> None:
         """Mark the run as stopped, and unlock."""

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from tidemill.services.launcher.installation import command_name
+from tidemill.installation import command_name
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 
 _LAST_S = 60.0

@@ -10,11 +10,8 @@ from collections.abc import Mapping
 from typing import IO
 
 from tidemill import linux
-from tidemill.programs.fork_client import ForkClient, sent
+from tidemill.programs.fork_client import ANSWER_S, READY_S, ForkClient, sent
 from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, READY, READY_WITHOUT_TORCH, Order
-
-_READY_S = 60.0
-_ANSWER_S = 10.0
 
 
 class ForkedProcess:
@@ -55,7 +52,7 @@ class ForkServer:
     """
 
     def __init__(
-        self, environment: Mapping[str, str], client: ForkClient | None = None, answer_s: float = _ANSWER_S
+        self, environment: Mapping[str, str], client: ForkClient | None = None, answer_s: float = ANSWER_S
     ) -> None:
         """Start nothing yet.
 
@@ -91,7 +88,7 @@ class ForkServer:
             if is_ready is None or len(message) > MAX_MESSAGE_BYTES:
                 return None
             try:
-                may_ask = await asyncio.wait_for(asyncio.shield(is_ready), _READY_S)
+                may_ask = await asyncio.wait_for(asyncio.shield(is_ready), READY_S)
                 return await self._fork(message, self._client.requests, output) if may_ask and self._client else None
             except OSError:  # TimeoutError is one
                 await self.close()

@@ -16,7 +16,7 @@ from tests.support.waiting import WAIT_S
 from tidemill.errors import PermissionDenied, Unauthenticated, Unavailable
 from tidemill.replay import ItemWindow, ReplayClient, ReplayDataset, ReplayWriter, Server
 from tidemill.rpc.client_security import channel_credentials
-from tidemill.services.launcher.commands.certs import make
+from tidemill.services.tools.certs import make
 
 
 def test_server_of_the_program_is_reached_where_the_environment_names_a_ca(

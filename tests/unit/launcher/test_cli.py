@@ -193,7 +193,7 @@ def test_errors_become_one_line_and_an_exit_code(
     def fail(_arguments: object) -> int:
         raise error
 
-    monkeypatch.setattr("tidemill.services.launcher.commands.doctor.doctor", fail)
+    monkeypatch.setattr("tidemill.services.tools.doctor.command.doctor", fail)
     assert cli.main(["doctor"]) == code
     assert str(error) in capsys.readouterr().err
 

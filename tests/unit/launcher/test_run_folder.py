@@ -113,11 +113,11 @@ def test_result_of_an_earlier_end_is_kept_when_a_run_goes_on(tmp_path: Path) -> 
     with RunFolder.create(_config(tmp_path), fresh=False) as folder:
         for text in ("one", "two"):
             (folder.path / "result.json").write_text(text)
-            folder.set_result_aside()
+            folder.set_end_aside()
         assert (folder.path / "result-1.json").read_text() == "one"
         assert (folder.path / "result-2.json").read_text() == "two"
         assert not (folder.path / "result.json").exists()
-        folder.set_result_aside()  # nothing to do
+        folder.set_end_aside()  # nothing to do
 
 
 def test_settings_follow_a_folder_that_was_moved(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from prometheus_client import REGISTRY
 from tests.support.security import become, guarded
 from tidemill.rpc.certificate import end_of, watch_certificates
 from tidemill.rpc.settings import ServerSettings
-from tidemill.services.launcher.commands.certs import make
+from tidemill.services.tools.certs import make
 
 _KEY = ec.generate_private_key(ec.SECP256R1())
 _BEGIN = datetime.datetime(1960, 1, 1, tzinfo=datetime.UTC)

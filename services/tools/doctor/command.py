@@ -1,0 +1,54 @@
+"""`tidemill doctor`: checks what a run needs from this machine, or a network from a GPU, and says what to do."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidemill.services.tools.doctor import gpu, machine, network, software
+from tidemill.services.tools.doctor.finding import Finding
+
+_ABOUT = "Check what a run needs from this machine, and print what to do about anything missing."
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """Print every finding; return 0, or 1 if a run would fail."""
+    parser = argparse.ArgumentParser(prog="tidemill doctor", description=_ABOUT)
+    parser.add_argument("--root", type=Path, default=Path("runs"), help="where runs are kept (default: runs)")
+    parser.add_argument(
+        "--certs", type=Path, default=Path("certs"), help="folder of `tidemill certs`, if there is one (default: certs)"
+    )
+    network.add_options(parser)
+    arguments = parser.parse_args(list(argv))
+    if arguments.network:
+        return _told(network.rehearsed(network.question(parser, arguments)), " with it on a GPU")
+    findings = [
+        *software.python(),
+        *software.command(),
+        *software.packages(),
+        *software.compiled_kernel(),
+        *gpu.gpus(),
+        *software.roms(),
+        *software.docker(),
+        *gpu.containers(),
+        *machine.memory(),
+        *machine.open_files(),
+        *machine.clock(),
+        *machine.ports(),
+        *machine.sockets(),
+        *machine.disk(arguments.root),
+        *machine.certificates(arguments.certs),
+    ]
+    return _told(findings)
+
+
+def _told(findings: Sequence[Finding], on: str = "") -> int:
+    """Print every finding; return 0, or 1 if a run would fail."""
+    for finding in findings:
+        print(f"{finding.mark:4}  {finding.text}")
+        if finding.advice:
+            print(f"      -> {finding.advice}")
+    failures = sum(finding.mark == "FAIL" for finding in findings)
+    print("\n" + (f"{failures} to fix before training{on}" if failures else f"ready to train{on}"))
+    return 1 if failures else 0

@@ -1,0 +1,126 @@
+"""What the machine allows: open files, memory, disk, the clock, ports, sockets, and how long certificates last."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import resource
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from tidemill import linux
+from tidemill.config.sections import RunConfig
+from tidemill.installation import command_name
+from tidemill.rpc.addresses import host_and_port
+from tidemill.rpc.certificate import end_of
+from tidemill.services.tools.doctor.finding import Finding, says
+
+_MIN_FREE_BYTES = 5 * 1024**3
+_MIN_MEMORY_BYTES = 2 * 1024**3
+"""What the quickstart's six processes take, with some room."""
+_MIN_FILES = 4096
+"""A replay server holds a few files for each stream and each connection."""
+_MIN_DAYS = 30
+
+
+def open_files() -> list[Finding]:
+    """Return how many files a process may have open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{limit} open files per process"
+    if limit != resource.RLIM_INFINITY and limit < _MIN_FILES:
+        advice = (
+            f"with hundreds of actors a server needs more: `ulimit -n {_MIN_FILES * 16}`, or LimitNOFILE of systemd"
+        )
+        return [Finding("note", text, advice)]
+    return [Finding("ok", text)]
+
+
+def memory(meminfo: Path = linux.PROC / "meminfo") -> list[Finding]:
+    """Return how much memory is available; nothing where the system does not say."""
+    if (available_bytes := linux.available_memory_bytes(meminfo)) is None:
+        return []
+    text = f"{available_bytes / 1024**3:.1f} GiB of memory available"
+    if available_bytes < _MIN_MEMORY_BYTES:
+        advice = "end other programs, or take a smaller table (table.max_items) and fewer actors (launcher.actors)"
+        return [Finding("note", text, advice)]
+    return [Finding("ok", text)]
+
+
+def clock() -> list[Finding]:
+    """Return whether the clock is kept; nothing where no service says."""
+    answer = says("timedatectl", "show", "--property", "NTPSynchronized", "--value")
+    if answer == "no":
+        advice = "certificates and the times in logs depend on it: `timedatectl set-ntp true`"
+        return [Finding("note", "the clock is not synchronised", advice)]
+    return [Finding("ok", "the clock is synchronised")] if answer == "yes" else []
+
+
+def ports() -> list[Finding]:
+    """The ports of services started by hand; `tidemill train` uses sockets and needs none."""
+    cluster = RunConfig().cluster
+    addresses = [("replay", address) for address in cluster.replay]
+    return [_port(*pair) for pair in (*addresses, ("params", cluster.params), ("learner", cluster.learner))]
+
+
+def _port(name: str, address: str) -> Finding:
+    host, port = host_and_port(address)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            advice = f"only services started by hand use it; set cluster.{name} to a free port for them"
+            return Finding("note", f"{name}: port {port} is not free ({error.strerror})", advice)
+    return Finding("ok", f"{name}: port {port} is free")
+
+
+def sockets() -> list[Finding]:
+    """Return whether the folder of temporary files is short enough for the path of a socket."""
+    folder = tempfile.gettempdir()
+    if len(folder) > 60:  # of the 103 bytes that a path may have everywhere
+        return [Finding("FAIL", f"a long path for sockets: {folder}", "set TMPDIR to a shorter one")]
+    return [Finding("ok", f"sockets of `tidemill train` in {folder}")]
+
+
+def disk(root: Path) -> list[Finding]:
+    """Return how much is free where runs are kept."""
+    existing = next(path for path in (root.resolve(), *root.resolve().parents) if path.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    text = f"{free_bytes / 1024**3:.1f} GiB free for {root}"
+    if not os.access(existing, os.W_OK):
+        return [
+            Finding(
+                "FAIL", f"{existing} cannot be written", "choose another with --run.root; `doctor --root` checks it"
+            )
+        ]
+    if free_bytes < _MIN_FREE_BYTES:
+        return [
+            Finding(
+                "note", text, "long runs with large networks need more; lower paramserver.keep_versions to save space"
+            )
+        ]
+    return [Finding("ok", text)]
+
+
+def certificates(folder: Path, now: datetime.datetime | None = None) -> list[Finding]:
+    """Return how long each certificate below a folder lasts; nothing if there is no such folder."""
+    files = sorted(folder.rglob("*.pem")) if folder.is_dir() else []
+    if not files:
+        return []
+    now = now or datetime.datetime.now(datetime.UTC)
+    found = []
+    for file in files:
+        try:
+            days = (end_of(file.read_bytes()) - now).days
+        except (OSError, ValueError) as error:
+            found.append(Finding("FAIL", f"{file} is no certificate that can be read: {error}", _renewed(folder)))
+            continue
+        text = f"{file} has expired" if days < 0 else f"{file} is valid for {days} days"
+        mark = "FAIL" if days < 0 else "note" if days < _MIN_DAYS else "ok"
+        found.append(Finding(mark, text, "" if mark == "ok" else _renewed(folder)))
+    return found
+
+
+def _renewed(folder: Path) -> str:
+    return f"`{command_name()} certs {folder}` with the same --host renews it; servers that run take it by themselves"

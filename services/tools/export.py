@@ -1,0 +1,261 @@
+"""`tidemill export RUN`: writes what a run has learned as one folder to pass on."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tidemill import formats
+from tidemill.bundle.files import (
+    CONFIG,
+    Bundle,
+    check_trusted,
+    find_shown,
+    named_code,
+    read_policy_params,
+    write_bundle,
+)
+from tidemill.bundle.onnx_report import NAME, OnnxReport, try_onnx
+from tidemill.config.load import from_document, read_document
+from tidemill.config.overlay import to_document
+from tidemill.config.sections import EvaluatorConfig
+from tidemill.envs.make import spec_of
+from tidemill.errors import ConfigError
+from tidemill.installation import typed
+from tidemill.scores import Score, read_scores
+
+_ABOUT = """Write a run's trained policy into one folder to pass on: parameters, settings, scores, curve, video and a
+model card. `tidemill evaluate FOLDER` tests it on another machine, and tidemill.load_policy(FOLDER) acts with it."""
+
+_CARD = """---
+library_name: tidemill
+tags: [reinforcement-learning, {algorithm}, {tag}]
+---
+
+# {algorithm} on {env_id}
+
+Version {version} of the run `{run}`, trained with Tidemill
+for {env_steps:,} agent decisions and {learner_steps:,} updates{each} (seed {seed}).
+
+{pictures}## Scores
+
+{scores}
+
+## Use
+
+```python
+import tidemill
+
+policy = tidemill.load_policy("."{trusted})  # this folder
+env = policy.make_env()
+observation, is_first = env.reset(seed=0), None
+for _ in range(1000):
+    step = env.step(policy.act(observation, is_first=is_first{mask}))
+    observation, is_first = step.observation, step.is_first
+```
+
+`tidemill evaluate .{trust}` plays fresh episodes by the run's protocol and writes every return.
+{code}
+{onnx}
+
+## Limits
+
+Trained by one seed in the environment above with the settings of `config.yaml`, and tested nowhere else: other physics,
+observations or time limits are outside of what it has seen. One seed says little of an algorithm.
+
+## Trained with
+
+{versions}
+"""
+
+
+_PICTURES = {"learning_curve.png": "Learning curve", "contact_sheet.png": "Pictures of one episode"}
+"""What the card shows, if it is there."""
+
+
+def export(argv: Sequence[str]) -> int:
+    """Write a bundle; return the exit code."""
+    parser = argparse.ArgumentParser(prog="tidemill export", description=_ABOUT)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="what is written (default: NAME-policy here); - for a tar archive on standard output",
+    )
+    parser.add_argument(
+        "--tag", metavar="TAG", help="parameters: best, latest or a version's number (default: best, or else latest)"
+    )
+    arguments = parser.parse_args(list(argv))
+    name = f"{arguments.run.resolve().name}-policy"
+    if arguments.out == "-":
+        _write_archive(arguments.run, name, arguments.tag)
+        return 0
+    folder = Path(arguments.out or name)
+    _export(arguments.run, folder, arguments.tag)
+    print(f"{folder}:")
+    for path in sorted(folder.iterdir()):
+        print(f"  {path.name:20} {path.stat().st_size:>12,} bytes")
+    print(f"\nTest it anywhere:  {typed('evaluate', folder)}{_trust(folder)}")
+    return 0
+
+
+def _write_archive(run: Path, name: str, tag: str | None) -> None:
+    """Write the folder as a tar archive to standard output: out of a container, whose volumes a person does not see."""
+    if sys.stdout.isatty():
+        raise ConfigError(
+            "--out - writes an archive to standard output, which is a terminal: add `| tar x` or `> policy.tar`"
+        )
+    with tempfile.TemporaryDirectory(prefix="tidemill-export-") as made:
+        with contextlib.redirect_stdout(sys.stderr):
+            _export(run, Path(made) / name, tag)
+        with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+            archive.add(Path(made) / name, arcname=name, filter=_without_owner)
+        sys.stdout.buffer.flush()
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return a member without the container's user, and readable by whoever unpacks it."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode |= 0o755 if member.isdir() else 0o644
+    return member
+
+
+def _trust(folder: Path) -> str:
+    """Return the option that a bundle needs whose settings name code, such as an environment of one's own."""
+    try:
+        check_trusted(folder, trusted=False)
+    except ConfigError:
+        return " --trust"
+    return ""
+
+
+def _export(run: Path, folder: Path, tag: str | None) -> None:
+    if not (run / CONFIG).is_file():
+        raise ConfigError(f"{run} is not a run: it has no {CONFIG}")
+    config = from_document(EvaluatorConfig, read_document(run / CONFIG))
+    params = read_policy_params(run, int(tag) if tag and tag.isdigit() else tag)
+    result = formats.read_json(run / "result.json", formats.RESULT)
+    bundle = Bundle(params, spec_of(config.env), result, _trained_with(run / CONFIG))
+    scores = {score.params_version: score for score in read_scores(run / "scores.csv")}
+    reports = sorted(run.glob(f"evaluations/*version-{params.number}-*.json"))
+    tests = [formats.read_json(file, formats.EVALUATION) for file in reports]
+    with tempfile.TemporaryDirectory(prefix="tidemill-onnx-") as made:
+        file = Path(made) / NAME
+        onnx = try_onnx(run, params.number, file)
+        card = model_card(bundle, config, scores.get(params.number), tests, list(find_shown(run)), onnx)
+        write_bundle(bundle, run, folder, card, {} if onnx.reason else {NAME: file})
+    if onnx.reason:
+        print(f"No {NAME}: {onnx.reason}\n")
+
+
+def _trained_with(config: Path) -> dict[str, str]:
+    """Return the versions that a run's config.yaml names in its first lines."""
+    header = re.findall(r"^# (\S+) (.+)$", config.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name: version for name, version in header if version != "not installed"}
+
+
+def model_card(
+    bundle: Bundle,
+    config: EvaluatorConfig,
+    score: Score | None,
+    tests: Sequence[Mapping[str, Any]],
+    shown: Sequence[str],
+    onnx: OnnxReport,
+) -> str:
+    """Return the README.md of a bundle.
+
+    Args:
+        bundle: What is described.
+        config: Settings it was trained with.
+        score: Evaluation of the version in the run; None without one.
+        tests: Reports that `tidemill evaluate` has written on the version.
+        shown: Names of the files that a person looks at.
+        onnx: Whether there is policy.onnx.
+    """
+    trained = bundle.params.version.metadata
+    named = named_code(to_document(config))
+    return _CARD.format(
+        algorithm=trained.algorithm,
+        env_id=config.env.id,
+        tag=re.sub(r"[^A-Za-z0-9._-]+", "-", config.env.id),
+        version=bundle.params.number,
+        run=config.run.name,
+        seed=config.run.seed,
+        env_steps=trained.env_steps,
+        learner_steps=trained.learner_steps,
+        each=_gradient_steps(config.agent),
+        pictures="".join(f"![{words}]({file})\n\n" for file, words in _PICTURES.items() if file in shown),
+        scores="\n".join(_scores(bundle, config, score, tests)),
+        mask=", action_mask=env.action_mask" if bundle.env_spec.masks_actions else "",
+        trusted=", trusted=True" if named else "",
+        trust=" --trust" if named else "",
+        code=_describe_code(named),
+        onnx=_describe_onnx(onnx, is_discrete=bool(bundle.env_spec.action_options)),
+        versions="\n".join(f"- {name} {number}" for name, number in bundle.versions.items()),
+    )
+
+
+def _gradient_steps(agent: Any) -> str:  # noqa: ANN401 - the settings of any algorithm
+    """Return how many gradient steps an update makes, of an algorithm that passes over a batch several times."""
+    count = getattr(agent, "epochs", 1) * getattr(agent, "minibatches", 1)
+    most = "at most " if getattr(agent, "target_kl", 0) else ""
+    return f", each of {most}{count} gradient steps" if count > 1 else ""
+
+
+def _describe_code(named: Mapping[str, str]) -> str:
+    """Return the paragraph on modules that the settings name, which are no part of the folder; nothing without any."""
+    if not named:
+        return ""
+    settings = ", ".join(f"`{setting}: {value}`" for setting, value in named.items())
+    modules = " and ".join(sorted({f"`{value.partition(':')[0].partition('.')[0]}`" for value in named.values()}))
+    return (
+        f"\nThe settings name code ({settings}), which is not in this folder: {modules} must be installed or lie in "
+        "the working directory.\nIt is imported only if you say that you trust its origin.\n"
+    )
+
+
+def _describe_onnx(onnx: OnnxReport, *, is_discrete: bool) -> str:
+    """Return the paragraph on policy.onnx, or on why there is none."""
+    if onnx.reason:
+        return f"There is no `{NAME}`: {onnx.reason}."
+    agreed = "chose the actions that torch chose"
+    if not is_discrete:
+        agreed = f"and torch differed by at most {onnx.difference:.1e}"
+    scaled = "" if is_discrete else "; actions lie in [-1, 1], which `make_env` scales to the environment's bounds"
+    return (
+        f"`{NAME}` is the policy for programs without torch: `observation` {onnx.input}, as `make_env` gives it, to "
+        f"`action` {onnx.output}{scaled}. On {onnx.observations} random observations onnxruntime {agreed}."
+    )
+
+
+def _scores(
+    bundle: Bundle, config: EvaluatorConfig, score: Score | None, tests: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    lines = []
+    if score is not None:
+        lines.append(
+            f"- {score.mean:.2f} ± {score.std:.2f} over {score.episodes} episodes when the run evaluated it, which is "
+            "optimistic for a version that was picked by this score"
+        )
+    result = bundle.result
+    if result.get("confirmed_mean") is not None and result.get("params_version") == bundle.params.number:
+        lines.append(
+            f"- {result['confirmed_mean']:.2f} over {result['confirm_episodes']} fresh episodes that confirmed it"
+        )
+    lines += [
+        f"- {test['mean']:.2f} ± {test['std']:.2f} over {test['episodes']} fresh episodes, {test['policy']} policy, "
+        f"seeds from {test['seeds'][0]}"
+        for test in tests
+    ]
+    noops = config.env.noop_max if config.evaluator.noop_max is None else config.evaluator.noop_max
+    starts = f", up to {noops} no-op starts" if config.env.is_atari else ""
+    protocol = f"Raw returns of full episodes, each of its own seed{starts}; mean ± standard deviation over episodes."
+    return [*(lines or ["This version has not been evaluated."]), "", protocol]

@@ -1,0 +1,88 @@
+"""`tidemill page`: the status page of a cluster that was started by something else, such as Docker Compose."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tidemill.config.load import load
+from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError
+from tidemill.installation import typed
+from tidemill.services.launcher.page.run_document import with_status_page
+from tidemill.services.launcher.run.folder import check_is_run, is_running, with_run_paths
+from tidemill.services.launcher.view.endpoints import AskedEndpoints
+from tidemill.services.launcher.view.poller import StatusPoller
+from tidemill.services.launcher.view.processes import AskedServices
+from tidemill.services.launcher.view.status import ClusterStatus
+from tidemill.services.launcher.view.terminal import QuietView
+from tidemill.services.launcher.view.warnings import BY_HAND, BY_LAUNCHER
+
+_ABOUT = """Serve the status page of a running cluster, until it is stopped: tidemill page [RUN] [options].
+
+RUN is the folder of a run that `tidemill train` started. For services that were started one by one, or by an engine,
+the options name their addresses (cluster.*) and the run (run.root, run.name), as the services' own do.
+
+  --insecure   listen on every address of this machine, not only on 127.0.0.1, without TLS: for a container whose port
+               is published on 127.0.0.1. Whoever reaches the port can look; buttons need the token that is printed."""
+
+
+_TOLD = 20
+
+
+def page(argv: Sequence[str]) -> int:
+    """Serve the page until SIGTERM or Ctrl-C; return 0."""
+    arguments = list(argv)
+    host = "127.0.0.1"
+    if "--insecure" in arguments:
+        arguments.remove("--insecure")
+        host = "0.0.0.0"
+    run = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
+    config = _config_of(run, arguments) if run else load(RunConfig, arguments, prog="tidemill page", description=_ABOUT)
+    config = replace(config, launcher=replace(config.launcher, status_page=True))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    told: deque[str] = deque(maxlen=_TOLD)
+    endpoints = config.launcher.endpoints
+    asked = AskedEndpoints(endpoints, told.append) if endpoints else AskedServices(config.cluster)
+    lines_of = asked.lines if isinstance(asked, AskedEndpoints) else None
+    with (
+        contextlib.closing(asked),
+        with_status_page(config, config.run.folder, _AddressView(sys.stdout), host=host, lines_of=lines_of) as view,
+    ):
+        poller = StatusPoller(config, config.run.folder, asked, BY_LAUNCHER if run else BY_HAND)
+        with contextlib.closing(poller):
+            while True:
+                view.show(_of_the_run(poller.poll()))
+                while told:
+                    view.event(told.popleft())
+                if stop.wait(config.launcher.view_every_s) or (run is not None and not is_running(run)):
+                    return 0
+
+
+class _AddressView(QuietView):
+    """Warnings, and where the page is."""
+
+    def event(self, message: str, details: Sequence[str] = ()) -> None:
+        """Print the message and the lines that explain it."""
+        print("\n".join([message, *(f"  {line}" for line in details)]), file=self._stream, flush=True)
+
+
+def _config_of(run: Path, arguments: Sequence[str]) -> RunConfig:
+    check_is_run(run)
+    if not is_running(run):
+        raise ConfigError(f"{run} is not running; its curves: `{typed('plot', run)}`")
+    arguments = ["--config", str(run / "cluster.yaml"), *arguments]
+    return with_run_paths(load(RunConfig, arguments, prog=f"tidemill page {run}", description=_ABOUT), run)
+
+
+def _of_the_run(status: ClusterStatus) -> ClusterStatus:
+    """Return the status with the time since the run was started, not since someone looked at it."""
+    return replace(status, elapsed_s=status.learner.uptime_s) if status.learner else status

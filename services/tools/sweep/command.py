@@ -1,0 +1,210 @@
+"""`tidemill sweep FILE`: trains a config with other settings, many times, and says which do best."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tidemill.atomic_files import write_atomically
+from tidemill.config.load import read_document
+from tidemill.errors import ConfigError, FailedPrecondition
+from tidemill.process import survive_without_output
+from tidemill.installation import command_name
+from tidemill.programs.fork_client import ForkClient
+from tidemill.services.tools.sweep import gpus
+from tidemill.services.tools.sweep.journal import Journal, Trial
+from tidemill.services.tools.sweep.plan import Sweep, read_sweep
+from tidemill.services.tools.sweep.propose import check_method, propose
+from tidemill.services.tools.sweep.report import draw_results, table, write_results
+from tidemill.services.tools.sweep.runs import Run, fork_client, run_folder, run_name, score_of, start, stop
+from tidemill.services.tools.sweep.shared_replay import SharedReplay
+
+_POLL_S = 0.5
+_FAILURES_TO_STOP = 3
+"""So many runs that failed before any has succeeded will not be followed by a good one."""
+
+_CHANGEABLE = ("trials", "parallel")
+"""Settings of a sweep that may differ when it is continued."""
+
+_ABOUT = """Train a config with other settings, many times, and say which do best.
+
+FILE is YAML, for example:
+
+  base: cartpole_dqn                      # a preset, or a config file
+  method: random                          # grid, random, or tpe (Optuna; pip install 'tidemill[sweep]')
+  trials: 20
+  seeds: [1, 2]                           # runs of each trial; its score is their mean
+  objective: last                         # evaluation that counts: last, best, or the mean of all
+  parallel: 1                             # runs beside one another, spread over the GPUs
+  share_replay: false                     # whether one replay service has the tables of all
+  settings: {run.max_env_steps: 50000}    # for all trials
+  space:
+    agent.learning_rate: {log: [1e-5, 1e-2]}
+    agent.batch_size: [32, 64, 128]
+    agent.gamma: {uniform: [0.95, 0.999]}
+
+The folder holds results.csv, results.png, and the runs. The same command continues a sweep that was stopped, with the
+runs it had begun. The seeds of a sweep have chosen its winner: report it on others."""
+
+
+def sweep(argv: Sequence[str]) -> int:
+    """Run a sweep to its end; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="tidemill sweep", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="what to try, see above")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where it is kept (default: sweeps/NAME of the file)"
+    )
+    arguments = parser.parse_args(list(argv))
+    plan = read_sweep(arguments.file)
+    check_method(plan)
+    folder = arguments.out or Path("sweeps") / arguments.file.stem
+    survive_without_output()  # nothing that a person looks at may end the runs
+    with _locked(folder):
+        journal = _journal(folder, plan)
+        if not plan.settings.share_replay:
+            return _Loop(plan, folder, journal).run()
+        with SharedReplay(folder, plan.config({}), plan.trial_count * len(plan.settings.seeds)) as shared:
+            return _Loop(plan, folder, journal, shared).run()
+
+
+class _Loop:
+    """Starts runs, as many as go beside one another, and takes in their scores."""
+
+    def __init__(self, plan: Sweep, folder: Path, journal: Journal, shared: SharedReplay | None = None) -> None:
+        self._plan, self._folder, self._journal, self._shared = plan, folder, journal, shared
+        self._running: list[Run] = []
+        self._gpus = gpus.visible(os.environ)
+        self._forks: ForkClient | None = None
+        self._failures = 0
+        self._stop = threading.Event()
+
+    def run(self) -> int:
+        """Run until all trials have ended, or the sweep is stopped; return the exit code."""
+        heard = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        signals = [number for number in heard if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has it
+        previous = {number: signal.signal(number, lambda *_: self._stop.set()) for number in signals}
+        self._forks = fork_client(self._plan.config({}))
+        try:
+            while not self._stop.is_set() and self._step():
+                self._stop.wait(_POLL_S)
+        finally:
+            stop(self._running)
+            if self._forks is not None:
+                self._forks.close()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        return self._end()
+
+    def _step(self) -> bool:
+        """Take in what has ended and start what may be started; return whether there is more to come."""
+        if self._shared is not None:
+            self._shared.tend()
+        for run in [run for run in self._running if run.process.poll() is not None]:
+            self._running.remove(run)
+            failed = run.process.returncode != 0
+            self._take_in(run.trial, run.seed, failed=failed)
+        if self._has_failed:
+            return False
+        while len(self._running) < self._plan.settings.parallel and (following := self._next()):
+            trial, seed = following
+            if (run_folder(self._folder, trial, seed) / "result.json").exists():  # it ended while nobody looked
+                self._take_in(trial, seed, failed=False)
+            else:
+                besides = self._shared.arguments(run_name(trial, seed)) if self._shared is not None else ()
+                config = self._plan.config(trial.values)
+                slots = self._plan.settings.parallel
+                slot = min(set(range(slots)) - {run.slot for run in self._running})
+                seen = gpus.of_slot(self._gpus, slot, slots, config)
+                self._running.append(start(self._folder, trial, seed, slot, config, besides, seen, self._forks))
+        return bool(self._running)
+
+    def _next(self) -> tuple[Trial, int] | None:
+        """Return a trial and a seed that are to be run: of a trial that has begun, or else of a new one."""
+        under_way = {(run.trial.number, run.seed) for run in self._running}
+        for trial in self._journal.trials:
+            for seed in self._plan.settings.seeds:
+                if seed not in trial.scores and (trial.number, seed) not in under_way and not trial.has_failed:
+                    return trial, seed
+        if len(self._journal.trials) >= self._plan.trial_count:
+            return None
+        return self._journal.begin(propose(self._plan, self._journal.trials)), self._plan.settings.seeds[0]
+
+    def _take_in(self, trial: Trial, seed: int, *, failed: bool) -> None:
+        score = None if failed else score_of(run_folder(self._folder, trial, seed), self._plan.settings.objective)
+        self._failures += score is None
+        self._journal.end(trial, seed, score)
+        if self._shared is not None:
+            self._shared.empty(run_name(trial, seed))
+        said = "failed, see " + str(run_folder(self._folder, trial, seed)) + ".log" if score is None else f"{score:.4g}"
+        values = ", ".join(f"{name} {value}" for name, value in trial.values.items())
+        print(f"trial {trial.number} of {self._plan.trial_count}, seed {seed}: {said} ({values})", flush=True)
+        write_results(self._plan, self._journal.trials, self._folder / "results.csv")
+
+    @property
+    def _has_failed(self) -> bool:
+        has_score = any(trial.score is not None for trial in self._journal.trials)
+        return self._failures >= _FAILURES_TO_STOP and not has_score
+
+    def _end(self) -> int:
+        trials, folder = self._journal.trials, self._folder
+        if any(trial.score is not None for trial in trials):
+            write_results(self._plan, trials, folder / "results.csv")
+            draw_results(self._plan, trials, folder / "results.png")
+            print("\n".join(["", *table(self._plan, trials), "", f"{folder}/results.csv, {folder}/results.png"]))
+        if self._has_failed:
+            print(f"the first {self._failures} runs failed; see {folder}/trial-0000", file=sys.stderr)
+            return 1
+        if self._stop.is_set():
+            print("stopped; the same command continues it")
+        return 0
+
+
+def _journal(folder: Path, plan: Sweep) -> Journal:
+    """Return the journal of a sweep that is new, or of the same one.
+
+    Raises:
+        ConfigError: The folder holds another sweep.
+    """
+    file = folder / "sweep.yaml"
+    if not file.exists():
+        write_atomically(file, yaml.safe_dump(dict(plan.document), sort_keys=False))
+    elif not _is_same(read_document(file), plan.document):
+        raise ConfigError(f"{folder} holds another sweep, see {file}; --out FOLDER puts this one elsewhere")
+    return Journal(folder / "trials.jsonl")
+
+
+def _is_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether a sweep may continue: everything is the same but how many trials, and how many at a time."""
+    both = ({key: value for key, value in each.items() if key not in _CHANGEABLE} for each in (before, now))
+    return next(both) == next(both)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a sweep's folder, which is made if it is not there.
+
+    Raises:
+        FailedPrecondition: Another process runs it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FailedPrecondition(f"{folder} is being run by another `{command_name()} sweep`") from error
+        yield
+    finally:
+        os.close(lock)

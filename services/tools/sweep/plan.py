@@ -1,0 +1,128 @@
+"""The file that describes a sweep, read and checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from tidemill.config.check import check, nearest
+from tidemill.config.load import load_config, read_document
+from tidemill.config.overlay import overlay
+from tidemill.config.presets import find_config
+from tidemill.errors import ConfigError
+from tidemill.services.tools.sweep.space import Parameter, Values, grid, nested, parse_space
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """What a sweep's file says beside its space."""
+
+    base: str = ""
+    """Config that the trials vary: a preset's name or a file."""
+    method: Literal["grid", "random", "tpe"] = "random"
+    """`grid` tries every combination, `random` draws, `tpe` lets Optuna propose what past trials make promising."""
+    trials: int = 20
+    """How many trials; a grid has as many as it has combinations."""
+    seeds: tuple[int, ...] = (1,)
+    """Seeds of each trial; its score is the mean over them."""
+    objective: Literal["last", "best", "mean"] = "last"
+    """Score of a run: its last evaluation, its best one, or the mean of all, which favours learning fast."""
+    parallel: int = 1
+    """Runs beside one another; each has a cluster of its own, and its share of the machine's GPUs."""
+    share_replay: bool = False
+    """Whether one replay service has the tables of all runs, instead of one for each run."""
+    seed: int = 1
+    """Of what `random` and `tpe` draw."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings put over the base in every trial, by dotted name, such as `run.max_env_steps: 50000`."""
+
+    def __post_init__(self) -> None:
+        """Check."""
+        check(bool(self.base), "base", self.base, "the name of a preset (tidemill configs), or a config file")
+        check(self.trials >= 1, "trials", self.trials, "at least 1")
+        check(self.parallel >= 1, "parallel", self.parallel, "at least 1")
+        check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep.
+
+    Attributes:
+        settings: How it searches.
+        space: What varies.
+        base: The base config's document.
+        document: The file as it was read.
+    """
+
+    settings: SweepSettings
+    space: tuple[Parameter, ...]
+    base: Mapping[str, Any]
+    document: Mapping[str, Any]
+
+    @property
+    def trial_count(self) -> int:
+        """How many trials there will be."""
+        return sum(1 for _ in grid(self.space)) if self.settings.method == "grid" else self.settings.trials
+
+    def config(self, values: Values) -> dict[str, Any]:
+        """Return the config document of a trial."""
+        return merged(merged(self.base, nested(self.settings.settings)), nested(values))
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Return the sweep that a YAML file describes, checked.
+
+    Raises:
+        ConfigError: The file cannot be read, a setting is unknown or out of range, the base config does not take the
+            values of the space, or the runs would never end.
+    """
+    document = read_document(path, "the sweep's FILE")
+    known = [*(each.name for each in fields(SweepSettings)), "space"]
+    for key in document:
+        if key not in known:
+            hint = nearest(str(key), known) or f"; known: {', '.join(known)}"
+            raise ConfigError(f"{path}: unknown setting {key!r}{hint}")
+    space = parse_space(document.get("space"))
+    rest = {key: value for key, value in document.items() if key != "space"}
+    settings = overlay(SweepSettings(base="-"), {"base": "", **rest})
+    sweep = Sweep(settings, space, read_document(find_config(settings.base)), document)
+    _check_configs(sweep)
+    return sweep
+
+
+def _check_configs(sweep: Sweep) -> None:
+    """Load configs at both ends of the space, and a grid's all, so that a wrong one is known before any run."""
+    named = {*sweep.settings.settings, *(parameter.name for parameter in sweep.space)}
+    if own := named & {"run.name", "run.root", "run.seed"}:
+        raise ConfigError(f"{', '.join(sorted(own))}: the sweep's own; seeds are listed by its setting `seeds`")
+    if sweep.settings.share_replay:
+        _check_shared(sweep, named)
+    ends = [{each.name: each.values[index] for each in sweep.space} for index in (0, -1)]
+    for values in grid(sweep.space) if sweep.settings.method == "grid" else ends:
+        run = load_config(sweep.config(values)).run
+        if run.target_return is None and not (run.max_env_steps or run.max_learner_steps or run.max_wall_s):
+            raise ConfigError("a run would never end; add for example `settings: {run.max_env_steps: 50000}`")
+
+
+def _check_shared(sweep: Sweep, named: Collection[str]) -> None:
+    """Check what does not go with one replay service for all runs."""
+    own = {*named} & {"cluster.replay", "cluster.replay_shards", "launcher.replay", "table.name", "actor.id"}
+    own |= {parameter.name for parameter in sweep.space if parameter.name.startswith("replay.")}
+    if own:
+        raise ConfigError(f"{', '.join(sorted(own))}: with share_replay the same for all runs, or the sweep's own")
+    config = load_config(sweep.config({}))
+    check(config.replay.shards == 1, "replay.shards", config.replay.shards, "1 with share_replay")
+    check(not config.run.deterministic, "run.deterministic", True, "false with share_replay")
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings with the values of the second put over the first's."""
+    result = dict(below)
+    for key, value in above.items():
+        inner = result.get(key)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(inner, value) if both else value  # type: ignore[arg-type]
+    return result

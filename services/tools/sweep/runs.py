@@ -1,0 +1,124 @@
+"""The runs of a sweep: each a `tidemill train` of its own, in a folder of its own, continued where it was cut off."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from tidemill import linux
+from tidemill.atomic_files import write_atomically
+from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
+from tidemill.programs.fork_server import Order
+from tidemill.scores import read_scores
+from tidemill.services.launcher.run.folder import has_trained
+from tidemill.services.launcher.supervise.child import DEFAULTS
+from tidemill.services.tools.sweep.journal import Trial
+
+_STOP_S = 60.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a trial that was started.
+
+    Attributes:
+        trial: Its trial.
+        seed: Its seed.
+        slot: Its number among those beside one another, from 0.
+        process: Its launcher.
+    """
+
+    trial: Trial
+    seed: int
+    slot: int
+    process: subprocess.Popen[bytes] | ForkedPopen
+
+
+def run_folder(sweep_folder: Path, trial: Trial, seed: int) -> Path:
+    """Return where a trial's run of a seed is kept."""
+    return sweep_folder / f"trial-{trial.number:04d}" / f"seed-{seed}"
+
+
+def run_name(trial: Trial, seed: int) -> str:
+    """Return what the table and the actors of a run are called where runs share a replay service."""
+    return f"trial_{trial.number:04d}_seed_{seed}"
+
+
+def fork_client(config: Mapping[str, Any]) -> ForkClient | None:
+    """Return what runs and their services are forked from, unless the base config wants none forked."""
+    wanted = linux.AVAILABLE and (config.get("launcher") or {}).get("fork_services", True)
+    return ForkClient(DEFAULTS | os.environ, DRAWING) if wanted else None
+
+
+def start(
+    sweep_folder: Path,
+    trial: Trial,
+    seed: int,
+    slot: int,
+    config: Mapping[str, Any],
+    arguments_besides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    forks: ForkClient | None = None,
+) -> Run:
+    """Start a run, or continue it if it had begun, with arguments and variables besides; it is forked if it can be."""
+    folder = run_folder(sweep_folder, trial, seed)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    settings = folder.parent / "config.yaml"
+    write_atomically(settings, yaml.safe_dump(dict(config), sort_keys=False))
+    if has_trained(folder):
+        arguments = ["resume", str(folder), "--launcher.view", "quiet"]
+    else:
+        arguments = ["train", "--config", str(settings), "--launcher.view", "quiet", "--run.root", str(folder.parent)]
+        arguments += ["--run.name", folder.name, "--run.seed", str(seed)]
+    arguments += arguments_besides
+    with (folder.parent / f"{folder.name}.log").open("ab") as log:
+        return Run(trial, seed, slot, _launched(arguments, environment or {}, log, forks))
+
+
+def _launched(
+    arguments: Sequence[str], besides: Mapping[str, str], log: IO[bytes], forks: ForkClient | None
+) -> subprocess.Popen[bytes] | ForkedPopen:
+    module = "tidemill.services.launcher"
+    environment = {**os.environ, **besides, PARENT_VARIABLE: str(os.getpid())}  # ends in order if the sweep is killed
+    order = Order(module, arguments, environment, with_server=True, ends_in_order=True)
+    if forks is not None and (forked := forks.fork(order, log)):
+        return forked
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for the sweep, which stops its runs
+    )
+
+
+def score_of(folder: Path, objective: str) -> float | None:
+    """Return the score of a run that has ended; None if it failed, was stopped, or was never evaluated."""
+    scores = [score.mean for score in read_scores(folder / "scores.csv")]
+    if not scores or not (folder / "result.json").exists():
+        return None
+    return {"last": scores[-1], "best": max(scores), "mean": statistics.fmean(scores)}[objective]
+
+
+def stop(runs: Sequence[Run]) -> None:
+    """Stop runs in order, all at once, and wait; one that does not end within a minute is killed."""
+    for run in runs:
+        run.process.terminate()
+    deadline_s = time.monotonic() + _STOP_S
+    for run in runs:
+        try:
+            run.process.wait(max(deadline_s - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            run.process.kill()
+            run.process.wait()

@@ -1,0 +1,85 @@
+"""The file of a sweep: checked whole before any run is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tidemill.config.load import load_config
+from tidemill.errors import ConfigError
+from tidemill.services.tools.sweep.plan import merged, read_sweep
+
+_FILE: dict[str, Any] = {
+    "base": "cartpole_dqn",
+    "settings": {"run.max_env_steps": 1000},
+    "space": {"agent.learning_rate": {"log": [1e-5, 1e-2]}},
+}
+
+
+def _written(folder: Path, changes: dict[str, Any]) -> Path:
+    file = folder / "space.yaml"
+    file.write_text(yaml.safe_dump({key: value for key, value in (_FILE | changes).items() if value is not None}))
+    return file
+
+
+def test_trials_config_is_the_base_with_settings_and_values_over_it(tmp_path: Path) -> None:
+    """Values of the space over `settings`, those over the base; all else as the base has it."""
+    sweep = read_sweep(_written(tmp_path, {}))
+    config = load_config(sweep.config({"agent.learning_rate": 0.5}))
+    base = load_config(sweep.base)
+    assert (config.agent.learning_rate, config.run.max_env_steps) == (0.5, 1000)  # type: ignore[attr-defined]
+    assert config.env == base.env
+    assert config.agent.batch_size == base.agent.batch_size
+
+
+def test_grid_has_as_many_trials_as_combinations(tmp_path: Path) -> None:
+    """Whatever `trials` says."""
+    space = {"agent.n_step": [1, 2, 3], "agent.batch_size": [16, 32]}
+    assert read_sweep(_written(tmp_path, {"method": "grid", "space": space})).trial_count == 6
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"base": None}, "base is '', allowed: the name of a preset"),
+        ({"base": "cartpole_dqm"}, "did you mean 'cartpole_dqn'"),
+        ({"metod": "grid"}, "unknown setting 'metod'; did you mean 'method'"),
+        ({"method": "bayes"}, "method is 'bayes', allowed: one of 'grid', 'random', 'tpe'"),
+        ({"trials": 0}, "trials is 0, allowed: at least 1"),
+        ({"seeds": [1, 1]}, "seeds is .*, allowed: different numbers"),
+        ({"space": {"agent.learning_rat": [1]}}, "unknown setting 'agent.learning_rat'; did you mean"),
+        ({"space": {"agent.gamma": {"uniform": [0.9, 1.5]}}}, "gamma is 1.5"),
+        ({"space": {"agent.n_step": [1, 0, 2]}, "method": "grid"}, "n_step is 0"),
+        ({"space": {"run.seed": [1, 2]}}, "run.seed: the sweep's own; seeds are listed by its setting `seeds`"),
+        ({"settings": {"run.target_return": None, "run.max_wall_s": 0}}, "a run would never end"),
+        ({"share_replay": True, "space": {"replay.max_streams": [1, 2]}}, "replay.max_streams: with share_replay"),
+        ({"share_replay": True, "space": {"table.name": ["a", "b"]}}, "table.name: with share_replay the same for all"),
+        ({"share_replay": True, "settings": {"replay.shards": 2}}, "replay.shards is 2, allowed: 1 with share_replay"),
+    ],
+)
+def test_wrong_file_is_refused_before_any_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """With the name of what is wrong."""
+    with pytest.raises(ConfigError, match=message):
+        read_sweep(_written(tmp_path, changes))
+
+
+def test_file_that_is_not_there_is_named_as_what_was_given(tmp_path: Path) -> None:
+    """It is no --config, and no config is proposed for it."""
+    with pytest.raises(ConfigError, match=r"^cannot read the sweep's FILE '.*/space.yaml': No such file or directory$"):
+        read_sweep(tmp_path / "space.yaml")
+
+
+def test_sweep_of_the_examples_is_whole() -> None:
+    """The file that the README names."""
+    sweep = read_sweep(Path(__file__).parents[4] / "examples" / "sweeps" / "cartpole.yaml")
+    assert (sweep.trial_count, sweep.settings.seeds) == (4, (1, 2))
+
+
+def test_mappings_are_merged_and_everything_else_is_replaced() -> None:
+    """Neither argument is changed."""
+    below: dict[str, Any] = {"a": {"b": 1, "c": [1]}, "d": 2}
+    assert merged(below, {"a": {"c": [2], "e": 3}, "d": {"f": 4}}) == {"a": {"b": 1, "c": [2], "e": 3}, "d": {"f": 4}}
+    assert below == {"a": {"b": 1, "c": [1]}, "d": 2}

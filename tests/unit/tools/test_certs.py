@@ -1,0 +1,138 @@
+"""`tidemill certs`: which files it writes for whom, and which it leaves as they are."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from tidemill.errors import FatalError
+from tidemill.rpc.access import ROLES, Tokens
+from tidemill.services.tools import certs as module
+from tidemill.services.tools.certs import (
+    COMMON_HOST,
+    KEEP_DAYS,
+    SERVICES,
+    certs,
+    make,
+    make_services,
+)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _certificate(file: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(file.read_bytes())
+
+
+def test_each_service_gets_what_it_needs_and_no_more(tmp_path: Path) -> None:
+    """A server its certificate, key and digests, a client the CA and its token; all of it this user's alone."""
+    make_services(tmp_path)
+    server, client = {"server.pem", "server.key", "tokens.txt"}, {"ca.pem", "token"}
+    for name, share in SERVICES.items():
+        expected = (server if share.serves else set()) | (client if share.role else set())
+        assert {path.name for path in (tmp_path / name).iterdir()} == expected, name
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_dir()} == {0o700}
+    keys = {(tmp_path / name / "server.key").read_bytes() for name, share in SERVICES.items() if share.serves}
+    assert len(keys) == sum(share.serves for share in SERVICES.values())
+
+
+def test_server_knows_every_token_and_holds_none(tmp_path: Path) -> None:
+    """Its file has their digests: who reads it cannot call anybody with it."""
+    make_services(tmp_path)
+    text = (tmp_path / "replay" / "tokens.txt").read_text()
+    tokens = Tokens(str(tmp_path / "replay" / "tokens.txt"))
+    for role in ROLES:
+        own = (tmp_path / f"{role}.token").read_text().strip()
+        assert own not in text
+        assert tokens.role_of(own) == role
+    assert all(tokens.role_of(word) is None for word in text.split())
+
+
+def test_certificate_of_a_service_holds_its_names(tmp_path: Path) -> None:
+    """Its own, that of all servers, the shards', and those that were asked for."""
+    assert certs([str(tmp_path), "--services", "--shards", "2", "--host", "box1", "10.1.2.3"]) == 0
+    names = _certificate(tmp_path / "replay" / "server.pem").extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    held = names.value.get_values_for_type(x509.DNSName)
+    assert held == ["localhost", "replay", COMMON_HOST, "replay-0", "replay-1", "box1"]
+    assert "10.1.2.3" in map(str, names.value.get_values_for_type(x509.IPAddress))
+
+
+def test_good_certificates_are_kept_when_asked(tmp_path: Path) -> None:
+    """Not a byte changes; without `keep` every certificate and key does, and nothing else."""
+    make_services(tmp_path, ["replay-0"])
+    first = _files(tmp_path)
+    make_services(tmp_path, ["replay-0"], keep=True)
+    assert _files(tmp_path) == first
+    make_services(tmp_path, ["replay-0"])
+    changed = {name for name, data in _files(tmp_path).items() if data != first[name]}
+    assert changed == {
+        f"{name}/{file}" for name, share in SERVICES.items() if share.serves for file in ("server.pem", "server.key")
+    }
+
+
+@pytest.mark.parametrize("days, is_kept", [(KEEP_DAYS + 1, True), (KEEP_DAYS - 1, False), (0, False)])
+def test_certificate_that_expires_soon_is_not_kept(
+    days: int, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one that has expired; the new one lasts as long as ever."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "CERTIFICATE_DAYS", days)
+        make(tmp_path)
+    first = _files(tmp_path)
+    make(tmp_path, keep=True)
+    changed = {name for name, data in _files(tmp_path).items() if data != first[name]}
+    assert changed == (set() if is_kept else {"server.pem", "server.key", "client.pem", "client.key"})
+    if not is_kept:
+        rest = _certificate(tmp_path / "server.pem").not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+        assert rest.days >= module.CERTIFICATE_DAYS - 1
+
+
+def test_certificate_that_does_not_fit_is_not_kept(tmp_path: Path) -> None:
+    """One that lacks a name, one of another CA, one without its own key, and what is no certificate."""
+    make(tmp_path / "other")
+    for spoil in ("name", "ca", "key", "text"):
+        folder = tmp_path / spoil
+        make(folder)
+        if spoil == "ca":
+            for file in ("server.pem", "server.key"):
+                (folder / file).write_bytes((tmp_path / "other" / file).read_bytes())
+        elif spoil == "key":
+            (folder / "server.key").write_bytes((folder / "client.key").read_bytes())
+        elif spoil == "text":
+            (folder / "server.pem").write_text("no certificate")
+        before = (folder / "server.pem").read_bytes()
+        make(folder, ["added"] if spoil == "name" else [], keep=True)
+        assert (folder / "server.pem").read_bytes() != before, spoil
+        _certificate(folder / "server.pem").verify_directly_issued_by(_certificate(folder / "ca.pem"))
+
+
+def test_token_is_rotated_and_retired(tmp_path: Path) -> None:
+    """Old and new are accepted until the old one is retired; other roles keep theirs, certificates theirs."""
+    arguments = [str(tmp_path), "--services", "--keep"]
+    certs(arguments)
+    first = _files(tmp_path)
+    tokens, own = Tokens(str(tmp_path / "replay" / "tokens.txt")), tmp_path / "actor" / "token"
+    old = own.read_text().strip()
+    certs([*arguments, "--rotate", "actor"])
+    new = own.read_text().strip()
+    assert (tokens.role_of(old), tokens.role_of(new)) == ("actor", "actor")
+    certs([*arguments, "--retire", "actor"])
+    assert (tokens.role_of(old), tokens.role_of(new)) == (None, "actor")
+    servers = {f"{name}/tokens.txt" for name, share in SERVICES.items() if share.serves}
+    changed = {name for name, data in _files(tmp_path).items() if data != first[name]}
+    clients = {f"{name}/token" for name, share in SERVICES.items() if share.role == "actor"}
+    assert changed == servers | clients | {"tokens.txt", "actor.token"}
+
+
+def test_token_cannot_be_rotated_before_it_is_made(tmp_path: Path) -> None:
+    """The message says what to do first."""
+    with pytest.raises(FatalError, match="make tokens first"):
+        certs([str(tmp_path / "none"), "--rotate", "actor"])

@@ -1,0 +1,137 @@
+"""The checks of `tidemill doctor`: what each says of a machine where something is missing, and what to do."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from tidemill.installation import how_to_repair
+from tidemill.services.tools import certs
+from tidemill.services.tools.doctor import machine, software
+from tidemill.services.tools.doctor.finding import says
+
+
+@pytest.fixture(name="programs")
+def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder that is the whole PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def _program(folder: Path, name: str, script: str) -> None:
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+def test_program_that_is_missing_or_fails_says_nothing(programs: Path) -> None:
+    """A check continues without it."""
+    _program(programs, "fails", "echo something; exit 3")
+    _program(programs, "works", "echo ' something '")
+    assert (says("no-such-program"), says("fails"), says("works")) == (None, None, "something")
+
+
+@pytest.mark.parametrize(
+    "requirement, is_met",
+    [
+        ("pytest>=1", True),
+        ("pytest>=1.0.0,<999", True),
+        ('pytest>=999; extra == "learn"', False),
+        ("pytest<1,>=0.1", False),
+        ("pytest<1.0", False),
+        (f"pytest>={pytest.__version__}", True),
+        (f"pytest<{pytest.__version__}", False),
+        ("pytest", True),
+        ("no-such-package>=1", True),
+    ],
+)
+def test_package_of_another_version_fails(requirement: str, is_met: bool) -> None:
+    """It says which one is there, which is needed, and how to get it; what is not installed is reported elsewhere."""
+    found = software.outside_bounds([requirement])
+    assert [finding.mark for finding in found] == ([] if is_met else ["FAIL"])
+    assert is_met or found[0].advice == how_to_repair(requirement.partition(";")[0])
+    assert is_met or pytest.__version__ in found[0].text
+
+
+def test_docker_is_asked_for_client_plugin_and_engine(programs: Path) -> None:
+    """Each has its own remedy."""
+    assert software.docker()[0].text == "no Docker: only `docker compose up` needs it"
+    _program(programs, "docker", '[ "$1" = version ]')
+    assert software.docker()[0].text == "Docker has no compose plugin"
+    _program(programs, "docker-compose", "echo 2.35")
+    assert software.docker()[0].text == "no Docker engine answers"
+    _program(programs, "docker", "echo 28.1.0")
+    assert (software.docker()[0].mark, software.docker()[0].text) == ("ok", "Docker engine 28.1.0 with compose")
+
+
+@pytest.mark.parametrize(
+    "answer, expected", [("yes", ["the clock is synchronised"]), ("no", ["the clock is not synchronised"]), ("", [])]
+)
+def test_clock_is_asked_of_the_system(programs: Path, answer: str, expected: list[str]) -> None:
+    """A machine without a service for it says nothing."""
+    _program(programs, "timedatectl", f"echo {answer}")
+    assert [finding.text for finding in machine.clock()] == expected
+
+
+def test_few_open_files_are_noted() -> None:
+    """The limit of this process is what a server would have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+        finding = machine.open_files()[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (finding.mark, finding.text) == ("note", "512 open files per process")
+    assert "ulimit -n 65536" in finding.advice
+
+
+@pytest.mark.parametrize("gib, mark", [(1, "note"), (8, "ok")])
+def test_little_memory_is_noted(tmp_path: Path, gib: int, mark: str) -> None:
+    """What the kernel says is available, not what is free."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal: 99999999 kB\nMemFree: 1 kB\nMemAvailable: {gib * 1024**2} kB\n")
+    finding = machine.memory(meminfo)[0]
+    assert (finding.mark, finding.text) == (mark, f"{gib}.0 GiB of memory available")
+    assert machine.memory(tmp_path / "none") == []
+
+
+def test_certificates_are_read_for_how_long_they_last(tmp_path: Path) -> None:
+    """Those that end soon are noted, those that ended or cannot be read fail; keys are no certificates."""
+    folder = tmp_path / "certs"
+    assert machine.certificates(folder) == []
+    certs.make(folder)
+    assert {finding.mark for finding in machine.certificates(folder)} == {"ok"}
+    texts = " ".join(finding.text for finding in machine.certificates(folder))
+    assert "server.pem is valid for 364 days" in texts
+    assert ".key" not in texts
+    (folder / "ca.pem").write_text("nothing")
+    assert [finding.mark for finding in machine.certificates(folder)].count("FAIL") == 1
+
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=350)
+    soon = [finding for finding in machine.certificates(folder, later) if finding.mark == "note"]
+    assert {Path(finding.text.split()[0]).name for finding in soon} == {"client.pem", "server.pem"}
+    assert f"certs {folder}` with the same --host renews it" in soon[0].advice
+
+
+def test_disk_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    """Before a run would; the folder need not exist yet."""
+    assert machine.disk(tmp_path / "runs" / "new")[0].mark in ("ok", "note")
+    if os.getuid():
+        tmp_path.chmod(0o500)
+        assert machine.disk(tmp_path / "runs")[0].mark == "FAIL"
+
+
+@pytest.mark.parametrize("version, machine", [((3, 14, 0), "x86_64"), ((3, 13, 5), "aarch64")])
+def test_box2d_is_not_advised_where_it_has_no_wheel(
+    version: tuple[int, ...], machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installing it there would mean compiling it."""
+    monkeypatch.setattr("sys.version_info", version)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "Box2D" else name)
+    (finding,) = [each for each in software.packages() if "Box2D" in each.text]
+    assert (finding.mark, finding.advice) == ("note", "")

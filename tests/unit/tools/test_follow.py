@@ -1,0 +1,189 @@
+"""Reading a run's records for a logger: each once and in order, whatever was cut, over restarts of either side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.errors import ConfigError, DataLoss
+from tidemill.loggers.interface import LoggedRun, RunLogger, make_logger
+from tidemill.scores import COLUMNS, Score
+from tidemill.services.tools.log.follow import Follower
+
+_SCORE = Score(1.5, 200, 400, 3, 10, 12.5, 1.0, 11.0, 14.0, 12.0, 50.0)
+
+
+class Recorder(RunLogger):
+    """Keeps what it is sent in a file below the run; fails at a step of 666 while a file says so."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        """Take up the run that was sent before."""
+        self.id = run.id or f"new-{run.name}-{run.config['agent']['gamma']}"
+        self._folder = run.folder
+
+    def log(self, step: int, scalars: Mapping[str, float], time_s: float) -> None:
+        """Keep it."""
+        if step == 666 and (self._folder / "offline").exists():
+            raise OSError("no network")
+        self._keep({"step": step, "time": time_s, **scalars})
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Keep it."""
+        self._keep({"result": dict(result)})
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        with (self._folder / "sent.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+NAME = f"{__name__}:Recorder"
+
+
+@pytest.fixture(name="run")
+def _run(tmp_path: Path) -> Path:
+    (tmp_path / "config.yaml").write_text("agent: {gamma: 0.5}\n")
+    return tmp_path
+
+
+def _append(run: Path, text: str) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(text)
+
+
+def _line(step: int, **scalars: float | None) -> str:
+    return json.dumps({"time": 1.0, "step": step} | scalars) + "\n"
+
+
+def _sent(run: Path) -> list[dict[str, Any]]:
+    file = run / "sent.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _steps(run: Path) -> list[int]:
+    return [record["step"] for record in _sent(run)]
+
+
+def test_each_line_is_sent_once_over_restarts(run: Path) -> None:
+    """A follower that starts later continues where the one before it stopped, under the same name there."""
+    _append(run, _line(1, loss=0.5) + _line(2, loss=0.25))
+    first = Follower(run, NAME)
+    assert first.send_new() == 2
+    assert first.send_new() == 0
+    _append(run, _line(3))
+    second = Follower(run, NAME)
+    assert second.id == first.id == f"new-{run.name}-0.5"
+    assert second.send_new() == 1
+    assert _sent(run) == [
+        {"step": 1, "time": 1.0, "loss": 0.5},
+        {"step": 2, "time": 1.0, "loss": 0.25},
+        {"step": 3, "time": 1.0},
+    ]
+
+
+def test_line_that_is_being_written_waits(run: Path) -> None:
+    """Half a line is no line."""
+    follower, line = Follower(run, NAME), _line(7, loss=1.0)
+    _append(run, line[:9])
+    assert follower.send_new() == 0
+    _append(run, line[9:])
+    assert follower.send_new() == 1
+    assert _steps(run) == [7]
+
+
+def test_lines_that_are_none_and_values_that_are_not_finite_are_left_out(run: Path) -> None:
+    """A logger gets numbers only."""
+    _append(run, "[]\nnothing\n{}\n" + _line(4, loss=None, q=2.0))
+    Follower(run, NAME).send_new()
+    assert _sent(run) == [{"step": 4, "time": 1.0, "q": 2.0}]
+
+
+def test_more_than_a_mebibyte_is_sent_whole(run: Path) -> None:
+    """Files are read in parts; a line at the border of two is sent once."""
+    _append(run, "".join(_line(step, **{"a" * 1000: 1.0}) for step in range(2500)))
+    assert Follower(run, NAME).send_new() == 2500
+    assert _steps(run) == list(range(2500))
+
+
+def test_evaluations_and_confirmations_are_sent_by_their_own_names(run: Path) -> None:
+    """Each row of scores.csv and confirmations.csv, over the updates of its version."""
+    header = ",".join(COLUMNS) + "\n"
+    row = ",".join("" if cell is None else str(cell) for cell in dataclasses.astuple(_SCORE)) + "\n"
+    (run / "scores.csv").write_text(header + row)
+    follower = Follower(run, NAME)
+    assert follower.send_new() == 1
+    (run / "scores.csv").write_text(header + row + row)
+    (run / "confirmations.csv").write_text(header + row)
+    assert Follower(run, NAME).send_new() == 2
+    first, _, third = _sent(run)
+    assert (first["step"], first["evaluation/mean"], first["evaluation/mean_length"]) == (200, 12.5, 50.0)
+    assert "evaluation/human_normalised" not in first
+    assert third["confirmation/env_steps"] == 400
+
+
+def test_curves_of_actors_and_cluster_are_sent_under_their_writers_names(run: Path) -> None:
+    """Two actors have curves of the same names; each line is sent once, over restarts too."""
+    (run / "curves").mkdir()
+    for writer, values in (
+        ("actor-0", {"actor/episode_return": 3.5}),
+        ("actor-1", {"actor/episode_return": 4.5}),
+        ("cluster", {"replay/fill": 0.5, "actors/policy_lag": 2.0}),
+    ):
+        (run / "curves" / f"{writer}.jsonl").write_text(_line(7, env_steps=90, **values))
+    assert Follower(run, NAME).send_new() == 3
+    with (run / "curves" / "actor-1.jsonl").open("a") as file:
+        file.write(_line(8, env_steps=95) + '{"time"')
+    assert Follower(run, NAME).send_new() == 1
+    assert _sent(run) == [
+        {"step": 7, "time": 1.0, "actors/actor-0/env_steps": 90, "actors/actor-0/episode_return": 3.5},
+        {"step": 7, "time": 1.0, "actors/actor-1/env_steps": 90, "actors/actor-1/episode_return": 4.5},
+        {"step": 7, "time": 1.0, "env_steps": 90, "replay/fill": 0.5, "actors/policy_lag": 2.0},
+        {"step": 8, "time": 1.0, "actors/actor-1/env_steps": 95},
+    ]
+
+
+def test_what_could_not_be_sent_is_sent_again(run: Path) -> None:
+    """A logger that fails loses nothing."""
+    (run / "offline").touch()
+    _append(run, _line(665) + _line(666))
+    with pytest.raises(OSError, match="no network"):
+        Follower(run, NAME).send_new()
+    (run / "offline").unlink()
+    Follower(run, NAME).send_new()
+    assert _steps(run)[-1] == 666
+
+
+def test_place_that_is_corrupt_names_its_file(run: Path) -> None:
+    """Nothing is sent twice by guessing."""
+    Follower(run, NAME)
+    (file,) = (run / "loggers").iterdir()
+    file.write_text("{")
+    with pytest.raises(DataLoss, match=file.name):
+        Follower(run, NAME)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("wandbb", "allowed: mlflow, wandb, or module:name; did you mean 'wandb'"),
+        ("no_such_module:Logger", "importing no_such_module failed"),
+        (f"{__name__}:Refuses", "could not be made: OSError: no account"),
+        ("builtins:repr", "made str, no tidemill.RunLogger"),
+    ],
+)
+def test_logger_that_cannot_be_made_is_an_error_of_the_settings(name: str, message: str, tmp_path: Path) -> None:
+    """With its reason."""
+    with pytest.raises(ConfigError, match=message):
+        make_logger(name, LoggedRun("run", tmp_path, {}))
+
+
+class Refuses(RunLogger):
+    """A logger that cannot be made."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        """Fail."""
+        raise OSError("no account")

@@ -1,0 +1,161 @@
+"""Runs are grouped by what they share, drawn, and summed up."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from matplotlib.image import imread
+
+from tidemill.errors import ConfigError
+from tidemill.scores import COLUMNS, Score
+from tidemill.services.tools.plot.command import plot, table
+from tidemill.services.tools.plot.draw import draw
+from tidemill.services.tools.plot.groups import find_groups
+
+
+def _run(folder: Path, seed: int, means: list[float], **agent: Any) -> Path:  # noqa: ANN401 - settings
+    """Write a run's settings and scores, an evaluation every 1,000 decisions."""
+    folder.mkdir(parents=True)
+    settings = {
+        "run": {"name": folder.name, "root": str(folder.parent), "seed": seed},
+        "env": {"id": "Pendulum-v1"},
+        "agent": {"algorithm": "sac"} | agent,
+        "learner": {"server": {"address": f"127.0.0.1:{7000 + seed}"}},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    with (folder / "scores.csv").open("w") as file:
+        rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        rows.writeheader()
+        for index, mean in enumerate(means, start=1):
+            rows.writerow(
+                dataclasses.asdict(Score(10.0 * index, 500 * index, 1_000 * index, index, 5, mean, 1.0, 0.0, 9.0))
+            )
+    return folder
+
+
+def test_runs_that_differ_by_their_seed_are_one_curve(tmp_path: Path) -> None:
+    """Another setting makes another curve; names, folders and addresses do not."""
+    for seed in (1, 2, 3):
+        _run(tmp_path / f"plain-seed-{seed}", seed, [1.0, 2.0])
+    _run(tmp_path / "wide", 1, [5.0], hidden_sizes=[64])
+    groups = find_groups([str(tmp_path)])
+    assert [(group.label, len(group.curves)) for group in groups] == [("plain-seed", 3), ("wide", 1)]
+    assert groups[0].env_id == "Pendulum-v1"
+
+
+def test_folder_of_seeds_names_its_curve(tmp_path: Path) -> None:
+    """`seed-1`, `seed-2` say nothing: the folder above does."""
+    for seed in (1, 2):
+        _run(tmp_path / "lander" / f"seed-{seed}", seed, [1.0])
+    assert [group.label for group in find_groups([str(tmp_path / "lander")])] == ["lander"]
+
+
+def test_label_puts_runs_together(tmp_path: Path) -> None:
+    """Runs of several settings under one label are one curve, and a run that is named twice counts once."""
+    first, second = _run(tmp_path / "a", 1, [1.0]), _run(tmp_path / "b", 2, [2.0], hidden_sizes=[8])
+    (group,) = find_groups([f"ours={first}", f"ours={second}", f"ours={first}"])
+    assert (group.label, [curve.folder.name for curve in group.curves]) == ("ours", ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "names, label",
+    [
+        (["q1", "q2"], "q"),
+        (["seed-1", "seed-2"], "lander"),
+        (["1", "2"], "lander"),
+        (["first", "second"], "first + second"),
+        (["a" * 30, "b" * 30], "lander"),
+    ],
+)
+def test_label_of_a_curve_says_which_runs_it_is_of(tmp_path: Path, names: list[str], label: str) -> None:
+    """What their names have in common, or all of them; the folder above where they say nothing or too much."""
+    folders = [_run(tmp_path / "lander" / name, seed, [1.0]) for seed, name in enumerate(names)]
+    (group,) = find_groups([str(folder) for folder in folders])
+    assert group.label == label
+
+
+def test_trials_of_a_sweep_are_named_by_what_they_differ_in(tmp_path: Path) -> None:
+    """Its folder is enough; a trial's seeds make one curve."""
+    for number, rate in enumerate((0.001, 0.01)):
+        for seed in (1, 2):
+            _run(tmp_path / f"trial-{number:04d}" / f"seed-{seed}", seed, [1.0], learning_rate=rate, gamma=0.9)
+    groups = find_groups([str(tmp_path)])
+    assert [group.label for group in groups] == ["learning_rate 0.001", "learning_rate 0.01"]
+    assert [len(group.curves) for group in groups] == [2, 2]
+    (alone,) = find_groups([str(tmp_path / "trial-0001")])
+    assert alone.label == "trial-0001"
+
+
+def test_folder_without_runs_is_explained(tmp_path: Path) -> None:
+    """What has no evaluation yet cannot be drawn."""
+    _run(tmp_path / "young", 1, [])
+    with pytest.raises(ConfigError, match="holds no run with an evaluation yet"):
+        find_groups([str(tmp_path)])
+
+
+def test_points_follow_the_chosen_axis(tmp_path: Path) -> None:
+    """Decisions, seconds or updates, each with the mean return there."""
+    _run(tmp_path / "a", 1, [1.0, 4.0])
+    (group,) = find_groups([str(tmp_path / "a")])
+    (curve,) = group.curves
+    assert curve.points("env_steps") == ([1_000.0, 2_000.0], [1.0, 4.0])
+    assert curve.points("wall_s") == ([10.0, 20.0], [1.0, 4.0])
+    assert curve.points("learner_steps") == ([500.0, 1_000.0], [1.0, 4.0])
+
+
+def test_table_sums_the_last_evaluations_up(tmp_path: Path) -> None:
+    """Of 2, 4, 6, 8 the mean is 5, as is the interquartile mean; the interval lies between the extremes."""
+    for seed, last in enumerate((2.0, 4.0, 6.0, 8.0)):
+        _run(tmp_path / f"a-{seed}", seed, [0.0, last])
+    _run(tmp_path / "other", 1, [7.5], hidden_sizes=[8])
+    first, second = table(find_groups([str(tmp_path)]))
+    assert first.startswith("a      4 seeds, 2,000 env steps: last evaluations 5.0 [")
+    assert first.endswith("], interquartile mean 5.0")
+    assert second == "other  1 seed, 1,000 env steps: last evaluation 7.5 over 5 episodes"
+
+
+@pytest.mark.parametrize("x", ["env_steps", "wall_s", "learner_steps"])
+def test_picture_shows_every_group(tmp_path: Path, x: str) -> None:
+    """The picture is there whole, in its size, and more than one colour is on it."""
+    for seed in (1, 2):
+        _run(tmp_path / f"a-{seed}", seed, [1.0, 2.0, 3.0])
+    _run(tmp_path / "b", 1, [5.0, 4.0], hidden_sizes=[8])
+    draw(find_groups([str(tmp_path)]), x, tmp_path / "plot.png")
+    picture = imread(tmp_path / "plot.png")[..., :3]
+    assert picture.shape[:2] == (600, 1080)
+    blue, orange = np.array((31, 119, 180)) / 255, np.array((255, 127, 14)) / 255
+    for colour in (blue, orange):
+        assert (np.abs(picture - colour).max(axis=-1) < 0.02).sum() > 100
+
+
+def test_command_refuses_an_unknown_format_before_it_reads(tmp_path: Path) -> None:
+    """The name says the format."""
+    with pytest.raises(ConfigError, match=r"allowed: a name that ends in \.png, \.pdf, \.svg"):
+        plot([str(tmp_path), "--out", "plot.bmp"])
+
+
+def test_command_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table, and where the picture is."""
+    _run(tmp_path / "a", 1, [1.0, 2.0])
+    assert plot([str(tmp_path / "a"), "--out", str(tmp_path / "pictures/a.svg"), "--x", "wall_s"]) == 0
+    assert (tmp_path / "pictures/a.svg").read_text().startswith("<?xml")
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "pictures/a.svg")
+
+
+def test_run_that_was_broken_off_is_drawn_and_not_averaged(tmp_path: Path) -> None:
+    """It would end the mean where it ends; of runs that all continue every one counts."""
+    for seed, means in ((1, [1.0, 2.0, 3.0]), (2, [3.0, 4.0, 5.0])):
+        (_run(tmp_path / f"seed-{seed}", seed, means) / "result.json").write_text("{}")
+    _run(tmp_path / "seed-3", 3, [100.0])
+    (group,) = find_groups([str(tmp_path)])
+    assert [curve.folder.name for curve in group.curves] == ["seed-1", "seed-2", "seed-3"]
+    assert [curve.folder.name for curve in group.averaged] == ["seed-1", "seed-2"]
+    for seed in (1, 2):
+        (tmp_path / f"seed-{seed}" / "result.json").unlink()
+    assert len(find_groups([str(tmp_path)])[0].averaged) == 3
