@@ -26,9 +26,9 @@ from benchmarks.learner_feed import chunks_of_steps
 from benchmarks.replay_roles import CHUNK_LENGTH, FRAME_STACK, N_STEPS, SIGNATURE, TABLE, WINDOW
 from benchmarks.rows import Row, row, write
 from tidemill import kernel
-from tidemill.codec import decode, encode
 from tidemill.config.table import TableSettings
 from tidemill.process import keep_freed_memory
+from tidemill.replay.codec import decode, encode
 from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.settings.q_learning import DQNConfig

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.replay_frames import cached_steps
-from tidemill import codec
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
+from tidemill.replay import codec
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.appender import StreamAppender

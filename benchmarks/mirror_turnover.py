@@ -22,10 +22,10 @@ from benchmarks.feed import FEEDS, Feed, feed
 from benchmarks.learner_cases import CASES
 from benchmarks.learner_feed import random_columns, servers
 from benchmarks.rows import Row, row, write
-from tidemill import codec
 from tidemill.config.load import write_document
 from tidemill.config.sections import RunConfig
 from tidemill.process import keep_freed_memory
+from tidemill.replay import codec
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.writing.appender import StreamAppender

@@ -12,8 +12,6 @@ import argparse
 import os
 from pathlib import Path
 
-from tidemill.services.launcher.commands.plan import Plan, PlanOptions, make_plan, measured_rates
-
 from benchmarks.rows import row, write
 from benchmarks.running_cluster import running_cluster
 from tidemill.config.load import from_document, read_document

@@ -29,7 +29,7 @@ from benchmarks.learner_cases import CASES
 from benchmarks.learner_feed import START_S, process, processor_s, random_columns
 from benchmarks.replay_roles import FRAME_STACK, N_STEPS, SIGNATURE, TABLE, WINDOW
 from benchmarks.rows import Row, row, write
-from tidemill import codec
+from tidemill.replay import codec
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb

@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.replay_frames import NUM_ENVS, Steps, cached_steps, play
-from tidemill.codec import decode, encode
 from tidemill.process import keep_freed_memory
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.codec import decode, encode
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig

@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tidemill.services.launcher.commands.certs import make
 
 from benchmarks.replay import Row, machine
 from benchmarks.replay_contenders import Server, Tidemill
 from benchmarks.replay_frames import NUM_ENVS, cached_steps
 from benchmarks.replay_roles import CHUNK_LENGTH, FRAME_STACK, GAMMA, N_STEPS, SIGNATURE, TABLE, WINDOW, Writer
-from tidemill.codec import decode
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.codec import decode
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.rl.transitions import transitions

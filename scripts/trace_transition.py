@@ -26,13 +26,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 _END_S = 90.0
 _MEANWHILE = {
-    "settings and RPC plumbing": ("config/", "rpc/", "process.py"),
-    "the replay log": ("services/replay/log/", "logged_blocks.py", "atomic_files.py"),
-    "the parameters' way back": ("tidemill/params/", "services/paramserver/", "services/learner/publishing.py"),
     "what watches and keeps a run": (
         *("metrics.py", "telemetry.py", "curves.py", "tensorboard_writer.py", "callbacks.py"),
         *("services/learner/progress.py", "services/learner/counters.py", "services/learner/control.py", "checkpoint/"),
     ),
+    "settings and RPC plumbing": ("config/", "settings/", "rpc/", "process.py"),
+    "the replay log": ("services/replay/log/", "atomic_files.py"),
+    "the parameters' way back": ("tidemill/params/", "services/paramserver/", "services/learner/publishing.py"),
 }
 """What a recording sees besides the way of a step, by a part of the files' names; the first that fits counts."""
 _SETTINGS = (

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidemill.bundle.policy import TrainedPolicy, load_policy
-    from tidemill.callbacks import Callback, CallbackContext
-    from tidemill.cluster import Cluster, RunResult
     from tidemill.config.load import load_config
     from tidemill.config.sections import RunConfig
     from tidemill.envs.interface import EpisodeSummary, MasksActions, VectorEnv, VectorStep
@@ -41,10 +39,12 @@ if TYPE_CHECKING:
     )
     from tidemill.learner.client import LearnerClient
     from tidemill.learner.status import LearnerState, LearnerStatus
+    from tidemill.loggers.callbacks import Callback, CallbackContext
     from tidemill.loggers.interface import LoggedRun, RunLogger
     from tidemill.params.client import ParamsClient
     from tidemill.params.version import Params, ParamsMetadata, Precision, Version
     from tidemill.params.watcher import ParamsWatcher
+    from tidemill.programs.cluster import Cluster, RunResult
     from tidemill.replay.client import ReplayClient
     from tidemill.replay.sampling.batch import SampledBatch
     from tidemill.replay.sampling.dataset import ReplayDataset
@@ -76,8 +76,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "tidemill.bundle.policy": ("TrainedPolicy", "load_policy"),
-    "tidemill.callbacks": ("Callback", "CallbackContext"),
-    "tidemill.cluster": ("Cluster", "RunResult"),
+    "tidemill.loggers.callbacks": ("Callback", "CallbackContext"),
+    "tidemill.programs.cluster": ("Cluster", "RunResult"),
     "tidemill.config.load": ("load_config",),
     "tidemill.config.sections": ("RunConfig",),
     "tidemill.envs.interface": ("EpisodeSummary", "MasksActions", "VectorEnv", "VectorStep"),

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 from tidemill import linux
 from tidemill.errors import ConfigError, FatalError, TidemillError, UnknownFormat
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import stop_with_parent
 
 ENDS_WITH_INPUT = "TIDEMILL_ENDS_WITH_INPUT"
 """Environment variable that tells a launcher to stop its run when its standard input ends."""
@@ -44,7 +44,7 @@ def run(service: str, main: Callable[[], int]) -> int:
         explained in one line on standard error; 141 if the reader of standard output left. Other exceptions are bugs
         and keep their traceback.
     """
-    _end_with_parent()
+    stop_with_parent()
     try:
         return end_with_reader(main)
     except (ConfigError, UnknownFormat) as error:
@@ -229,28 +229,6 @@ def stop_requested() -> asyncio.Task[bool]:
     for number in _heard_signals():
         loop.add_signal_handler(number, requested.set)
     return loop.create_task(requested.wait())
-
-
-def die_with_parent() -> None:
-    """Get SIGKILL when the parent dies, for a process that must not be taken for one that was stopped.
-
-    A rank that is stopped stops all others; those of other machines shall wait for this one's return instead.
-    """
-    linux.end_with_parent(signal.SIGKILL)
-
-
-def _end_with_parent() -> None:
-    """Get SIGTERM when the parent dies, so that a killed one leaves no orphan.
-
-    A command so ends what it has started in order. What a launcher starts is ended at once, see
-    `tidemill.programs.child`.
-    """
-    parent = os.environ.get(PARENT_VARIABLE)
-    if not parent:
-        return
-    linux.end_with_parent(signal.SIGTERM)
-    if os.getppid() != int(parent):  # it died before the request took effect
-        sys.exit(0)
 
 
 def keep_freed_memory() -> bool:

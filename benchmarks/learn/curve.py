@@ -11,7 +11,6 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from tidemill.services.launcher.plot.bootstrap import common_grid, mean_interval, on_grid
 
 from benchmarks.learn.atomic import write_text
 from benchmarks.learn.ran import Ran

@@ -15,9 +15,9 @@ import yaml
 
 from benchmarks.learn.atomic import write_json, write_text
 from tidemill.config.load import from_document, read_document
-from tidemill.config.overlay import to_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
+from tidemill.settings.overlay import to_document
 
 RUNS = Path("runs/learn")
 RESULTS = Path("benchmarks/results/learning")

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 
 _STOP_S = 60.0
 _AGAIN_S = 20.0

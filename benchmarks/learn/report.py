@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tidemill.services.launcher.plot.bootstrap import interquartile_mean, mean_interval
 
 from benchmarks.learn import curve
 from benchmarks.learn.atomic import write_json, write_text

@@ -36,7 +36,7 @@ _INTRODUCTION = """# Wire reference
 The gRPC contract, from the comments in [protos/](../../protos/tidemill/replay/v1/replay.proto): what each call does,
 when it blocks, its status codes, and whether a retry is safe. It changes only compatibly within `v1`. Any language with
 gRPC can speak it, and every server answers reflection; payloads are described in [Replay on its own](../replay.md) and
-in `tidemill/codec.py`.
+in `tidemill/replay/codec.py`.
 """
 # Field numbers of descriptor.proto, which make up the paths of a file's comments.
 _MESSAGES, _ENUMS, _SERVICES, _FIELDS, _VALUES, _METHODS, _NESTED, _NESTED_ENUMS = 4, 5, 6, 2, 2, 2, 3, 4

@@ -33,13 +33,13 @@ from tidemill.rl.agents.registry import extra_columns_of
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.readiness import wait_for_service
+from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
 from tidemill.services.actor.actor_index import actor_index, own_dns_name
 from tidemill.services.actor.lock_step.actor import act_in_lock_step
 from tidemill.services.actor.loop import ActingLoop, ActingParams, PolicyParams, VersionPacer, make_throttle
 from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, open_curves, watch_writer
 from tidemill.services.actor.remote_policy import RemotePolicy, check_remote
 from tidemill.services.actor.writer import open_writer
-from tidemill.telemetry import configure_logging, identify, serve_metrics
 from tidemill.types import EnvSpec
 
 _log = structlog.get_logger()

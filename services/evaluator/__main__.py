@@ -16,16 +16,17 @@ from pathlib import Path
 import structlog
 import torch
 
-from tidemill.callbacks import CallbackThread, make_callbacks
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.watch import EnvWatch
 from tidemill.errors import TidemillError
+from tidemill.loggers.callbacks import CallbackThread, make_callbacks
 from tidemill.params.run_end import RESULT, RunEnd, set_result_aside
 from tidemill.params.version import VERDICT
 from tidemill.process import HELD_UP, keep_freed_memory, leave, run, signal_event, stop_event
 from tidemill.programs.idle import exit_or_idle
 from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.evaluator import Evaluator, EvaluatorEvents
 from tidemill.services.evaluator.params_source import ParamsSource
@@ -34,7 +35,6 @@ from tidemill.services.evaluator.report import write_report
 from tidemill.services.evaluator.room import when_there_is_room
 from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.evaluator.verdict import RunVerdict
-from tidemill.telemetry import configure_logging, identify, serve_metrics
 
 _log = structlog.get_logger()
 

@@ -13,7 +13,6 @@ import structlog
 from tidemill import formats
 from tidemill.atomic_files import write_atomically
 from tidemill.bundle.files import CONFIG, portable_settings
-from tidemill.config.overlay import to_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.params.version import Version
@@ -22,6 +21,7 @@ from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
 from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.evaluator.room import when_there_is_room
 from tidemill.services.evaluator.verdict import reaches_target
+from tidemill.settings.overlay import to_document
 from tidemill.tensorboard_writer import TensorboardWriter
 
 _log = structlog.get_logger()

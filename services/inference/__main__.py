@@ -23,11 +23,11 @@ from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy, SplitPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.server import RpcServer
+from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
 from tidemill.services.inference.batcher import Batcher
 from tidemill.services.inference.forward_thread import ForwardThread, PendingStep
 from tidemill.services.inference.metrics import Metrics
 from tidemill.services.inference.servicer import InferenceServicer
-from tidemill.telemetry import configure_logging, identify, serve_metrics
 from tidemill.types import EnvSpec
 
 _SERVICE = "inference"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from tidemill import process
-from tidemill.config.check import nearest
+from tidemill.settings.check import nearest
 
 Command = Callable[[Sequence[str]], int]
 
@@ -21,8 +21,8 @@ class Entry:
 
     Attributes:
         summary: What it does, one line.
-        place: `module:function` below `tidemill.services`, imported when the command is called; or the module of another
-            service, which takes the place of this process.
+        place: `module:function` below `tidemill.services`, imported when the command is called; or the module of
+            another service, which takes the place of this process.
     """
 
     summary: str

@@ -11,14 +11,15 @@ import structlog
 from tidemill import kernel
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
-from tidemill.process import die_with_parent, keep_freed_memory, leave, run, stop_event
+from tidemill.parent import die_with_parent
+from tidemill.process import keep_freed_memory, leave, run, stop_event
 from tidemill.programs.idle import exit_or_idle
 from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, watch_disk
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.ended import ENDED_LEARNER
 from tidemill.services.learner.learner import Learner
 from tidemill.services.learner.metrics import unregister_rank_0_metrics
-from tidemill.telemetry import configure_logging, identify, serve_metrics, watch_disk
 
 _log = structlog.get_logger()
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from tidemill.callbacks import Callback, CallbackThread, make_callbacks
 from tidemill.config.sections import LearnerConfig
 from tidemill.curves import MetricsFile
+from tidemill.loggers.callbacks import Callback, CallbackThread, make_callbacks
 from tidemill.tensorboard_writer import TensorboardWriter
 
 _METRICS_EVERY_S = 10.0  # between two lines of metrics.jsonl

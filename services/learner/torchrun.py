@@ -32,8 +32,8 @@ from tidemill import gpus, linux
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
+from tidemill.parent import PARENT_VARIABLE
 from tidemill.process import run, signal_event
-from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_client import ForkClient, given_client
 from tidemill.programs.idle import INTERRUPTED, exit_or_idle
 from tidemill.services.learner.distributed.forked_ranks import CHILD, fork_ranks

@@ -14,12 +14,12 @@ from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import ParamServerConfig
 from tidemill.rpc.server import RpcServer
+from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, watch_disk
 from tidemill.services.paramserver.metrics import Metrics
 from tidemill.services.paramserver.servicer import ParamServicer
 from tidemill.services.paramserver.version_notifier import VersionNotifier
 from tidemill.services.paramserver.version_store import VersionStore
 from tidemill.services.paramserver.writer import StoreWriter
-from tidemill.telemetry import configure_logging, identify, serve_metrics, watch_disk
 
 _SERVICE = "paramserver"
 

@@ -17,9 +17,9 @@ from tidemill import kernel, process
 from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
+from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, watch_disk
 from tidemill.services.replay.metrics import EXPECTED, ReplayCollector
 from tidemill.services.replay.server import ReplayServer
-from tidemill.telemetry import configure_logging, identify, serve_metrics, watch_disk
 
 _SERVICE = "replay"
 _SHORT = {  # for replay on its own: what each stands for, its value, and what it does

@@ -14,12 +14,12 @@ from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument
 from tidemill.logger import LateLogger
 from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.services.replay.admission import AdmissionQueue
-from tidemill.services.replay.chunks.blob_reader import BlobReader
-from tidemill.services.replay.chunks.logged_blocks import logged
 from tidemill.services.replay.chunks.mirror import ChunkMirror
-from tidemill.services.replay.memory import MemoryBudget
+from tidemill.services.replay.log.blob_reader import BlobReader
+from tidemill.services.replay.log.logged_blocks import logged
 from tidemill.services.replay.sample_queue import MAX_BATCH_BYTES, OpenedSample, SampleDemand
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.memory import MemoryBudget
+from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.sampled_items import SampledItems
 from tidemill.services.replay.tables.table import Table
 

@@ -12,9 +12,9 @@ from tidemill.errors import InvalidArgument, ResourceExhausted
 from tidemill.logger import LateLogger
 from tidemill.replay.sampling.batch import Blocks
 from tidemill.replay.wire import pack_export_chunks, pack_export_items, pack_export_start
-from tidemill.services.replay.chunks.blob_reader import BlobReader
-from tidemill.services.replay.chunks.logged_blocks import logged
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.log.blob_reader import BlobReader
+from tidemill.services.replay.log.logged_blocks import logged
+from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 Ints = NDArray[np.int64]

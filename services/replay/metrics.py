@@ -13,7 +13,7 @@ from tidemill.replay.table_config import TableConfig, TableDescription
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.writer import BOUNDS_S
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 

@@ -17,13 +17,13 @@ from tidemill.config.services import ReplaySettings
 from tidemill.logger import LateLogger
 from tidemill.rpc.server import RpcServer
 from tidemill.services.replay.admission import AdmissionQueue
-from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
 from tidemill.services.replay.log.log import ReplayLog
+from tidemill.services.replay.log.logged_blocks import LoggedBlocks
 from tidemill.services.replay.log.open import OpenedLog, open_replay_log
-from tidemill.services.replay.memory import MemoryBudget, default_budget_bytes
 from tidemill.services.replay.servicer import ReplayServicer
-from tidemill.services.replay.state import ReplayState
-from tidemill.services.replay.streams import EPOCH_RANDOM_BITS, first_epoch
+from tidemill.services.replay.state.memory import MemoryBudget, default_budget_bytes
+from tidemill.services.replay.state.replay_state import ReplayState
+from tidemill.services.replay.state.streams import EPOCH_RANDOM_BITS, first_epoch
 
 _log = LateLogger()
 

@@ -32,7 +32,6 @@ from tidemill.replay.writing.chunk import check_priorities
 from tidemill.rpc.server import RpcServer
 from tidemill.services.replay.active_streams import ActiveStreams
 from tidemill.services.replay.admission import AdmissionQueue, StepClock
-from tidemill.services.replay.append import AppendSession, plan_append
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.export import TableExport, exported_parts
@@ -42,7 +41,8 @@ from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.metrics import describe
 from tidemill.services.replay.requests import Outgoing, add_handlers, grant, read, read_credit, read_each, times_of
 from tidemill.services.replay.sample_queue import MAX_BATCH_BYTES, OpenedSample, SampleDemand, SampleQueue
-from tidemill.services.replay.state import MAX_CHUNK_LENGTH, ReplayState
+from tidemill.services.replay.state.append import AppendSession, plan_append
+from tidemill.services.replay.state.replay_state import MAX_CHUNK_LENGTH, ReplayState
 from tidemill.services.replay.tables.epochs import Epochs
 from tidemill.services.replay.tables.table import Table
 

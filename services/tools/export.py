@@ -24,12 +24,12 @@ from tidemill.bundle.files import (
 )
 from tidemill.bundle.onnx_report import NAME, OnnxReport, try_onnx
 from tidemill.config.load import from_document, read_document
-from tidemill.config.overlay import to_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError
 from tidemill.installation import typed
 from tidemill.scores import Score, read_scores
+from tidemill.settings.overlay import to_document
 
 _ABOUT = """Write a run's trained policy into one folder to pass on: parameters, settings, scores, curve, video and a
 model card. `tidemill evaluate FOLDER` tests it on another machine, and tidemill.load_policy(FOLDER) acts with it."""

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from tidemill import container_limits
-from tidemill.config.check import check
 from tidemill.config.documented import fields_of
 from tidemill.config.load import load
 from tidemill.config.sections import RunConfig
@@ -24,6 +23,7 @@ from tidemill.errors import FatalError
 from tidemill.rl.agents.registry import AgentConfig, LearnsOnPolicy
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
+from tidemill.settings.check import check
 
 RATES_FILE = Path(__file__).with_name("measured_rates.json")
 """Rates measured by the benchmarks of the repository; written by scripts/plan_rates.py from benchmarks/results."""

@@ -40,9 +40,9 @@ from tidemill.services.paramserver.version_notifier import VersionNotifier
 from tidemill.services.paramserver.version_store import VersionStore
 from tidemill.services.paramserver.writer import StoreWriter
 from tidemill.services.replay.admission import AdmissionQueue
-from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.servicer import ReplayServicer
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.memory import MemoryBudget
+from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.types import EnvSpec
 
 MOST_TABLES, MOST_STREAMS, STORED_BYTES = 4, 200, 8 * MEBIBYTE

@@ -19,9 +19,9 @@ from tests.support.replay_log import RANKED, Load, kill, load, options
 from tests.support.replay_service import ServerProcess
 from tests.support.replay_streams import SIGNATURE
 from tests.support.waiting import WAIT_S
-from tidemill.codec import decode
 from tidemill.errors import TidemillError
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.codec import decode
 from tidemill.replay.sampling.sampler import ReplaySampler
 
 WRITERS = 3

@@ -28,8 +28,8 @@ from tidemill.replay.transfer.folder import digest_of
 from tidemill.scores import read_scores
 from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog
 from tidemill.services.evaluator.run_logs import WallClock
-from tidemill.services.launcher.sweep.journal import Journal
 from tidemill.services.learner.checkpoint.store import CheckpointStore
+from tidemill.services.tools.sweep.journal import Journal
 
 OLD = sorted((Path(__file__).resolve().parents[1] / "data" / "formats").iterdir())
 """Files of each earlier format: a run that has ended, its table, and the bundle that was exported from it."""

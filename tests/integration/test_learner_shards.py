@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 from tidemill.learner.status import LearnerStatus
 from tidemill.replay.client import ReplayClient
 from tidemill.rpc.settings import ServerSettings
-from tidemill.telemetry import serve_metrics
+from tidemill.rpc.telemetry import serve_metrics
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from tests.support.proxy import Proxy
 from tests.support.replay_service import local_server
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill import codec
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import ActorConfig
 from tidemill.config.services import ActorSettings
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import InvalidArgument, Unavailable
-from tidemill.replay import ItemWindow, ReplayWriter
+from tidemill.replay import ItemWindow, ReplayWriter, codec
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.sampler import ReplaySampler

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_client import given_client
 from tidemill.programs.fork_server import READY, Order
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 
 if __name__ == "__main__":
     sys.stdout.write(sys.argv[1].format(environment=os.environ.get(PARENT_VARIABLE)) + "\n")

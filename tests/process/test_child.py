@@ -17,7 +17,7 @@ _BOUND_S = 30.0
 
 _PARENT = """
 import os, subprocess, sys, time
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 os.environ[PARENT_VARIABLE] = str(os.getpid())
 child = subprocess.Popen([sys.executable, "-m", "tidemill.programs.child", *sys.argv[1:]], stdout=subprocess.PIPE,
                          stdin=subprocess.PIPE, text=True)

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from tests.support.documented import run_example
 from tests.support.launched import BOUND_S, ROOT, Launched, launched
-from tidemill.cluster import Cluster
+from tidemill.programs.cluster import Cluster
 from tidemill.scores import read_scores
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]

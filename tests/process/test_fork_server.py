@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.forked_service import children, fork_read, held_client
 from tests.support.waiting import wait_until
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_client import ForkClient
 from tidemill.programs.fork_server import WITH_TORCH, WITHOUT_TORCH, Order
 from tidemill.services.launcher.supervise.fork_server import ForkedProcess, ForkServer

@@ -19,7 +19,7 @@ import yaml
 from tests.support.launched import ROOT, launched, services_of
 from tests.support.small_run import SMALL
 from tests.support.waiting import wait_until
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 from tidemill.services.launcher.run.folder import is_running
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 
-from tidemill import codec
 from tidemill.errors import NotFound, Unavailable
+from tidemill.replay import codec
 from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
 from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.types import EnvSpec, signature_of

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 
 _SERVICES = ("replay", "paramserver", "learner", "actor")
 

@@ -16,7 +16,7 @@ from tests.support.forked_service import fork_read
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.learner.client import LearnerClient
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 200.0

@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.support.replay_service import ServerProcess, open_appender
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S
-from tidemill.codec import decode
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.codec import decode
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.writing.appender import StreamAppender

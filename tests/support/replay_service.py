@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY
 from tests.support.forked_service import ForkedService, fork_read
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S
-from tidemill.codec import decode
+from tidemill.replay.codec import decode
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import TableConfig
@@ -27,9 +27,9 @@ from tidemill.replay.writing.appender import StreamAppender
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 from tidemill.services.replay.admission import AdmissionQueue
-from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.servicer import ReplayServicer
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.memory import MemoryBudget
+from tidemill.services.replay.state.replay_state import ReplayState
 
 CHUNK_LENGTH = 4
 

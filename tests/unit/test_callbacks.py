@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tidemill.callbacks import Callback, CallbackThread, make_callbacks
 from tidemill.config.load import load_config
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
+from tidemill.loggers.callbacks import Callback, CallbackThread, make_callbacks
 from tidemill.scores import Score
 
 _WAIT_S = 60.0

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from tests.support.encoded_batches import batch_of
-from tidemill.codec import CorruptBlocks, decode, encode
 from tidemill.errors import DataLoss, InvalidArgument
+from tidemill.replay.codec import CorruptBlocks, decode, encode
 from tidemill.types import Codec, ColumnSpec, Signature
 
 SIGNATURE: Signature = (

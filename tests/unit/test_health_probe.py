@@ -13,7 +13,7 @@ import tidemill.health_probe
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.server import Health
 from tidemill.rpc.settings import ServerSettings
-from tidemill.telemetry import serve_metrics, start_http_endpoint
+from tidemill.rpc.telemetry import serve_metrics, start_http_endpoint
 
 
 def probe(target: str) -> tuple[int, str]:

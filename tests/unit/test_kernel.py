@@ -22,9 +22,10 @@ from tests.support.encoded_batches import batch_of, damaged, without_kernel
 from tests.support.replay_messages import field, opening
 from tests.unit.replay import test_requests
 from tests.unit.test_codec import SIGNATURE, columns_of, with_block
-from tidemill import codec, kernel
-from tidemill.codec import CorruptBlocks, decode, decode_chunks, decompress_prefixes, encode
+from tidemill import kernel
 from tidemill.errors import InvalidArgument
+from tidemill.replay import codec
+from tidemill.replay.codec import CorruptBlocks, decode, decode_chunks, decompress_prefixes, encode
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.services.replay import requests
@@ -334,7 +335,7 @@ def test_library_that_is_not_ours_is_not_used(tmp_path: Path, monkeypatch: pytes
 
 def test_variable_turns_it_off() -> None:
     """With TIDEMILL_KERNEL=0 batches still decode, by the Python code."""
-    code = "from tidemill import codec, kernel; print(kernel.available, kernel.reason)"
+    code = "from tidemill import kernel; from tidemill.replay import codec; print(kernel.available, kernel.reason)"
     environment = os.environ | {kernel.VARIABLE: "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False TIDEMILL_KERNEL=0\n"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.codec import Decompress, decompress_prefix, through_binding
+from tidemill.replay.codec import Decompress, decompress_prefix, through_binding
 
 _GUARD = 64
 

@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY
 from tidemill import kernel
 from tidemill.errors import ConfigError, FatalError
 from tidemill.rpc.settings import ServerSettings
-from tidemill.telemetry import identify, serve_metrics, watch_disk
+from tidemill.rpc.telemetry import identify, serve_metrics, watch_disk
 
 
 def test_disk_of_a_folder_that_is_made_later_is_its_parents(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_disk_of_a_folder_that_is_made_later_is_its_parents(tmp_path: Path) -> N
 def test_log_on_a_full_disk_costs_lines_not_the_process() -> None:
     """The run's disk holds its logs too: who logs that it is full must survive to see room again."""
     code = (
-        "import structlog; from tidemill.telemetry import configure_logging; configure_logging('test');"
+        "import structlog; from tidemill.rpc.telemetry import configure_logging; configure_logging('test');"
         "[structlog.get_logger().warning('the disk is full') for _ in range(1_000)]; print('alive')"
     )
     with Path("/dev/full").open("w") as full:
@@ -80,7 +80,7 @@ def test_metrics_say_which_build_runs() -> None:
 def test_last_lines_of_the_log_are_served() -> None:
     """Twelve, each cut where it is very long, also of a process whose standard error goes nowhere."""
     code = (
-        "import structlog, urllib.request; from tidemill.telemetry import *; configure_logging('test');"
+        "import structlog, urllib.request; from tidemill.rpc.telemetry import *; configure_logging('test');"
         "address = serve_metrics(ServerSettings(metrics_address='127.0.0.1:0'));"
         "log = structlog.get_logger(); [log.info('x' * 1000, number=n) for n in range(20)]; log.info('last one');"
         "print(urllib.request.urlopen(f'http://{address}/logs', timeout=20).read().decode())"

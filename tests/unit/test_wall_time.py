@@ -27,9 +27,9 @@ _USES = {
     "services/paramserver/__main__.py": "dates versions, which are ordered by their numbers",
     "services/replay/commands/moment.py": "says what time `2h` ago was",
     "services/replay/server.py": "makes epochs grow over restarts; random bits tell them apart when it does not",
-    "services/replay/state.py": "notes when items came, for ranges of the clock; ages need none (ADR 0046)",
+    "services/replay/state/replay_state.py": "notes when items came, for ranges of the clock (ADR 0046)",
     "tidemill/bundle/files.py": "says when a policy was exported",
-    "tidemill/telemetry.py": "says when a process started",
+    "tidemill/rpc/telemetry.py": "says when a process started",
     "tidemill/tensorboard_writer.py": "dates points, which TensorBoard orders by their steps",
 }
 """Where the time of day is read, and what for."""

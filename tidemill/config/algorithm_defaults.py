@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tidemill.config.overlay import overlay
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import config_class
 from tidemill.rl.settings.base import ROLLOUTS
+from tidemill.settings.overlay import overlay
 
 DEFAULT_ALGORITHM = "sac"
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml
 
-from tidemill.config.check import collecting, refuse
 from tidemill.config.documented import summary
-from tidemill.config.other_names import meant
 from tidemill.config.presets import preset_names
 from tidemill.config.yaml_text import parse
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import algorithms, config_class
+from tidemill.settings.check import collecting, refuse
+from tidemill.settings.other_names import meant
 
 _WIDEST = 120
 _ENVIRONMENT = re.compile(r"[\w./-]+-v\d+")

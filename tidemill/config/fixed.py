@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.atomic_files import write_atomically
-from tidemill.config.overlay import to_document
 from tidemill.errors import ConfigError, FatalError
+from tidemill.settings.overlay import to_document
 
 _FIXED: Mapping[str, tuple[str, ...]] = {
     "run": ("deterministic", "seed", "round_steps"),

@@ -13,18 +13,18 @@ import yaml
 
 from tidemill import formats
 from tidemill.config.algorithm_defaults import DEFAULT_ALGORITHM, adapted, merged, with_defaults
-from tidemill.config.check import collecting, nearest, refuse
 from tidemill.config.command_line import document_of, overview
 from tidemill.config.hindsight import check_hindsight
 from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
-from tidemill.config.overlay import overlay, to_document
 from tidemill.config.presets import FOLDER, find_config
 from tidemill.config.section_help import ALL, describe_section
 from tidemill.config.sections import RunConfig
 from tidemill.config.yaml_text import Dumper, parse
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import config_class
+from tidemill.settings.check import collecting, nearest, refuse
+from tidemill.settings.overlay import overlay, to_document
 
 _T = TypeVar("_T")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidemill.config.check import nearest
 from tidemill.errors import ConfigError
+from tidemill.settings.check import nearest
 
 FOLDER = Path(__file__).resolve().parents[1] / "presets"
 """The folder `configs` of the repository, which is installed with the package."""

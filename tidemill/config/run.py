@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tidemill.config.check import check, is_safe_name
 from tidemill.rpc.addresses import CLIENT, is_client_address
+from tidemill.settings.check import check, is_safe_name
 
 RESTORED = "restored.txt"
 """Beside the checkpoints: what the learner's newest start restored, in words."""

@@ -10,9 +10,9 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tidemill.config.check import nearest
 from tidemill.config.documented import Setting, settings, summary
 from tidemill.errors import ConfigError
+from tidemill.settings.check import nearest
 
 ALL = "all"
 SCREEN_LINES = 50

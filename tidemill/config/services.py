@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tidemill.config.check import check, is_safe_name
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
+from tidemill.settings.check import check, is_safe_name
 
 
 def _check_device(name: str, value: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tidemill.config.check import check
+from tidemill.settings.check import check
 
 
 @dataclass(frozen=True)

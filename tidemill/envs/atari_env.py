@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.config.check import nearest
 from tidemill.envs.actions import check_shape, check_within
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.installation import how_to_install
+from tidemill.settings.check import nearest
 from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from tidemill.config.user_code import user_object
 from tidemill.envs.action_mask import ActionMasks, info_key
 from tidemill.envs.actions import action_adapter, check_shape
 from tidemill.envs.checks import FAILURES, as_float32, fault
@@ -31,6 +30,7 @@ from tidemill.envs.pictures import as_picture
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
 from tidemill.observation_parts import stored
+from tidemill.settings.user_code import user_object
 from tidemill.types import EnvSpec
 
 GymnasiumVectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]

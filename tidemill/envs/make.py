@@ -11,8 +11,6 @@ from typing import Any
 
 import gymnasium
 
-from tidemill.config.check import nearest
-from tidemill.config.user_code import import_user_module
 from tidemill.envs.action_mask import MaskFromObservation, info_key
 from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.batched_env import make_batched, purpose
@@ -22,6 +20,8 @@ from tidemill.envs.observations import flattened, select
 from tidemill.envs.settings import OBSERVATION, EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.installation import how_to_install
+from tidemill.settings.check import nearest
+from tidemill.settings.user_code import import_user_module
 from tidemill.types import EnvSpec
 
 _ATARI_VERSION = re.compile(r"(-ram)?(NoFrameskip|Deterministic)?-v\d+$|^ALE/")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidemill.config.check import nearest
-from tidemill.config.user_code import user_object
 from tidemill.errors import ConfigError
+from tidemill.settings.check import nearest
+from tidemill.settings.user_code import user_object
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from tidemill import linux
-
-PARENT_VARIABLE = "TIDEMILL_PARENT_PID"
-"""Environment variable by which a process makes those it starts end when it does."""
+from tidemill.parent import end_with_parent
 
 
 def main(argv: Sequence[str]) -> None:
@@ -45,19 +42,6 @@ def await_word() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-
-
-def end_with_parent() -> None:
-    """Get SIGKILL when the parent ends; end now if it already has.
-
-    The parent is the process that `PARENT_VARIABLE` names; nothing happens without it.
-    """
-    parent = os.environ.pop(PARENT_VARIABLE, "")  # what is asked here `process.run` need not ask again, more mildly
-    if not parent:
-        return
-    linux.end_with_parent(signal.SIGKILL)
-    if os.getppid() != int(parent):  # it ended before the request took effect
-        sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from tidemill import linux
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_server import (
     MAX_MESSAGE_BYTES,
     READY,

@@ -22,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from tidemill import linux
-from tidemill.programs.child import PARENT_VARIABLE, await_word, end_with_parent, hold_requests_to_finish, run_module
+from tidemill.parent import PARENT_VARIABLE, end_with_parent
+from tidemill.programs.child import await_word, hold_requests_to_finish, run_module
 
 WITHOUT_TORCH = (
     "gymnasium",
@@ -33,7 +34,7 @@ WITHOUT_TORCH = (
     "tidemill.replay.shards.appender",
     "tidemill.rpc.background",
     "tidemill.rpc.server",
-    "tidemill.telemetry",
+    "tidemill.rpc.telemetry",
 )
 """What every service needs, imported first. Not the services themselves: each would show the metrics of the others."""
 

@@ -18,7 +18,7 @@ from tidemill.config.run import RunSettings
 from tidemill.process import run, stop_event
 from tidemill.rpc.server import Health
 from tidemill.rpc.settings import ServerSettings
-from tidemill.telemetry import configure_logging, identify, serve_metrics
+from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
 
 INTERRUPTED = 143
 """Exit code of a process that was asked to end before its run was over: 128 + SIGTERM."""

@@ -14,9 +14,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tidemill.config.overlay import overlay, to_document
 from tidemill.logger import LateLogger
 from tidemill.rl.agents.registry import AgentConfig, config_class
+from tidemill.settings.overlay import overlay, to_document
 from tidemill.types import EnvSpec, ObservationPart
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from tidemill import formats
-from tidemill.config.overlay import to_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import stored_columns
 from tidemill.scores import read_scores
+from tidemill.settings.overlay import to_document
 from tidemill.types import EnvSpec
 
 _SECTIONS = ("env", "agent", "table")

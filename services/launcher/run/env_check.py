@@ -15,16 +15,16 @@ from typing import IO, TYPE_CHECKING
 
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
-from tidemill.config.user_code import user_object
 from tidemill.errors import ConfigError, InvalidArgument
+from tidemill.parent import PARENT_VARIABLE
 from tidemill.process import run
-from tidemill.programs.child import PARENT_VARIABLE
 from tidemill.programs.fork_client import ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
 from tidemill.programs.group_guard import MARK_VARIABLE
+from tidemill.programs.groups import Groups
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.services.launcher.run.continuation import changed_settings
-from tidemill.services.launcher.supervise.groups import Groups
+from tidemill.settings.user_code import user_object
 
 if TYPE_CHECKING:
     from tidemill.envs.interface import VectorEnv

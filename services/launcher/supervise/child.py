@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_server import Order
 from tidemill.services.launcher.supervise.fork_server import ForkServer
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec

@@ -16,10 +16,10 @@ from tidemill.errors import TidemillError
 from tidemill.process import ENDS_WITH_INPUT, HELD_UP, StopRequests
 from tidemill.programs.fork_client import ForkClient
 from tidemill.programs.group_guard import MARK_VARIABLE
+from tidemill.programs.groups import Groups
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 from tidemill.services.launcher.supervise.child import DEFAULTS, Child
 from tidemill.services.launcher.supervise.fork_server import ForkServer
-from tidemill.services.launcher.supervise.groups import Groups
 from tidemill.services.launcher.supervise.health import CHECK_EVERY_S, Silence, silences, until_serving
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 from tidemill.services.launcher.supervise.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit

@@ -15,7 +15,6 @@ import structlog
 import torch
 from torch import Tensor
 
-from tidemill.config.overlay import to_document
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import FatalError, InvalidArgument
 from tidemill.rl.agents.interface import Agent
@@ -23,6 +22,7 @@ from tidemill.services.learner.checkpoint.format import Checkpoint, decode, enco
 from tidemill.services.learner.checkpoint.state_tree import clone_tree, copied_to_cpu, flatten, shapes_of
 from tidemill.services.learner.checkpoint.store import CheckpointStore, check_fits
 from tidemill.services.learner.counters import Counters
+from tidemill.settings.overlay import to_document
 
 
 def seed_rng(seed: int) -> None:

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill import codec
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.table import TableSettings
+from tidemill.replay import codec
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.table_config import TableConfig

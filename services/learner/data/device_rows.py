@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.codec import decode_chunks
 from tidemill.devices import on_stream
 from tidemill.errors import DataLoss
 from tidemill.observation_parts import in_order, pack
+from tidemill.replay.codec import decode_chunks
 from tidemill.replay.sampling.batch import Blocks
 from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.services.learner import metrics

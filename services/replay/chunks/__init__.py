@@ -1,1 +1,1 @@
-"""The chunks of streams: where they are kept, in memory and in the log's files, and who needs them."""
+"""The chunks of streams: where memory keeps them, and who needs them."""

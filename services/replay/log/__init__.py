@@ -1,1 +1,1 @@
-"""The log on disk: what is written, how it is read back, and how it is kept small."""
+"""The log on disk: what is written, how it is read back and kept small, and which blocks memory does not have."""

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.logger import LateLogger
-from tidemill.services.replay.change_sink import NewChunks
-from tidemill.services.replay.chunks.blob_reader import BlobReader
-from tidemill.services.replay.chunks.logged_blocks import logged
 from tidemill.services.replay.chunks.store import ChunkStore
+from tidemill.services.replay.log.blob_reader import BlobReader
 from tidemill.services.replay.log.changes import ITEM
 from tidemill.services.replay.log.journal import Journal
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.log.logged_blocks import logged
+from tidemill.services.replay.state.change_sink import NewChunks
+from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 Ints = NDArray[np.int64]

@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.codec import decode
 from tidemill.errors import FatalError
+from tidemill.replay.codec import decode
 from tidemill.replay.table_config import describe_limiter
-from tidemill.services.replay.chunks.blob_reader import BlobFiles
-from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks, logged
 from tidemill.services.replay.chunks.store import ChunkStore
+from tidemill.services.replay.log.blob_reader import BlobFiles
 from tidemill.services.replay.log.frame import FORMAT
+from tidemill.services.replay.log.logged_blocks import LoggedBlocks, logged
 from tidemill.services.replay.log.open import FolderContents, read_folder
 from tidemill.services.replay.log.rebuild import rebuild
 from tidemill.services.replay.log.segments import LogFolder
-from tidemill.services.replay.memory import MemoryBudget
-from tidemill.services.replay.state import ReplayState
-from tidemill.services.replay.streams import StreamRegistry, places_of
+from tidemill.services.replay.state.memory import MemoryBudget
+from tidemill.services.replay.state.replay_state import ReplayState
+from tidemill.services.replay.state.streams import StreamRegistry, places_of
 from tidemill.services.replay.tables.sampled_items import locate
 from tidemill.services.replay.tables.table import Table
 

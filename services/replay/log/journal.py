@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.wire import config_to_json
-from tidemill.services.replay.change_sink import NewChunks
-from tidemill.services.replay.chunks.logged_blocks import Locations, logged
 from tidemill.services.replay.log.changes import (
     CHUNK,
     ITEM,
@@ -24,9 +22,11 @@ from tidemill.services.replay.log.changes import (
     encode_leaving,
 )
 from tidemill.services.replay.log.frame import CRC_BYTES, HEADER_BYTES, Blob, Kind, Record
+from tidemill.services.replay.log.logged_blocks import Locations, logged
 from tidemill.services.replay.log.writer import Command, Delete, Write
-from tidemill.services.replay.state import ReplayState
-from tidemill.services.replay.streams import Epoch
+from tidemill.services.replay.state.change_sink import NewChunks
+from tidemill.services.replay.state.replay_state import ReplayState
+from tidemill.services.replay.state.streams import Epoch
 from tidemill.services.replay.tables.table import Table
 
 Ints = NDArray[np.int64]

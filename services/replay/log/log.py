@@ -10,7 +10,7 @@ from functools import partial
 from tidemill.atomic_files import is_disk_full
 from tidemill.config.services import StorageSettings
 from tidemill.errors import FatalError, ResourceExhausted
-from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
+from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.commits import Commits
 from tidemill.services.replay.log.compactor import Compactor
 from tidemill.services.replay.log.journal import Journal, describe_state

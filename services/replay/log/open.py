@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from tidemill.errors import FatalError
-from tidemill.services.replay.chunks.blob_reader import BlobFiles
-from tidemill.services.replay.chunks.logged_blocks import logged
 from tidemill.services.replay.chunks.store import ChunkStore
+from tidemill.services.replay.log.blob_reader import BlobFiles
 from tidemill.services.replay.log.corruption import Corruption, carry_out
 from tidemill.services.replay.log.frame import Chain
 from tidemill.services.replay.log.journal import LogPosition
+from tidemill.services.replay.log.logged_blocks import logged
 from tidemill.services.replay.log.reader import LogContents, read_log
 from tidemill.services.replay.log.rebuild import rebuild
 from tidemill.services.replay.log.segments import LogFolder, check_formats, find_mark, new_mark, read_newest
 from tidemill.services.replay.log.snapshot import Snapshot, SnapshotFiles, snapshot_paths
-from tidemill.services.replay.memory import MemoryBudget
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.memory import MemoryBudget
+from tidemill.services.replay.state.replay_state import ReplayState
 
 _PRELOAD_BATCH = 1024
 

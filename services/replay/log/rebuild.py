@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.replay.wire import config_from_json
-from tidemill.services.replay.chunks.logged_blocks import Locations, logged
 from tidemill.services.replay.chunks.store import NONE, ChunkStore, StoredChunks
 from tidemill.services.replay.log.changes import CHUNK, ITEM, SLOT
 from tidemill.services.replay.log.frame import CRC_BYTES
+from tidemill.services.replay.log.logged_blocks import Locations, logged
 from tidemill.services.replay.log.reader import ChunkPieces, LogContents, TablePieces, join_sizes
 from tidemill.services.replay.log.snapshot import Snapshot, TableSnapshot
-from tidemill.services.replay.state import ReplayState
-from tidemill.services.replay.streams import ClosedStreams, Epoch, Stream
+from tidemill.services.replay.state.replay_state import ReplayState
+from tidemill.services.replay.state.streams import ClosedStreams, Epoch, Stream
 from tidemill.services.replay.tables.insertion_times import InsertionTimes, Marks
 from tidemill.services.replay.tables.items import NewItems, RestoredItems
 from tidemill.services.replay.tables.rate_limiter import RateLimiter

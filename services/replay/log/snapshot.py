@@ -34,7 +34,7 @@ from tidemill.services.replay.log.frame import (
 )
 from tidemill.services.replay.log.journal import Journal
 from tidemill.services.replay.log.segments import LogFolder
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.insertion_times import Marks
 from tidemill.services.replay.tables.items import Items
 from tidemill.services.replay.tables.table import Table

@@ -18,8 +18,8 @@ import yaml
 from tidemill.atomic_files import write_atomically
 from tidemill.config.load import read_document
 from tidemill.errors import ConfigError, FailedPrecondition
-from tidemill.process import survive_without_output
 from tidemill.installation import command_name
+from tidemill.process import survive_without_output
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.tools.sweep import gpus
 from tidemill.services.tools.sweep.journal import Journal, Trial

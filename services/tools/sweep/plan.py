@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from tidemill.config.check import check, nearest
 from tidemill.config.load import load_config, read_document
-from tidemill.config.overlay import overlay
 from tidemill.config.presets import find_config
 from tidemill.errors import ConfigError
 from tidemill.services.tools.sweep.space import Parameter, Values, grid, nested, parse_space
+from tidemill.settings.check import check, nearest
+from tidemill.settings.overlay import overlay
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import yaml
 
 from tidemill import linux
 from tidemill.atomic_files import write_atomically
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
 from tidemill.scores import read_scores

@@ -14,7 +14,7 @@ import yaml
 
 from tidemill.atomic_files import write_atomically
 from tidemill.errors import FatalError, TidemillError
-from tidemill.programs.child import PARENT_VARIABLE
+from tidemill.parent import PARENT_VARIABLE
 from tidemill.replay.client import ReplayClient
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tidemill.config.check import nearest
 from tidemill.errors import ConfigError
+from tidemill.settings.check import nearest
 
 Values = dict[str, Any]
 """A value for each setting that varies, by its dotted name."""

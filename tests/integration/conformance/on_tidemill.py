@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from tests.integration.conformance.adapter import Limiter, Sampled, Spec, TimedOut
 from tests.support.replay_service import local_server
 from tests.support.waiting import WAIT_S
-from tidemill.codec import decode
 from tidemill.errors import Unavailable
 from tidemill.replay import (
     RateLimiterConfig,
@@ -23,6 +22,7 @@ from tidemill.replay import (
     TableConfig,
     signature_like,
 )
+from tidemill.replay.codec import decode
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc

@@ -12,9 +12,9 @@ from tests.support.proxy import Proxy
 from tests.support.replay_service import LocalServer, everything, items_of, open_appender, rpc_count, write
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.codec import decode
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.codec import decode
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 from tidemill.replay.writing.appender import StreamAppender

@@ -29,8 +29,8 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.transfer.stream import Start, open_export
 from tidemill.services.replay.__main__ import main
 from tidemill.services.replay.export import ChunkPart, TableExport
-from tidemill.services.replay.memory import MAX_HOLDERS
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.memory import MAX_HOLDERS
+from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.insertion_times import InsertionTimes
 
 

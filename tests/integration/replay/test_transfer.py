@@ -18,9 +18,9 @@ from tests.support.replay_log import RANKED, everything, kill, load, options
 from tests.support.replay_service import LocalServer, local_server, server_process
 from tests.support.replay_streams import FIFO, make_config
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.codec import decode, encode
 from tidemill.replay import export_table, import_table
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.codec import decode, encode
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.transfer import folder as files

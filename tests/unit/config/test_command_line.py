@@ -11,7 +11,6 @@ import pytest
 
 from tidemill.config.command_line import document_of
 from tidemill.config.load import from_document, load
-from tidemill.config.overlay import overlay
 from tidemill.config.sections import (
     ActorConfig,
     EvaluatorConfig,
@@ -23,6 +22,7 @@ from tidemill.config.sections import (
 )
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.registry import algorithms
+from tidemill.settings.overlay import overlay
 
 _CASES: list[tuple[type[Any], str | None]] = [
     *((RunConfig, algorithm) for algorithm in algorithms()),

@@ -8,8 +8,8 @@ from typing import Literal
 
 import pytest
 
-from tidemill.config.overlay import overlay, to_document
 from tidemill.errors import ConfigError
+from tidemill.settings.overlay import overlay, to_document
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.replay_streams import SIGNATURE
 from tidemill.errors import FailedPrecondition
 from tidemill.services.replay.chunks.store import ChunkStore
-from tidemill.services.replay.streams import EPOCH_RANDOM_BITS, StreamRegistry, first_epoch
+from tidemill.services.replay.state.streams import EPOCH_RANDOM_BITS, StreamRegistry, first_epoch
 
 _NOON = 1_700_000_000_000
 

@@ -11,10 +11,10 @@ from tests.support.replay_streams import append, make_chunk, make_config, make_i
 from tests.unit.replay.log.logs import open_log
 from tidemill.errors import ResourceExhausted
 from tidemill.replay.table_config import TableConfig
-from tidemill.services.replay.append import AppendSession
-from tidemill.services.replay.memory import MemoryBudget, default_budget_bytes
 from tidemill.services.replay.sample_queue import SampleDemand, SampleQueue
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.append import AppendSession
+from tidemill.services.replay.state.memory import MemoryBudget, default_budget_bytes
+from tidemill.services.replay.state.replay_state import ReplayState
 
 
 def replay_of(stored_limit: int, *tables: TableConfig) -> ReplayState:

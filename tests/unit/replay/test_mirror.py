@@ -20,9 +20,8 @@ from tests.support.replay_streams import (
     make_replay,
     open_streams,
 )
-from tidemill import codec
 from tidemill.errors import DataLoss
-from tidemill.replay import wire
+from tidemill.replay import codec, wire
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
@@ -30,7 +29,7 @@ from tidemill.replay.sampling.shared_arrays import SharedArrays
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.services.replay.chunks.mirror import ChunkMirror
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.replay_state import ReplayState
 
 pytestmark = pytest.mark.requires_linux  # each mirror is compared with one in shared memory
 

@@ -19,8 +19,8 @@ from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.open import open_replay_log
 from tidemill.services.replay.log.segments import SegmentFile
-from tidemill.services.replay.memory import MemoryBudget
 from tidemill.services.replay.servicer import ReplayServicer
+from tidemill.services.replay.state.memory import MemoryBudget
 
 _WAIT_S = 30.0
 _CONTEXT: Any = None  # of which the servicer makes no use

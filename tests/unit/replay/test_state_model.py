@@ -21,9 +21,9 @@ from tests.support.replay_streams import (
 )
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableUpdate
-from tidemill.services.replay.append import AppendSession
 from tidemill.services.replay.chunks.store import NONE
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.append import AppendSession
+from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 TABLES = ("uniform", "ranked")

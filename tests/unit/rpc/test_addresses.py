@@ -17,8 +17,8 @@ from tidemill.rpc.access import Tokens
 from tidemill.rpc.addresses import host_and_port, is_client_address, is_server_address, joined
 from tidemill.rpc.server import why_not_bound
 from tidemill.rpc.settings import ServerSettings
+from tidemill.rpc.telemetry import serve_metrics
 from tidemill.rpc.tls import check_exposure, check_server
-from tidemill.telemetry import serve_metrics
 
 
 def test_port_beyond_the_last_is_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.replay_streams import SIGNATURE, append, make_chunk, make_config, make_items, make_replay
 from tests.support.replay_streams import open_streams as opened
-from tidemill.codec import decode
+from tidemill.replay.codec import decode
 from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
 from tidemill.replay.shards.pending_batch import Part, merge
 

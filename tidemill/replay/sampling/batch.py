@@ -56,7 +56,7 @@ class EpochPlace:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SampledBatch(ItemColumns):
-    """B items and the C chunks that hold them, each chunk once. `tidemill.codec.decode` opens the columns.
+    """B items and the C chunks that hold them, each chunk once. `tidemill.replay.codec.decode` opens the columns.
 
     Attributes:
         first_rows: Row of each item's first step, counted over the steps of all chunks, int64 [B].

@@ -16,10 +16,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tidemill.codec import CorruptBlocks, decode
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.codec import CorruptBlocks, decode
 from tidemill.replay.limits import least_slots
 from tidemill.replay.named_table import addresses_of, read_table
 from tidemill.replay.sampling.batch import SampledBatch

@@ -78,7 +78,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         The table is the one that the example of `ReplayWriter` fills.
 
         >>> import tidemill
-        >>> from tidemill.codec import decode
+        >>> from tidemill.replay.codec import decode
         >>> with tidemill.ReplayClient("127.0.0.1:7401") as replay:
         ...     table = replay.describe_table("pairs").config
         >>> with tidemill.ReplaySampler(["127.0.0.1:7401"], table, batch_size=8) as sampler:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tidemill.codec import encode
 from tidemill.errors import FailedPrecondition, TidemillError, Unavailable
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.codec import encode
 from tidemill.replay.table_config import TableConfig, TableUpdate
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import TransferReport

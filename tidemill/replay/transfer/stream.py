@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.codec import decode_chunks
 from tidemill.errors import InvalidArgument, Unavailable
+from tidemill.replay.codec import decode_chunks
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc

@@ -24,7 +24,7 @@ class Chunk:
         step_count: Steps in the chunk; fewer than the chunk length ends the stream.
         decision_count: How many of the steps were decisions of the agent.
         params_version: Version of the parameters that chose the last action; 0 means none.
-        blocks: One block for each column in the signature's order, from `tidemill.codec.encode`.
+        blocks: One block for each column in the signature's order, from `tidemill.replay.codec.encode`.
     """
 
     env_index: int

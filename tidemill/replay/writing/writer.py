@@ -13,12 +13,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tidemill.codec import encode
-from tidemill.config.check import is_safe_name
 from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.codec import encode
 from tidemill.replay.limits import (
     LEAST_MESSAGE_BYTES,
     MAX_ENV_COUNT,
@@ -43,6 +42,7 @@ from tidemill.rpc.channel import Backoff, open_channel
 from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.readiness import why_not
 from tidemill.rpc.reopened import Reopened
+from tidemill.settings.check import is_safe_name
 
 _LOOK_S = 0.5  # how soon a wait notices that it shall stop, or that another of several servers is to be tried
 FLUSH_S = 30.0

@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tidemill.config.user_code import user_object
 from tidemill.errors import ConfigError
 from tidemill.rl.losses import ItemLoss, categorical, quantile_huber_loss, quantile_target, td_item_loss
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.settings.user_code import user_object
 
 
 class ValueHead(Protocol):

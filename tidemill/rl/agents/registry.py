@@ -11,9 +11,9 @@ import dataclasses
 import importlib
 from typing import Protocol, cast, runtime_checkable
 
-from tidemill.config.check import nearest
-from tidemill.config.user_code import import_user_module, user_object
 from tidemill.errors import ConfigError
+from tidemill.settings.check import nearest
+from tidemill.settings.user_code import import_user_module, user_object
 from tidemill.types import EnvSpec, Signature, WindowSpec, column_names, signature_of
 
 ALGORITHMS = {

@@ -11,10 +11,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidemill.config.user_code import import_user_module, user_object
 from tidemill.errors import ConfigError
 from tidemill.rl.networks import torsos
 from tidemill.rl.networks.torsos import NetworkSetting, chosen_torso, is_ours
+from tidemill.settings.user_code import import_user_module, user_object
 from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from tidemill.config.user_code import check_user_module
 from tidemill.rl.checks import require, require_at_least, require_fractions, require_positive, require_sizes
 from tidemill.rl.exploration import check_epsilons
 from tidemill.rl.sequences import SequenceShape
 from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults
+from tidemill.settings.user_code import check_user_module
 from tidemill.types import WindowSpec
 
 

@@ -12,9 +12,9 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from tests.support.learner_fakes import Clock, FakeAgent
-from tidemill.codec import encode
 from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss, Unavailable
+from tidemill.replay.codec import encode
 from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.corrupt_items import CorruptItemFilter

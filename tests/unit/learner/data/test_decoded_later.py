@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from tests.support.batches import CASES
 from tests.support.encoded_batches import batch_of, damaged, without_kernel
 from tests.support.learner_fakes import FakeAgent
-from tidemill import codec
 from tidemill.config.table import TableSettings
+from tidemill.replay import codec
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent

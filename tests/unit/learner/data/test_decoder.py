@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support.learner_fakes import FakeAgent, sample
-from tidemill import codec
 from tidemill.config.table import TableSettings
+from tidemill.replay import codec
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data import decoder as decoder_module

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from tests.support.batches import CASES
 from tests.support.replay_streams import UNIFORM, append, make_items, make_replay
-from tidemill import codec
 from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss
-from tidemill.replay import wire
+from tidemill.replay import codec, wire
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.batch import Blocks, SampledBatch, StoredSteps
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror

@@ -12,16 +12,16 @@ import numpy as np
 
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.wire import config_to_json
-from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
-from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
+from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.compactor import Compactor
 from tidemill.services.replay.log.journal import Journal, describe_state
+from tidemill.services.replay.log.logged_blocks import LoggedBlocks
 from tidemill.services.replay.log.open import OpenedLog, open_replay_log
 from tidemill.services.replay.log.segments import NewestSegment, SegmentFile
 from tidemill.services.replay.log.snapshot import Snapshot, TableSnapshot, item_states
 from tidemill.services.replay.log.writer import Command, Delete
-from tidemill.services.replay.memory import MemoryBudget
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.memory import MemoryBudget
+from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 NOW_S = 1_700_000_000.0

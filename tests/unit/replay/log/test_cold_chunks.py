@@ -17,10 +17,10 @@ from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.table_config import RateLimiterConfig
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
-from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
-from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
-from tidemill.services.replay.memory import MemoryBudget
+from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
+from tidemill.services.replay.log.logged_blocks import LoggedBlocks
 from tidemill.services.replay.sample_queue import OpenedSample, SampleDemand
+from tidemill.services.replay.state.memory import MemoryBudget
 
 MEMORY_BYTES = 1000
 CHUNKS = 40

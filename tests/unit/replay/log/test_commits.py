@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.services.replay.log.commits import Commits, acknowledge_in_order
 from tidemill.services.replay.log.writer import BOUNDS_S, FsyncLatency, Progress
-from tidemill.services.replay.memory import MemoryBudget
+from tidemill.services.replay.state.memory import MemoryBudget
 
 
 async def started(waiting: Coroutine[Any, Any, object]) -> asyncio.Task[object]:

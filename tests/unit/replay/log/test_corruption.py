@@ -20,9 +20,9 @@ from tests.support.replay_streams import (
 from tests.unit.replay.log.logs import Log, open_log, sample_all
 from tidemill.errors import AlreadyExists, FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
-from tidemill.services.replay.append import AppendSession
 from tidemill.services.replay.log.frame import HEADER_BYTES, Kind, scan
 from tidemill.services.replay.log.segments import NEWEST, NewestSegment
+from tidemill.services.replay.state.append import AppendSession
 from tidemill.types import Codec
 
 SEGMENT = "00000001.log"

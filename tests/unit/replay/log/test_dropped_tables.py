@@ -10,7 +10,7 @@ import pytest
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.unit.replay.log.logs import Log, open_log, sample_all
 from tidemill.errors import NotFound
-from tidemill.services.replay.append import AppendSession
+from tidemill.services.replay.state.append import AppendSession
 
 SMALL = 2000
 

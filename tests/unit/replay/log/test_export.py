@@ -11,9 +11,9 @@ import pytest
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.log.logs import Log, open_log
 from tidemill.errors import ResourceExhausted
-from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
-from tidemill.services.replay.chunks.logged_blocks import logged
 from tidemill.services.replay.export import ChunkPart, ItemPart, TableExport
+from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
+from tidemill.services.replay.log.logged_blocks import logged
 
 _CHUNKS = 40
 

@@ -13,9 +13,9 @@ from tests.support.replay_streams import append, make_chunk, make_config, make_i
 from tests.unit.replay.log.logs import Log, open_log
 from tidemill.errors import FatalError
 from tidemill.replay.table_config import TableUpdate
-from tidemill.services.replay.chunks.logged_blocks import LoggedBlocks
 from tidemill.services.replay.log import inspect as inspect_log
 from tidemill.services.replay.log.inspect import histogram
+from tidemill.services.replay.log.logged_blocks import LoggedBlocks
 
 
 @pytest.fixture

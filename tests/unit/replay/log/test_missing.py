@@ -21,10 +21,10 @@ from tests.support.replay_streams import (
 )
 from tests.unit.replay.log.logs import Log, open_log
 from tidemill.replay.table_config import TableConfig
-from tidemill.services.replay.append import AppendSession
 from tidemill.services.replay.log.frame import HEADER_BYTES, Kind, scan
 from tidemill.services.replay.log.open import read_folder
 from tidemill.services.replay.log.segments import NEWEST, LogFolder
+from tidemill.services.replay.state.append import AppendSession
 from tidemill.services.replay.tables.table import Table
 
 SEGMENT_BYTES = 3000

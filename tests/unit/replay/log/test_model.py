@@ -15,7 +15,7 @@ from tests.unit.replay.log.logs import Log, open_log, sample_all
 from tests.unit.replay.test_state_model import CONFIGS, TABLES, ReplayMachine
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.services.replay.log.frame import scan
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.support.replay_streams import SIGNATURE, append, make_config, make_items
 from tests.unit.replay.log.logs import open_log, sample_all
-from tidemill.codec import Array, decode, encode
+from tidemill.replay.codec import Array, decode, encode
 from tidemill.replay.writing.chunk import Chunk
 from tidemill.types import Codec
 

@@ -16,7 +16,7 @@ from tests.support.replay_streams import append, make_chunk, make_config, make_i
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from tests.unit.replay.log.logs import AtOnce, BlobBudget, Log, empty_replay, open_log, sample_all
 from tidemill.errors import FatalError
-from tidemill.services.replay.chunks.blob_reader import BlobFiles, BlobReader
+from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.compactor import Compactor
 from tidemill.services.replay.log.frame import scan
 from tidemill.services.replay.log.journal import Journal, describe_state

@@ -20,8 +20,8 @@ from tests.support.replay_streams import (
 )
 from tidemill.errors import InvalidArgument
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
-from tidemill.services.replay.append import AppendSession
-from tidemill.services.replay.state import ReplayState
+from tidemill.services.replay.state.append import AppendSession
+from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.table import Table
 
 RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pkgutil
 
-from tidemill.config.check import nearest
-from tidemill.config.user_code import check_user_module
 from tidemill.errors import ConfigError
+from tidemill.settings.check import nearest
+from tidemill.settings.user_code import check_user_module
 from tidemill.types import EnvSpec
 
 AUTO, MLP = "auto", "mlp"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tidemill.replay.sampling.batch import Blocks
 from tidemill.services.replay.chunks.blocks import cut_raw
 from tidemill.services.replay.chunks.store import ChunkStore
-from tidemill.services.replay.memory import MemoryBudget
+from tidemill.services.replay.state.memory import MemoryBudget
 from tidemill.types import Codec, Signature
 
 Ints = NDArray[np.int64]

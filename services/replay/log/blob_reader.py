@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.services.replay.chunks.logged_blocks import Locations, LoggedBlocks
 from tidemill.services.replay.log.frame import CRC_BYTES, blob_is_intact
+from tidemill.services.replay.log.logged_blocks import Locations, LoggedBlocks
 from tidemill.services.replay.log.segments import LogFolder
 
 _MAX_OPEN = 128

@@ -14,8 +14,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from tidemill.config.check import nearest
 from tidemill.errors import ConfigError
+from tidemill.settings.check import nearest
 
 
 def import_user_module(name: str) -> ModuleType:

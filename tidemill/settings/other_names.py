@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tidemill.config.check import closest
+from tidemill.settings.check import closest
 
 _SWITCH = ("true", "false")
 _CUTOFF = 0.7

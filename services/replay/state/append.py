@@ -16,7 +16,7 @@ from tidemill.replay.limits import lz4_bound
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.chunk import Chunk, ItemBatch, check_priorities
 from tidemill.services.replay.chunks.store import NONE, IncomingChunks
-from tidemill.services.replay.streams import Epoch
+from tidemill.services.replay.state.streams import Epoch
 from tidemill.services.replay.tables.items import NewItems
 from tidemill.services.replay.tables.table import Table
 from tidemill.types import Codec, Signature

@@ -9,9 +9,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from tidemill.config.check import collecting, refuse
-from tidemill.config.other_names import meant
 from tidemill.errors import ConfigError
+from tidemill.settings.check import collecting, refuse
+from tidemill.settings.other_names import meant
 
 _T = TypeVar("_T")
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidemill.config.overlay import to_document
 from tidemill.config.run import RunSettings
-from tidemill.config.user_code import user_object
 from tidemill.errors import ConfigError
 from tidemill.logger import LateLogger
 from tidemill.scores import Score
+from tidemill.settings.overlay import to_document
+from tidemill.settings.user_code import user_object
 
 _MAX_WAITING = 256
 _CLOSE_S = 10.0

@@ -14,12 +14,12 @@ from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, 
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig, TableUpdate
 from tidemill.replay.writing.chunk import Chunk, ItemBatch
-from tidemill.services.replay.append import AppendPlan, AppendSession, BlockSizes, apply_append, plan_append
-from tidemill.services.replay.change_sink import ChangeSink, NewChunks, NoLog
 from tidemill.services.replay.chunks.blocks import BlockStore
 from tidemill.services.replay.chunks.store import ChunkStore
-from tidemill.services.replay.memory import MemoryBudget, StoredMemory
-from tidemill.services.replay.streams import Epoch, StreamRegistry
+from tidemill.services.replay.state.append import AppendPlan, AppendSession, BlockSizes, apply_append, plan_append
+from tidemill.services.replay.state.change_sink import ChangeSink, NewChunks, NoLog
+from tidemill.services.replay.state.memory import MemoryBudget, StoredMemory
+from tidemill.services.replay.state.streams import Epoch, StreamRegistry
 from tidemill.services.replay.tables.insertion_times import LOGGED_EVERY_S
 from tidemill.services.replay.tables.table import Table
 from tidemill.types import Signature, column_names

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.chunks.store import ChunkStore
-from tidemill.services.replay.streams import Epoch
+from tidemill.services.replay.state.streams import Epoch
 from tidemill.services.replay.tables.table import Table
 
 Ints = NDArray[np.int64]

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from tidemill.errors import InvalidArgument, ResourceExhausted
-from tidemill.services.replay.append import AppendPlan, AppendSession
 from tidemill.services.replay.chunks.store import RECORD_BYTES, ChunkStore
-from tidemill.services.replay.streams import Epoch, StreamRegistry
+from tidemill.services.replay.state.append import AppendPlan, AppendSession
+from tidemill.services.replay.state.streams import Epoch, StreamRegistry
 from tidemill.services.replay.tables.table import Table
 from tidemill.types import Signature
 
