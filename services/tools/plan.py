@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -16,14 +15,17 @@ from typing import Any
 import numpy as np
 
 from tidemill import container_limits
-from tidemill.config.documented import fields_of
-from tidemill.config.load import load
+from tidemill.config.command_line import document_of
+from tidemill.config.help_text import describe_options
+from tidemill.config.load import load_config, take_option
+from tidemill.config.presets import find_config
 from tidemill.config.sections import RunConfig
-from tidemill.errors import FatalError
+from tidemill.errors import ConfigError, FatalError
 from tidemill.rl.agents.registry import AgentConfig, LearnsOnPolicy
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.settings.check import check
+from tidemill.settings.overlay import overlay
 
 RATES_FILE = Path(__file__).with_name("measured_rates.json")
 """Rates measured by the benchmarks of the repository; written by scripts/plan_rates.py from benchmarks/results."""
@@ -40,8 +42,8 @@ class PlanOptions:
     """A machine and a run."""
 
     cores: int
-    """CPU cores. Each learner has one of its own, unless there is only one."""
-    env: str
+    """CPU cores, by default those of this machine. Each learner has one of its own, unless there is only one."""
+    env: str = ""
     """Environment, e.g. `ALE/Pong-v5`."""
     gpus: int = 0
     """GPUs of the machine."""
@@ -299,35 +301,25 @@ def _measured() -> Mapping[str, Any]:
 
 
 def _options(argv: Sequence[str]) -> PlanOptions:
-    """Read the command line; what a config file says stands where an option is not given.
+    """Return what the command line says, over what a config file says of a run.
 
     Raises:
-        SystemExit: An option is unknown, missing or no number.
-        ConfigError: A value is out of range, or the config cannot be read.
+        ConfigError: An option is unknown, missing or out of range, or the config cannot be read.
     """
-    parser = argparse.ArgumentParser(
-        prog="tidemill plan", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", metavar="FILE_OR_PRESET", help="a run, as for `tidemill train`")
-    for option in fields_of(PlanOptions):
-        arguments: dict[str, Any] = {"default": argparse.SUPPRESS, "help": option.text.replace("%", "%%")}
-        if option.kind is bool:
-            arguments["action"] = argparse.BooleanOptionalAction
-        else:
-            arguments |= {"type": option.kind, "metavar": option.name.upper()}
-        parser.add_argument(f"--{option.name.replace('_', '-')}", **arguments)
-    given = vars(parser.parse_args(list(argv)))
-    config = given.pop("config")
-    if config is not None:
-        run = load(RunConfig, ["--config", config], prog="tidemill plan", description=_ABOUT)
-        return dataclasses.replace(options_of(run, container_limits.cpus()), **given)
-    if missing := [f"--{name}" for name in ("cores", "env") if name not in given]:
-        parser.error(f"required: {' and '.join(missing)}, or --config")
-    return PlanOptions(**given)
+    path, words = take_option(list(argv), "--config")
+    cores = container_limits.cpus()
+    options = options_of(load_config(find_config(path)), cores) if path else PlanOptions(cores)
+    options = overlay(options, document_of(words, options))
+    if not options.env:
+        raise ConfigError("env is empty: name an environment (--env ALE/Pong-v5), or a run by --config")
+    return options
 
 
 def plan(argv: Sequence[str]) -> int:
     """Print the plan for a machine; return the exit code."""
+    if any(word in ("-h", "--help") for word in argv):
+        print(describe_options("tidemill plan", _ABOUT, PlanOptions(container_limits.cpus())))
+        return 0
     options = _options(argv)
     rates_ = measured_rates(options)
     found = make_plan(options, rates_)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
-import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -13,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from tidemill.config.documented import summary
 from tidemill.config.presets import preset_names
 from tidemill.config.yaml_text import parse
 from tidemill.errors import ConfigError
@@ -21,7 +18,6 @@ from tidemill.rl.agents.registry import algorithms, config_class
 from tidemill.settings.check import collecting, refuse
 from tidemill.settings.other_names import meant
 
-_WIDEST = 120
 _ENVIRONMENT = re.compile(r"[\w./-]+-v\d+")
 """An environment of Gymnasium, whose name ends in its version."""
 _NONE = ("none", "null")
@@ -32,13 +28,13 @@ def document_of(words: Sequence[str], settings: object) -> dict[str, Any]:
     """Return a command line as a document for `overlay`, which converts its values.
 
     An option is `--section.name VALUE` or `--section.name=VALUE`, with dashes or underscores; of one that is given
-    twice the last counts. A switch is `--section.name` or `--section.no-name`, or has true or false as its value. A
-    setting that may be none takes none and null. A list has several values, `64 64` or `64,64`. A mapping has names and
-    values in turn, values as in YAML.
+    twice the last counts. Where there are no sections it is `--name VALUE`. A switch is `--section.name` or
+    `--section.no-name`, or has true or false as its value. A setting that may be none takes none and null. A list has
+    several values, `64 64` or `64,64`. A mapping has names and values in turn, values as in YAML.
 
     Args:
         words: The command line without the program's name, `--config` and `--agent.algorithm`.
-        settings: The process's dataclass of sections.
+        settings: The process's dataclass of sections, or one without sections.
 
     Raises:
         ConfigError: Options are unknown or lack their value; a line for each.
@@ -50,12 +46,12 @@ def document_of(words: Sequence[str], settings: object) -> dict[str, Any]:
         word = rest.pop(0)
         option, has_value, text = word.partition("=")
         if not option.startswith("--"):
-            problems.append(f"{word!r} belongs to no option; {_option_for(word)}")
+            problems.append(f"{word!r} belongs to no option; {_option_for(word, settings)}")
             continue
         source = [text] if has_value else rest
         path = option.removeprefix("--").replace("-", "_").split(".")
         owner = _owner(settings, path[:-1])
-        kinds = typing.get_type_hints(type(owner)) if owner is not None and len(path) > 1 else {}
+        kinds = typing.get_type_hints(type(owner)) if owner is not None else {}
         name = path[-1]
         is_negated = name not in kinds and kinds.get(name.removeprefix("no_")) is bool
         name = name.removeprefix("no_") if is_negated else name
@@ -76,13 +72,14 @@ def document_of(words: Sequence[str], settings: object) -> dict[str, Any]:
     return document
 
 
-def _option_for(word: str) -> str:
+def _option_for(word: str, settings: object) -> str:
     """Return which option a word without one was probably meant for."""
     if word in preset_names() or word.endswith((".yaml", ".yml")):
         return f"did you mean --config {word}?"
+    has_sections = hasattr(settings, "run")
     if _ENVIRONMENT.fullmatch(word):
-        return f"did you mean --env.id {word}?"
-    return "options are --section.name VALUE"
+        return f"did you mean --env{'.id' if has_sections else ''} {word}?"
+    return f"options are --{'section.' if has_sections else ''}name VALUE"
 
 
 def _value(option: str, kind: Any, source: list[str]) -> Any:  # noqa: ANN401 - a type, or what typing has for one
@@ -145,40 +142,3 @@ def _has_setting(settings: object, name: str) -> bool:
     if first not in {field.name for field in dataclasses.fields(settings)}:  # type: ignore[arg-type]
         return False
     return not rest or _has_setting(getattr(settings, first), rest)
-
-
-def overview(settings: Any, prog: str, description: str) -> str:  # noqa: ANN401 - any dataclass of sections
-    """Return what `--help` prints: what the command does, its sections and the algorithms, on a screen."""
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
-    rows = [(field.name, summary(type(getattr(settings, field.name)))) for field in dataclasses.fields(settings)]
-    lines = [
-        description,
-        "",
-        f"usage: {prog} [--config FILE_OR_PRESET] [--section.name VALUE ...]",
-        "",
-        "Settings come from the file or preset (`tidemill configs`), then from the options. Sections:",
-        *_in_columns([(name, text) for name, text in rows if name != "agent"], width),
-        "",
-        f"`{prog} --help SECTION` shows the settings of one section, `--help SECTION.NAME` all of a setting,",
-        "`--help all` every setting.",
-    ]
-    if (agent := getattr(settings, "agent", None)) is not None:
-        others = [(name, (config_class(name).__doc__ or "").splitlines()[0]) for name in algorithms()]
-        lines += [
-            "",
-            "Algorithms, chosen by --agent.algorithm NAME, which also sets the defaults of table and learner:",
-            *_in_columns(others, width),
-            "",
-            f"`{prog} --help agent` shows the settings of {agent.algorithm}, those of another algorithm:",
-            f"`{prog} --agent.algorithm {'dqn' if agent.algorithm != 'dqn' else 'sac'} --help agent`",
-        ]
-    return "\n".join(lines)
-
-
-def _in_columns(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Return names and the first sentence of their texts, each on one line."""
-    column = max(len(name) for name, _ in rows) + 4
-    return [
-        f"  {name:{column - 2}}{textwrap.shorten(text, max(width - column, 20), placeholder=' ...')}"
-        for name, text in rows
-    ]

@@ -13,12 +13,12 @@ import yaml
 
 from tidemill import formats
 from tidemill.config.algorithm_defaults import DEFAULT_ALGORITHM, adapted, merged, with_defaults
-from tidemill.config.command_line import document_of, overview
+from tidemill.config.command_line import document_of
+from tidemill.config.help_text import ALL, describe_section, overview
 from tidemill.config.hindsight import check_hindsight
 from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
 from tidemill.config.presets import FOLDER, find_config
-from tidemill.config.section_help import ALL, describe_section
 from tidemill.config.sections import RunConfig
 from tidemill.config.yaml_text import Dumper, parse
 from tidemill.errors import ConfigError
@@ -45,10 +45,10 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
         ConfigError: the file cannot be read, or settings are unknown or out of range; a line for each.
         SystemExit: `--help` was asked for, of all or of a section.
     """
-    path, rest = _take_option(list(arguments), "--config")
+    path, rest = take_option(list(arguments), "--config")
     file = find_config(path) if path else None
     document = read_document(file) if file else {}
-    algorithm, rest = _take_option(rest, "--agent.algorithm")
+    algorithm, rest = take_option(rest, "--agent.algorithm")
     asked = _take_help(rest, config)
     if asked is not None:
         settings = from_document(config, document, algorithm)
@@ -195,7 +195,7 @@ def _nearest_config(path: Path) -> str:
     return hint or nearest(str(Path("configs") / path.name), files)
 
 
-def _take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
+def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
     """Return an option's value and the arguments without it; `--name VALUE` or `--name=VALUE`."""
     for i, argument in enumerate(arguments):
         if argument == name:

@@ -126,6 +126,8 @@ def meant(path: Sequence[str], settings: object, value: object, *, option: bool,
         return f"; did you mean {_written(near, option=option)}?"
     first = list(dict.fromkeys(name.partition(".")[0] for name in known))
     if option and path[0] not in first:
+        if first == known:
+            return "; options are " + ", ".join(f"--{name}".replace("_", "-") for name in known)
         return f"; sections are {', '.join(first)}"
     return ""
 

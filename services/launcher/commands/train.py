@@ -42,14 +42,11 @@ from tidemill.services.launcher.view.poller import StatusPoller
 from tidemill.services.launcher.view.processes import SupervisedProcesses
 from tidemill.services.launcher.view.terminal import View, make_view
 
-_TRAIN = """Run a whole cluster on this machine: replay service, parameter server, learner, actors and evaluator.
+_TRAIN = """Run a whole cluster on this machine: replay service, parameter server, learner, actors and evaluator, each a
+process. The run ends at run.target_return, at a limit (run.max_*) or on Ctrl-C. ROOT/NAME then holds result, scores,
+curve, video, parameters and logs.
 
-Each is a separate process. The run ends at run.target_return, at run.max_env_steps, run.max_learner_steps or
-run.max_wall_s, or on Ctrl-C. Its folder ROOT/NAME then holds the result, scores, curve, video, parameters and logs.
-
-  --fresh   start from scratch if a run of this name has trained: its folder is moved to NAME-1, nothing is deleted
-
-The folder of a run that ended before it trained is reused."""
+  --fresh   start from scratch; an earlier run of this name is moved to NAME-1"""
 
 _RESUME = """Continue a run from where it stopped: tidemill resume RUN [options].
 

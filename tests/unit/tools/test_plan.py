@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -187,17 +188,30 @@ def test_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("--cores x --env y", "argument --cores: invalid int value: 'x'"),
-        ("--gpus 1", "required: --cores and --env, or --config"),
-        ("--cores 4 --env CartPole-v1 --gpu-count 1", "unrecognized arguments: --gpu-count 1"),
+        ("--cores x --env y", "cores is 'x', allowed: a whole number"),
+        ("--gpus 1", "env is empty: name an environment (--env ALE/Pong-v5), or a run by --config"),
+        ("--cores 4 --env CartPole-v1 --gpu-count 1", "unknown option --gpu-count"),
+        ("--cores 0 --env y", "cores is 0, allowed: at least 1"),
     ],
 )
-def test_wrong_options_end_with_two(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As those of every other command."""
-    with pytest.raises(SystemExit) as ended:
+def test_wrong_option_is_refused(words: str, said: str) -> None:
+    """By the parser of every command that has settings."""
+    with pytest.raises(ConfigError, match=re.escape(said)):
         plan(words.split())
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+
+
+def test_help_has_every_option_with_its_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a screen."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert plan(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 40
+    assert max(map(len, shown.splitlines())) <= 80
+    for field in dataclasses.fields(PlanOptions):
+        assert f"--{field.name.replace('_', '-')} " in shown
+    assert "(default: 256)" in shown
 
 
 def test_options_stand_over_a_config(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,23 +1,84 @@
-"""`--help SECTION`: the settings of one section, on a screen."""
+"""The texts of `--help`: a command's overview, the settings of a section, the options of a command without sections."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tidemill.config.documented import Setting, settings, summary
+from tidemill.config.documented import Setting, fields_of, settings, summary
 from tidemill.errors import ConfigError
+from tidemill.rl.agents.registry import algorithms, config_class
 from tidemill.settings.check import nearest
 
 ALL = "all"
-SCREEN_LINES = 50
+_WIDEST = 120
+SCREEN_LINES = 40
 """What is longer has a line for each setting, cut to the width; all of one setting is a command away."""
 _INDENT = 2
+
+
+def overview(values: Any, prog: str, description: str) -> str:  # noqa: ANN401 - any dataclass of sections
+    """Return what `--help` prints: what the command does, its sections and the algorithms, on a screen."""
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    agent = getattr(values, "agent", None)
+    sections = [(field.name, summary(type(getattr(values, field.name)))) for field in dataclasses.fields(values)]
+    further = [
+        ("--help SECTION", "settings of a section"),
+        ("--help SECTION.NAME", "one setting in full"),
+        ("--help all", "every setting in full"),
+    ]
+    lines = [
+        *_filled(description, width),
+        "",
+        f"usage: {prog} [--config FILE_OR_PRESET] [--section.name VALUE ...]",
+        "",
+        "Sections, set in the file or preset, then by options:",
+        *_in_columns([(name, text) for name, text in sections if name != "agent"], width),
+        "",
+    ]
+    if agent is not None:
+        described = [(name, (config_class(name).__doc__ or "").splitlines()[0]) for name in algorithms()]
+        other = "dqn" if agent.algorithm != "dqn" else "sac"
+        further.append((f"--agent.algorithm {other} --help agent", f"settings of {other}"))
+        lines += [
+            "Algorithms, chosen by --agent.algorithm NAME; table and learner adapt:",
+            *_in_columns(described, width),
+            "",
+        ]
+    return "\n".join([*lines, *_in_columns([(f"{prog} {words}", text) for words, text in further], width)])
+
+
+def _filled(description: str, width: int) -> list[str]:
+    """Return a description wrapped paragraph by paragraph; one that is indented explains an option."""
+    lines: list[str] = []
+    for paragraph in description.split("\n\n"):
+        indent = "  " if paragraph.startswith("  ") else ""
+        text = re.sub(r"\s*\n\s*", " ", paragraph.strip())
+        lines += ["", *textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=2 * indent)]
+    return lines[1:]
+
+
+def _in_columns(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
+    """Return names and the first sentence of their texts, each on one line."""
+    column = max(len(name) for name, _ in rows) + 4
+    return [
+        f"  {name:{column - 2}}{textwrap.shorten(text, max(width - column, 20), placeholder=' ...')}"
+        for name, text in rows
+    ]
+
+
+def describe_options(prog: str, description: str, options: Any) -> str:  # noqa: ANN401 - any flat dataclass
+    """Return what `--help` prints of a command whose options are one dataclass: each in full."""
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    found = [field._replace(value=getattr(options, field.name)) for field in fields_of(type(options))]
+    usage = f"usage: {prog} [--config FILE_OR_PRESET] [--name VALUE ...]"
+    return "\n".join([*_filled(description, width), "", usage, "", *_in_full(found, width)])
 
 
 def describe_section(prog: str, asked: str, values: Any) -> str:  # noqa: ANN401 - any dataclass of sections
