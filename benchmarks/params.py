@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,9 +17,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
+from benchmarks.params_reader import read
 from benchmarks.rows import row, write
 from tidemill.params.blob import pack
 from tidemill.params.client import ParamsClient
@@ -53,7 +56,10 @@ def _measure(
     """Return by name the figures from files, and those of bytes that were sent."""
     blobs = {Precision.FULL: pack({"weights": np.zeros(size_bytes // 4, np.float32)})}
     taken: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in _UNITS}
-    with ParamsClient(address) as publisher, ExitStack() as stack:
+    with ExitStack() as stack:
+        # Forked, for 128 programs would take minutes to start; before this process has threads of gRPC.
+        processes = [stack.enter_context(_reader(address, versions)) for _ in range(readers)]
+        publisher = stack.enter_context(ParamsClient(address))
         token = publisher.acquire_fencing_token("benchmark", connect_timeout_s=_WAIT_S).fencing_token
 
         def publish(number: int) -> None:
@@ -61,7 +67,6 @@ def _measure(
             publisher.publish(blobs, metadata, fencing_token=token, base_version=number - 1)
 
         publish(1)
-        processes = [stack.enter_context(_reader(address, versions)) for _ in range(readers)]
         for process in processes:
             _line(process)
         for number in range(2, versions + 2):
@@ -85,6 +90,8 @@ def _server(folder: Path) -> Iterator[tuple[str, int]]:
     command = [sys.executable, "-m", "tidemill.services.paramserver", "--run.root", str(folder), "--run.name", "bench"]
     process = subprocess.Popen([*command, "--paramserver.server.address", address], stdout=subprocess.DEVNULL)
     try:
+        while not (folder / "params.sock").exists() and process.poll() is None:
+            time.sleep(0.1)
         yield address, process.pid
     finally:
         process.terminate()
@@ -92,21 +99,27 @@ def _server(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
-def _reader(address: str, versions: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "benchmarks.params_reader", address, str(versions)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+def _reader(address: str, versions: int) -> Iterator[TextIO]:
+    reading, writing = os.pipe()
+    process = os.fork()
+    if not process:
+        os.close(reading)
+        try:
+            with os.fdopen(writing, "w", encoding="ascii") as out:
+                read(address, versions, out)
+        finally:
+            os._exit(0)  # the rest is the parent's
+    os.close(writing)
+    with os.fdopen(reading, encoding="ascii") as lines:
+        try:
+            yield lines
+        finally:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
 
 
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
+def _line(reader: TextIO) -> str:
+    line = reader.readline()
     if not line:
         raise RuntimeError("a reader ended before its last version")
     return line
