@@ -193,7 +193,7 @@ $(VENV)-reverb/.installed: requirements/reverb.txt
 	touch $@
 
 .PHONY: slurm-rehearsal
-slurm-rehearsal: $(VENV)/.dev ## deploy/slurm on Debian's Slurm with four nodes on this machine: a lost node, a requeue, scancel (as root)
+slurm-rehearsal: $(VENV)/.dev ## deploy/slurm on Debian's Slurm with six nodes on this machine, as root: lost nodes, requeues, scancel
 	TIDEMILL_REQUIRE_SLURM=1 $(BIN)/python -m pytest tests/slurm
 
 # `make learn-cartpole-dqn` runs configs/cartpole_dqn.yaml; LEARN="--sb3 .venv-sb3" puts Stable-Baselines3 beside it.

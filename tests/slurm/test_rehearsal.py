@@ -24,13 +24,13 @@ _BOUND_S = 900.0
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
-    """Four nodes. Without root or Slurm the tests are skipped and say why, unless TIDEMILL_REQUIRE_SLURM is set."""
+    """Six nodes. Without root or Slurm the tests are skipped and say why, unless TIDEMILL_REQUIRE_SLURM is set."""
     if reason := why_not():
         if os.environ.get("TIDEMILL_REQUIRE_SLURM"):
             pytest.fail(reason)
         pytest.skip(reason)
     monkeypatch.chdir(ROOT)
-    with slurm_cluster(tmp_path / "slurm", 4) as cluster:
+    with slurm_cluster(tmp_path / "slurm", 6) as cluster:
         yield cluster
 
 
@@ -46,17 +46,33 @@ class Job:
             "TIDEMILL_CONFIG": "configs/cartpole_dqn.yaml",
             "TIDEMILL_RUNS": str(folder / "runs"),
             "TIDEMILL_SECRETS": str(folder / "secrets"),
-            "TIDEMILL_ACTORS": "3",
             "TIDEMILL_EVALUATOR_ARGS": "--evaluator.no-video",
         }
         self.number = cluster.run("sbatch", *words, variables=settings | variables).strip()
 
     def shown(self, field: str) -> str:
         """Return what Slurm says of the job, such as JobState."""
-        said = self._cluster.run("scontrol", "--oneliner", "show", "job", self.number)
+        said = self._cluster.run("scontrol", "--oneliner", "show", "job", self.number)  # its first part comes first
         found = re.search(rf"\b{field}=(\S*)", said)
         assert found, said
         return found[1]
+
+    def nodes(self, part: int) -> list[str]:
+        """Return the nodes of a part of the job."""
+        lines = self._cluster.run("squeue", "--noheader", f"--jobs={self.number}", "--format=%i %N").splitlines()
+        (listed,) = [line.split()[1] for line in lines if line.startswith(f"{self.number}+{part} ")]
+        return self._cluster.run("scontrol", "show", "hostnames", listed).split()
+
+    def wait_for_checkpoint(self, more: int) -> None:
+        """Wait until the learner has written so many more checkpoints."""
+        before = self.log("learner").count("checkpoint written")
+        wait_until(
+            lambda: self.log("learner").count("checkpoint written") >= before + more,
+            "a checkpoint",
+            _BOUND_S,
+            longest_pause_s=0.5,
+            describe=self.report,
+        )
 
     def wait_for(self, state: str, *, restarts: int = 0) -> None:
         """Wait until the job has a state, after so many restarts."""
@@ -92,37 +108,41 @@ class Job:
         return "\n".join([shown, *texts, self._cluster.logs()])
 
 
-def test_run_that_loses_a_node_is_requeued_and_ends_solved(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """The learner's machine dies in mid-training; on the nodes that are left the run continues from its checkpoint."""
+def test_run_that_loses_nodes_is_requeued_and_ends_solved(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """First a learner's machine dies, then that of the services and the script: the run continues on those left.
+
+    The job has three parts, so that learners are on two nodes, and actors on another.
+    """
     job = Job(
         cluster,
         tmp_path,
-        *("--nodes=3", "--ntasks=6"),
+        *("--cpus-per-task=8", ":", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8", ":", "--ntasks=2"),
         TIDEMILL_RUN_ARGS="--run.max-wall-s 1800",
-        TIDEMILL_LEARNER_ARGS="--learner.checkpoint-every-s 2",
+        TIDEMILL_LEARNER_ARGS="--learner.checkpoint-every-s 1",
     )
-    saved = "checkpoint written"
-    wait_until(lambda: job.log("learner").count(saved) > 1, saved, _BOUND_S, longest_pause_s=0.5, describe=job.report)
-    used = cluster.run("scontrol", "show", "hostnames", job.shown("NodeList")).split()
-    assert len(used) == 3
-    cluster.nodes[used[1]].lose()
-    job.wait_for("RUNNING", restarts=1)
-    assert used[1] not in cluster.run("scontrol", "show", "hostnames", job.shown("NodeList")).split()
-    job.wait_for("COMPLETED", restarts=1)
-    assert job.restored(), job.report()
+    lost = []
+    for part, restarts in ((1, 0), (0, 1)):
+        job.wait_for_checkpoint(more=2)
+        lost.append(job.nodes(part)[-1])
+        cluster.nodes[lost[-1]].lose()
+        job.wait_for("RUNNING", restarts=restarts + 1)
+        assert not set(lost) & {node for each in range(3) for node in job.nodes(each)}
+    job.wait_for("COMPLETED", restarts=2)
+    assert len(job.restored()) == 2, job.report()
+    assert job.restored()[0] < job.restored()[1]
     result = json.loads((job.run_folder / "result.json").read_text())
     assert result["solved"], result
-    assert sorted(path.name for path in (tmp_path / "secrets").parent.glob("secrets")) == ["secrets"]
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
 
 
 def test_run_that_is_cancelled_or_preempted_or_out_of_time_continues(cluster: SlurmCluster, tmp_path: Path) -> None:
     """Each leaves a checkpoint of its last update, though none is written before, and the next start restores it."""
     endless = {
+        "TIDEMILL_ACTORS": "1",
         "TIDEMILL_RUN_ARGS": "--run.target-return none --run.max-wall-s 0",
         "TIDEMILL_LEARNER_ARGS": "--learner.checkpoint-every-s 0 --learner.log-every-s 1",
     }
-    job = Job(cluster, tmp_path, "--nodes=3", "--ntasks=6", **endless)
+    job = Job(cluster, tmp_path, "--nodes=3", **endless)
     _train(job, 0)
     cluster.run("scancel", job.number)
     job.wait_for("CANCELLED")
@@ -130,7 +150,7 @@ def test_run_that_is_cancelled_or_preempted_or_out_of_time_continues(cluster: Sl
     cancelled_at = job.steps()[-1]
     assert f"learner_steps={cancelled_at}" in _last_line(job.log("learner"), "checkpoint written"), job.report()
 
-    again = Job(cluster, tmp_path, "--nodes=3", "--ntasks=6", **endless)
+    again = Job(cluster, tmp_path, "--nodes=3", **endless)
     _train(again, cancelled_at)
     assert again.restored() == [cancelled_at]
     cluster.run("scancel", "--batch", "--signal=USR1", again.number)  # as Slurm does before the time limit
@@ -139,7 +159,7 @@ def test_run_that_is_cancelled_or_preempted_or_out_of_time_continues(cluster: Sl
     assert again.restored()[1] > cancelled_at
     assert f"learner_steps={again.restored()[1]}" in _last_line(again.log("learner"), "checkpoint written")
 
-    urgent = ("--partition=urgent", "--nodes=4", "--exclusive", f"--output={tmp_path / 'urgent.log'}")
+    urgent = ("--partition=urgent", "--nodes=6", "--exclusive", f"--output={tmp_path / 'urgent.log'}")
     cluster.run("sbatch", *urgent, "--wrap=sleep 5")  # preempts it
     again.wait_for("RUNNING", restarts=2)
     wait_until(lambda: len(again.restored()) == 3, "the fourth start", _BOUND_S, describe=again.report)

@@ -39,6 +39,7 @@ _STAND_INS = {
         export SLURM_PROCID=0
         exec "$@"
     """,
+    "squeue": "",
     "scancel": 'kill $(cat "$SEEN"/pid-*)',
     # Learner and evaluator end: the run is over. The others wait to be ended.
     "python": """
@@ -146,6 +147,7 @@ def test_parts_of_a_heterogeneous_job_are_services_learners_and_actors(
 ) -> None:
     """Each learner node has a torchrun, with a learner on each GPU; they meet at the first of them."""
     parts = {"SLURM_JOB_NODELIST_HET_GROUP_0": "c1", "SLURM_JOB_NODELIST_HET_GROUP_1": "g1,g2"}
+    parts |= {f"SLURM_JOB_ID_HET_GROUP_{part}": str(1234 + part) for part in range(3)}
     tasks = {"SLURM_HET_SIZE": "3", "SLURM_JOB_NODELIST": "c1", "SLURM_NTASKS_HET_GROUP_2": "64"}
     ended = script.run(**parts, **tasks, TIDEMILL_GPUS_PER_NODE="4")
     assert ended.returncode == 0, ended.stdout + ended.stderr
