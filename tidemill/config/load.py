@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ from tidemill.settings.overlay import overlay, to_document
 _T = TypeVar("_T")
 
 _SECTIONS = {field.name for field in dataclasses.fields(RunConfig)}
+_FIRST = {"agent": "algorithm", "env": "id", "run": "name"}
+"""The setting that is meant where a section has a single value."""
 
 
 def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: str) -> _T:
@@ -55,6 +57,7 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
         text = describe_section(prog, asked, settings) if asked else overview(settings, prog, description)
         sys.stdout.write(f"{text}\n")
         raise SystemExit(0)
+    refuse(_no_sections(document))
     options = document_of(rest, _skeleton(config, algorithm or _algorithm_of(document)))
     document, notes = adapted(document, options, algorithm, is_preset=file is not None and file.parent == FOLDER)
     settings = from_document(config, merged(document, options), algorithm)
@@ -107,7 +110,7 @@ def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str 
         ConfigError: a section or setting is unknown, or a value is wrong.
     """
     unknown = [section for section in document if section not in _SECTIONS]
-    refuse(f"unknown section {name!r}{nearest(str(name), _SECTIONS)}" for name in unknown)
+    refuse(f"unknown section {name!r}{nearest(str(name).lower(), _SECTIONS)}" for name in unknown)
     document = {name: {} if value is None else value for name, value in document.items()}
     algorithm = algorithm or _algorithm_of(document)
     if isinstance(agent := document.get("agent", {}), Mapping):
@@ -117,6 +120,14 @@ def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str 
     if "agent" in sections:  # others need not have the algorithm's module
         document = with_defaults(document, algorithm)
     return overlay(settings, {name: value for name, value in document.items() if name in sections})
+
+
+def _no_sections(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each section that is no mapping: an option would take the place of all of it."""
+    for name, value in document.items():
+        if name in _SECTIONS and not (value is None or isinstance(value, Mapping)):
+            example = f", such as {{{_FIRST[name]}: {value}}}" if name in _FIRST and isinstance(value, str) else ""
+            yield f"{name} is {value!r}, must be a mapping of settings{example}"
 
 
 def _algorithm_of(document: Mapping[str, Any]) -> str:

@@ -54,7 +54,7 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         check(is_safe_name(self.name), "run.name", self.name, "letters, digits, `_`, `-`, `.`; at most 128")
-        check(self.seed >= 0, "run.seed", self.seed, "0 or more")
+        check(0 <= self.seed < 2**63, "run.seed", self.seed, "0 to 2**63 - 1")
         check(self.max_env_steps >= 0, "run.max_env_steps", self.max_env_steps, "0 or more")
         check(self.max_learner_steps >= 0, "run.max_learner_steps", self.max_learner_steps, "0 or more")
         check(self.max_wall_s >= 0, "run.max_wall_s", self.max_wall_s, "0 or more")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
+import math
 import re
 import types
 import typing
@@ -36,6 +39,8 @@ def overlay(settings: _T, document: object, path: str = "") -> _T:
         here = f"{path}.{key}" if path else str(key)
         if key not in names:
             hint = meant(here.split("."), settings, value, option=False, section=path)
+            if value is None and ":" in str(key):
+                hint = f"; put a space behind the colon: {str(key).replace(':', ': ', 1)}"
             problems.append(f"unknown setting {here!r}{hint or '; known: ' + ', '.join(sorted(names))}")
             continue
         with collecting(problems):
@@ -90,7 +95,7 @@ def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: AN
     if origin is tuple:
         if arguments[0] is str and isinstance(value, str):
             value = [value]  # one alone needs no list
-        _expect(isinstance(value, list | tuple), value, path, "a list")
+        _expect(isinstance(value, list | tuple), value, path, f"a list, such as [{str(value).strip('()[]')}]")
         return tuple(_convert(item, arguments[0], None, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
         _expect(isinstance(value, Mapping), value, path, "a mapping")
@@ -118,18 +123,25 @@ def _convert_scalar(value: Any, kind: Any, path: str) -> Any:  # noqa: ANN401
         return value
     if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
-            return float(value)  # YAML reads 1e-4 as text
+            number = float(value)  # YAML reads 1e-4 as text
         except ValueError:
             point = str(value).replace(",", ".")
             _expect(not _DECIMAL.fullmatch(point), value, path, f"a number, with a point: {point}")
+        else:
+            return _expect(math.isfinite(number), number, path, "a finite number")
     if kind is int:
         value = _whole(value)
     exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if kind is str and isinstance(value, int | float | datetime.date):
+        return _expect(exact, str(value), path, f"a text: put it in quotes, '{value}'")
     return _expect(exact, value, path, _KINDS.get(kind, f"a value of type {kind.__name__}"))
 
 
 def _whole(value: Any) -> Any:  # noqa: ANN401
     """Return the whole number that a text or a float stands for, as 1e5 does; anything else as it is."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return int(value)  # of any length
     if isinstance(value, str | float):
         try:
             number = float(value)

@@ -79,7 +79,7 @@ def test_preset_for_another_environment_loses_its_target(tmp_path: Path, capsys:
         ("agent: dqn", "agent is 'dqn', must be a mapping of settings, such as {algorithm: dqn}"),
         ("run: {seed: 1}\nrun: {name: x}", "'run' is written twice"),
         ("run: {seed: 1, seed: 2}", "'seed' is written twice"),
-        ("run: 3", "run must be a mapping of settings, got 3"),
+        ("run: 3", "run is 3, must be a mapping of settings"),
         ("agent: {lr: 1}", "unknown setting 'agent.lr'; here it is 'agent.learning_rate'"),
         ("run: {total_timesteps: 1}", "unknown setting 'run.total_timesteps'; here it is 'run.max_env_steps'"),
         ("run: {max_env_steps: 1.5}", "run.max_env_steps is 1.5, allowed: a whole number"),

@@ -84,6 +84,19 @@ def test_load_ignores_sections_of_other_processes(tmp_path: Path) -> None:
         ("env:\n\tid: a", "is not valid YAML"),
         ("env: {id: a}\nenv: {id: b}", "'env' is written twice"),
         ("a: [", "is not valid YAML"),
+        ("run: [a, b]", "run is ['a', 'b'], must be a mapping of settings"),
+        ("env: CartPole-v1", "env is 'CartPole-v1', must be a mapping of settings, such as {id: CartPole-v1}"),
+        ("agent: dqn", "agent is 'dqn', must be a mapping of settings, such as {algorithm: dqn}"),
+        ("Env: {id: a}", "unknown section 'Env'; did you mean 'env'?"),
+        ("env: {id:CartPole-v1}", "'env.id:CartPole-v1'; put a space behind the colon: id: CartPole-v1"),
+        ("agent: {learning_rate: .inf}", "agent.learning_rate is inf, allowed: a finite number"),
+        ("run: {max_wall_s: 1e400}", "run.max_wall_s is inf, allowed: a finite number"),
+        ("agent: {gamma: .nan}", "agent.gamma is nan, allowed: a finite number"),
+        ("run: {name: 2024-01-01}", "run.name is '2024-01-01', allowed: a text: put it in quotes, '2024-01-01'"),
+        ("run: {name: 5}", "run.name is '5', allowed: a text: put it in quotes, '5'"),
+        ("agent: {hidden_sizes: 64}", "agent.hidden_sizes is 64, allowed: a list, such as [64]"),
+        ("agent: {hidden_sizes: '64,64'}", "agent.hidden_sizes is '64,64', allowed: a list, such as [64,64]"),
+        ("run: {seed: 9999999999999999999999}", "run.seed is 9999999999999999999999, allowed: 0 to 2**63 - 1"),
     ],
 )
 def test_load_refuses_a_wrong_file(tmp_path: Path, text: str, words: str) -> None:
@@ -91,8 +104,18 @@ def test_load_refuses_a_wrong_file(tmp_path: Path, text: str, words: str) -> Non
     file = tmp_path / "run.yaml"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError) as caught:
-        _load(RunConfig, "--config", str(file))
+        _load(RunConfig, "--config", str(file), "--run.root", "here", "--env.num-envs", "2")
     assert words in str(caught.value)
+
+
+def test_whole_number_of_any_length_is_read_as_it_is(tmp_path: Path) -> None:
+    """2**53 + 1 is no float."""
+    file = tmp_path / "run.yaml"
+    file.write_text("run: {seed: '9007199254740993'}\n")
+    for words in (["--config", str(file)], ["--run.seed", "9007199254740993"]):
+        config = _load(RunConfig, *words)
+        assert isinstance(config, RunConfig)
+        assert config.run.seed == 2**53 + 1
 
 
 def test_load_refuses_a_missing_file(tmp_path: Path) -> None:
