@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from tests.support.launched import ROOT
 from tests.support.numbered_steps import SIGNATURE, STEP, numbered_step, steps_table
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
+from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tidemill.replay import (
     ItemWindow,
     RateLimiterConfig,
@@ -312,3 +314,35 @@ def test_documented_n_step_returns(capsys: pytest.CaptureFixture[str]) -> None:
     assert found is not None
     exec(found[1], {})
     assert capsys.readouterr().out == found[2]
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_writer_waits_for_a_table_that_another_creates(server: LocalServer, by_name: bool) -> None:
+    """As an actor does for the learner's: it makes none, and says which there are when its time is over."""
+    table, stop = steps_table(), threading.Event()
+    named: TableConfig | str = "t" if by_name else table
+    with pytest.raises((NotFound, Unavailable), match="no table 't'"):
+        ReplayWriter(server.address, named, create=False, timeout_s=1.0)
+    stop.set()
+    with pytest.raises((NotFound, Unavailable)):
+        ReplayWriter(server.address, named, create=False, timeout_s=None, stop=stop)
+    assert not server.replay.tables
+    with ThreadPoolExecutor() as threads:
+        opening = threads.submit(ReplayWriter, server.address, named, create=False, timeout_s=None)
+        with ReplayClient(server.address) as client:
+            client.create_table(table)
+        with opening.result(WAIT_S) as writer:
+            writer.append(numbered_step(0))
+            writer.create_item("t", last=1)
+    assert _numbers(server.address, table, 1) == [[0]]
+
+
+def test_full_chunk_is_pushed(server: LocalServer) -> None:
+    """It goes at once and not with the next step; one that is not full stays."""
+    with ReplayWriter(server.address, steps_table(), windows=ItemWindow(1), chunk_length=2) as writer:
+        for number in range(3):
+            writer.append(numbered_step(number))
+            writer.push()
+        wait_until(lambda: server.replay.env_steps == 2, "the full chunk to be stored")
+        assert writer.env_steps in (0, 2)  # as the newest acknowledgement said
+    assert server.replay.env_steps == 3

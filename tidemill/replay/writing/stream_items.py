@@ -370,14 +370,13 @@ class StreamItems:
         if window is not None and window.keep_all:
             length = np.where(items.window > 0, np.clip(reach, items.window, length), length)
         is_sent = place >= 0
-        is_held = length <= reach
-        self._reach_back += int(np.count_nonzero(is_sent & ~is_held))
-        order = np.lexsort((place, items.last_offset))
-        order = order[(is_sent & is_held)[order]]
-        items = self._computed(table, items._replace(length=length).taken(order))
+        may_go = is_sent & (length <= reach)
+        self._reach_back += int(np.count_nonzero(is_sent) - np.count_nonzero(may_go))
+        order = np.lexsort((place, items.last_offset))  # stable: those of one row as they came
+        items = self._computed(table, items._replace(length=length).taken(order[may_go[order]]))
         return ItemBatch(
             table_index=table,
-            chunk_indices=place[order],
+            chunk_indices=places[items.env],
             last_offsets=items.last_offset,
             lengths=items.length,
             priorities=items.priority,

@@ -114,6 +114,9 @@ class StreamRows:
         if not self._has_others:
             fresh: Ints = self.fresh[envs]
             return fresh
+        if self._level is not None and len(envs) == len(self.all) and (self.fresh == self._level).all():
+            of_all: Ints = np.count_nonzero(self.is_decision[:, self._base : self._base + self._level], axis=1)
+            return of_all
         offsets = np.arange(self.chunk_length)
         filled = self.filled[envs][:, None]
         is_new = (offsets >= filled - self.fresh[envs][:, None]) & (offsets < filled)
@@ -150,7 +153,10 @@ class StreamRows:
         self._kept[envs] = kept if continues else 0
         self.first_step[envs] += self.chunk_length
         self.filled[envs] = self.fresh[envs] = 0
-        self._find_level()
+        if self._level is not None and len(envs) == len(self.all):
+            self._level, self._base = 0, int(self._begin[0])
+        else:
+            self._find_level()
 
     def chosen(self, envs: ArrayLike) -> Ints:
         """Return the streams that indices or a mask [N] name. InvalidArgument: they name others."""
