@@ -9,9 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tidemill.config.load import from_document
+from tidemill.config.sections import LearnerConfig
+from tidemill.errors import ConfigError
 from tidemill.params.blob import unpack
 from tidemill.params.publisher import StalePublisher
 from tidemill.params.version import ParamsMetadata, Precision
+from tidemill.services.learner.learner import publish_least_s
 from tidemill.services.learner.publishing import PolicyPublisher
 
 _WAIT_S = 120.0
@@ -109,3 +113,30 @@ def test_newer_learner_is_noticed_by_the_next_call() -> None:
         with pytest.raises(StalePublisher):
             call()
     publisher.close()
+
+
+@pytest.mark.parametrize(
+    "settings, device, least_s",
+    [
+        ({}, "cuda:0", 0.2),
+        ({}, "cpu", 0.0),
+        ({"agent": {"algorithm": "ppo"}}, "cuda:0", 0.0),
+        ({"agent": {"algorithm": "impala"}}, "cuda:0", 0.0),
+        ({"learner": {"publish_least_s": 0.0}}, "cuda:0", 0.0),
+        ({"learner": {"publish_least_s": 1.5}}, "cpu", 1.5),
+    ],
+)
+def test_versions_are_spaced_where_a_gpu_learns_from_a_replay(
+    settings: dict[str, dict[str, object]], device: str, least_s: float
+) -> None:
+    """Not where actors wait for each version, and as it is asked for."""
+    document = {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": "dqn"}} | settings
+    assert publish_least_s(from_document(LearnerConfig, document), torch.device(device)) == least_s
+
+
+@pytest.mark.parametrize("algorithm, least_s", [("ppo", 0.5), ("dqn", -0.5)])
+def test_time_between_versions_is_checked(algorithm: str, least_s: float) -> None:
+    """Actors of PPO wait for each version."""
+    document = {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": algorithm}}
+    with pytest.raises(ConfigError, match=r"learner\.publish_least_s"):
+        from_document(LearnerConfig, document | {"learner": {"publish_least_s": least_s}})
