@@ -19,47 +19,23 @@ from itertools import pairwise
 from pathlib import Path
 
 import tidemill
+from tidemill.lazy_names import homes
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 
-SECTIONS = {
-    "Running a cluster": ("Cluster", "RunResult", "RunConfig", "load_config"),
-    "Replay": (
-        *("ReplayClient", "ReplayWriter", "ItemWindow", "signature_like", "ReplayDataset", "ReplayBatch"),
-        *("ReplaySampler", "SampledBatch", "TableConfig"),
-        *(
-            "TableDescription",
-            "TableUpdate",
-            "SelectorConfig",
-            "SelectorKind",
-            "RateLimiterConfig",
-            "Signature",
-            "ColumnSpec",
-        ),
-        *("Codec", "WindowSpec", "signature_of", "export_table", "import_table"),
-        *("copy_tables", "TransferReport"),
-        *("export_minari", "import_minari", "MinariReport"),
-    ),
-    "Parameters": ("ParamsClient", "ParamsWatcher", "Params", "ParamsMetadata", "Precision", "Version"),
-    "The learner": ("LearnerClient", "LearnerStatus", "LearnerState"),
-    "Environments": (
-        *("make_env", "EnvSettings", "VectorEnv", "MasksActions", "VectorStep", "EpisodeSummary"),
-        *("EnvSpec", "ObservationPart"),
-    ),
-    "Algorithms": (
-        *("build_agent", "build_policy", "Agent", "Update", "Policy", "PolicyContext", "PolicyInput", "PolicyOutput"),
-        "AgentConfig",
-    ),
-    "A trained policy": ("load_policy", "TrainedPolicy"),
-    "Callbacks": ("Callback", "CallbackContext", "Score"),
-    "Loggers": ("RunLogger", "LoggedRun"),
-    "Errors": (
-        *("TidemillError", "AlreadyExists", "ConfigError", "DataLoss", "FailedPrecondition", "FatalError"),
-        *("InvalidArgument", "NotFound", "PermissionDenied", "ResourceExhausted", "Unauthenticated", "Unavailable"),
-        "Unimplemented",
-    ),
-}
-"""Every public name once, in the order of the page."""
+
+def _sections() -> dict[str, list[str]]:
+    """Return every public name once, by the titles that stand above them in `tidemill/__init__.pyi`, in that order."""
+    found: dict[str, list[str]] = {}
+    for line in Path(tidemill.__file__).with_suffix(".pyi").read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            names = found.setdefault(line.removeprefix("# "), [])
+        elif line.startswith("from "):
+            names.append(line.split()[-1])
+    return found
+
+
+SECTIONS = _sections()
 
 _INTRODUCTION = """# API reference
 
@@ -76,10 +52,6 @@ _ENTRY = re.compile(r"^(\*{0,2}[A-Za-z_][A-Za-z0-9_]*(?: / [A-Za-z_]\w*)*): (.*)
 
 def page() -> str:
     """Return the page."""
-    listed = {name for names in SECTIONS.values() for name in names}
-    public = set(tidemill.__all__) - {"__version__"}
-    if listed != public:
-        raise SystemExit(f"SECTIONS of {__file__} and tidemill.__all__ differ in {sorted(listed ^ public)}")
     parts = [_INTRODUCTION]
     for title, names in SECTIONS.items():
         links = " · ".join(f"[`{name}`](#{name.lower()})" for name in names)
@@ -189,7 +161,7 @@ def _string(node: ast.stmt | None) -> str:
 
 def _comment_of(name: str) -> str:
     """Return the docstring below a name that is neither a class nor a function, such as a type."""
-    module = sys.modules[tidemill._MODULE_OF[name]]
+    module = sys.modules[homes("tidemill")[name]]
     body = ast.parse(inspect.getsource(module)).body
     return next((_string(after) for node, after in pairwise(body) if _target(node) == name), "")
 

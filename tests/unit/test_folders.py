@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 DOORS = ("tidemill/__init__.py", "tidemill/replay/__init__.py")
-"""Files that offer what lies in folders below and beside them. Nothing in the house enters by them."""
+"""Packages that offer what lies below and beside them, as their stubs list it. Nothing in the house enters by them."""
 
 KNOTS: list[set[str]] = [
     {"services/actor", "services/actor/lock_step"},
@@ -68,8 +68,9 @@ def imported_by(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def imports() -> Places:
     """Return which folders import which."""
     edges: dict[str, dict[str, str]] = {}
-    for path in sorted(each for top in ("tidemill", "services") for each in (ROOT / top).rglob("*.py")):
-        name = str(path.relative_to(ROOT))
+    files = (each for top in ("tidemill", "services") for each in (ROOT / top).rglob("*.py*"))
+    for path in sorted(each for each in files if each.suffix in (".py", ".pyi")):
+        name = str(path.relative_to(ROOT)).removesuffix("i")
         own = edges.setdefault(name if name in DOORS else str(Path(name).parent), {})
         for line, place in imported_by(ast.parse(path.read_text(encoding="utf-8"))):
             own.setdefault(place, f"{name}:{line}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import subprocess
 import sys
@@ -30,12 +29,8 @@ def _public_callables(name: str) -> list[tuple[str, object]]:
     return [(name, value), *methods]
 
 
-def test_all_is_what_is_imported_for_types_and_what_is_found() -> None:
-    """The three places that list the names agree."""
-    tree = ast.parse(Path(tidemill.__file__).read_text())
-    guarded = next(node for node in tree.body if isinstance(node, ast.If))
-    imported = {alias.name for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert imported == set(_NAMES)
+def test_listed_name_is_found() -> None:
+    """What the stub lists is what `dir` shows, and each name is there."""
     assert set(dir(tidemill)) == set(tidemill.__all__)
     for name in _NAMES:
         assert getattr(tidemill, name) is not None
@@ -88,11 +83,8 @@ def test_replay_alone_imports_little() -> None:
 
 
 def test_front_door_of_replay_agrees_with_itself() -> None:
-    """Its three lists name the same, everything in them is there, and what `tidemill` has too is the same."""
-    tree = ast.parse(Path(replay.__file__).read_text())
-    guarded = next(node for node in tree.body if isinstance(node, ast.If))
-    imported = {alias.name for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert imported == set(replay.__all__) == set(dir(replay))
+    """What it lists is there, and is what `tidemill` has by the same name."""
+    assert set(replay.__all__) == set(dir(replay))
     assert set(replay.__all__) - set(tidemill.__all__) == {"Server"}  # a name that needs its module to say of what
     for name in set(replay.__all__) - {"Server"}:
         assert getattr(replay, name) is getattr(tidemill, name)

@@ -60,7 +60,7 @@ def _filled(description: str, width: int) -> list[str]:
     for paragraph in description.split("\n\n"):
         indent = "  " if paragraph.startswith("  ") else ""
         text = re.sub(r"\s*\n\s*", " ", paragraph.strip())
-        lines += ["", *textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=2 * indent)]
+        lines += ["", *_wrap(text, width, initial_indent=indent, subsequent_indent=2 * indent)]
     return lines[1:]
 
 
