@@ -149,11 +149,13 @@ def test_parts_of_a_heterogeneous_job_are_services_learners_and_actors(
     parts = {"SLURM_JOB_NODELIST_HET_GROUP_0": "c1", "SLURM_JOB_NODELIST_HET_GROUP_1": "g1,g2"}
     parts |= {f"SLURM_JOB_ID_HET_GROUP_{part}": str(1234 + part) for part in range(3)}
     tasks = {"SLURM_HET_SIZE": "3", "SLURM_JOB_NODELIST": "c1", "SLURM_NTASKS_HET_GROUP_2": "64"}
-    ended = script.run(**parts, **tasks, TIDEMILL_GPUS_PER_NODE="4")
+    in_memory = {"TIDEMILL_REPLAY_ARGS": "--replay.storage.folder="}
+    ended = script.run(**parts, **tasks, **in_memory, TIDEMILL_GPUS_PER_NODE="4")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     words = script.words("learner")
     assert {"--nnodes=2", "--nproc-per-node=4", "--node-rank=0", "--master-addr=g1"} < set(words)
     assert script.settings("learner").learner.device == "cuda"
+    assert script.settings("replay").replay.storage.folder == ""
     groups = {"replay": 0, "paramserver": 0, "evaluator": 0, "learner": 1, "actor": 2}
     for service, group in groups.items():
         assert f"--het-group={group}" in script.words(f"srun-{service}")
