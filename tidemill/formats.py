@@ -74,7 +74,7 @@ def read_json(file: Path, kind: str) -> dict[str, Any]:
     """
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     if not isinstance(document, dict):
         return {}

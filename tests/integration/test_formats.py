@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -18,7 +19,7 @@ from tidemill import formats, load_policy
 from tidemill.bundle.files import read_bundle
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
-from tidemill.errors import FatalError
+from tidemill.errors import FatalError, TidemillError
 from tidemill.formats import check_format, read_json
 from tidemill.params.document import seal
 from tidemill.params.stored import read_params
@@ -208,3 +209,16 @@ def test_what_is_no_number_of_a_format_is_refused(number: object) -> None:
     check_format(formats.RESULT, None, "here")
     with pytest.raises(FatalError, match=r"^here: format .* is no format; expected a whole number from 1 to 1$"):
         check_format(formats.RESULT, number, "here")
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe\x00\n", b"[" * 5000 + b"\n", b"null\n", b"[]\n", b"5\n", bytes(64)])
+@pytest.mark.parametrize("kind", _READERS)
+def test_damaged_file_is_read_around_or_refused_by_name(kind: str, damage: bytes, tmp_path: Path) -> None:
+    """What is no error of Tidemill's would end the process with a traceback."""
+    old = Path(shutil.copytree(OLD[-1], tmp_path / "old"))
+    make, read = _READERS[kind]
+    make(old).write_bytes(damage)
+    with contextlib.suppress(TidemillError):
+        opened = read(old)
+        if isinstance(opened, Server):
+            opened.close()

@@ -66,7 +66,7 @@ class Journal:
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
                 self._apply(json.loads(line))
-            except (KeyError, IndexError, TypeError, ValueError) as error:
+            except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
                 raise DataLoss(
                     f"{file}, line {number} is not a sweep record: {line[:80]!r}; move the file aside to start over"
                 ) from error

@@ -195,7 +195,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise InvalidArgument(
             f"{folder} has no {MANIFEST}: give a folder that `tidemill replay export` wrote"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataLoss(f"{path} is damaged: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidArgument(f"{path} is no manifest of an exported table: its format is not {FORMAT!r}")
