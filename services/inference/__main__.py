@@ -22,6 +22,7 @@ from tidemill.params.watcher import ParamsWatcher
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy, SplitPolicy
 from tidemill.rl.exploration import ActorSlot
+from tidemill.rpc.readiness import wait_for_service
 from tidemill.rpc.server import RpcServer
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
 from tidemill.services.inference.batcher import Batcher
@@ -48,6 +49,10 @@ def _start(arguments: Sequence[str]) -> int:
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
     identify(config.run.name, _SERVICE)
     torch.set_num_threads(config.inference.threads)
+    if not wait_for_service(
+        "cluster.params", config.cluster.params, config.cluster.connect_timeout_s, process.stop_event()
+    ):
+        return 0
     spec = spec_of(config.env)
     gpu = config.inference.index % max(torch.cuda.device_count(), 1)
     device = named_device("inference.device", config.inference.device, gpu=gpu)

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tidemill import kernel, process
 from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
+from tidemill.errors import Unavailable
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, watch_disk
 from tidemill.services.replay.metrics import EXPECTED, ReplayCollector
 from tidemill.services.replay.server import ReplayServer
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (name := "".join(arguments[:1])) in _COMMANDS:
         module, function, _ = _COMMANDS[name]
         command = getattr(importlib.import_module(f"tidemill.services.replay.{module}"), function)
-        return process.run(f"tidemill replay {name}", partial(command, arguments[1:]))
+        return process.run(f"tidemill replay {name}", partial(_reaching, command, arguments[1:]))
     if list(arguments) in (["-h"], ["--help"]):
         print(_help())
         return 0
@@ -80,6 +81,18 @@ def _help() -> str:
         "tidemill replay --help replay",
     ]
     return "\n".join(lines)
+
+
+def _reaching(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Return the exit code of a command that calls a server.
+
+    Raises:
+        Unavailable: The server does not answer.
+    """
+    try:
+        return command(arguments)
+    except Unavailable as error:
+        raise Unavailable(f"the replay service does not answer: is it running at this address? ({error})") from error
 
 
 def _start(arguments: Sequence[str]) -> int:
