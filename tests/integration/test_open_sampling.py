@@ -141,6 +141,7 @@ def test_every_rank_samples_for_itself_when_told_to(
         assert [sampling.mirror is not None for sampling in opened] == [keeps] * 2
 
 
+@pytest.mark.requires_linux
 @pytest.mark.parametrize("have_room, kinds", [(2, [ReplaySampler, ReplaySampler]), (1, [SampleDealer, DealtSampler])])
 def test_every_rank_keeps_a_mirror_on_its_device_if_all_have_room(
     server: LocalServer, have_room: int, kinds: list[type], monkeypatch: pytest.MonkeyPatch
