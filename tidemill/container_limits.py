@@ -32,7 +32,7 @@ def cpus(root: Path = _ROOT, own: Path = _OWN) -> int:
     That is how many processors this process may use (`taskset`, `--cpuset-cpus`, a job of Slurm), or fewer by the
     smallest quota of its groups (`--cpus 1.5` is 1, for a thread more would only make all wait for the next period).
     """
-    allowed = linux.allowed_cpus()
+    allowed = len(linux.allowed_processors())
     return max(1, min([allowed, *(int(quota) for quota in _quotas(root, own))]))
 
 

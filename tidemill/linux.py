@@ -19,7 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "TIDEMILL_PORTABLE"
@@ -33,6 +34,8 @@ PROC = Path("/proc") if AVAILABLE else _NOWHERE
 """Where the kernel describes processes and the machine; elsewhere a path below which nothing can be read."""
 CGROUPS = Path("/sys/fs/cgroup") if AVAILABLE else _NOWHERE
 """Where control groups state their limits; elsewhere a path below which nothing can be read."""
+PCI_DEVICES = Path("/sys/bus/pci/devices") if AVAILABLE else _NOWHERE
+"""A folder for each device of the PCI bus; elsewhere a path below which nothing can be read."""
 SHM = Path("/dev/shm")
 """The memory that NCCL shares between processes. NCCL is for Linux alone."""
 
@@ -177,9 +180,18 @@ def sync_data(descriptor: int) -> None:
         sync(descriptor)
 
 
-def allowed_cpus() -> int:
-    """Return how many processors this process may use; elsewhere, how many there are."""
-    return len(os.sched_getaffinity(0)) if AVAILABLE else os.cpu_count() or 1
+def allowed_processors() -> set[int]:
+    """Return the numbers of the processors that this process may use; elsewhere, of all that there are."""
+    return os.sched_getaffinity(0) if AVAILABLE else set(range(os.cpu_count() or 1))
+
+
+def pin_threads(processors: Collection[int]) -> None:
+    """Keep all threads of this process, and those that they start, on some processors; elsewhere they stay free."""
+    if not AVAILABLE:
+        return
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread), processors)
 
 
 def available_memory_bytes(meminfo: Path = PROC / "meminfo") -> int | None:

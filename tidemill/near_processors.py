@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tidemill import linux
 from tidemill.logger import LateLogger
 
 LEAST = 4
 """Processors that a process keeps at least: its threads train, decode, receive and publish at the same time."""
-_DEVICES = Path("/sys/bus/pci/devices")
 
 _log = LateLogger()
 
 
-def near_processors(bus_id: str, devices: Path = _DEVICES) -> frozenset[int]:
+def near_processors(bus_id: str, devices: Path = linux.PCI_DEVICES) -> frozenset[int]:
     """Return the processors of the node that a device is attached to; empty if the system does not say.
 
     Args:
@@ -35,7 +33,7 @@ def near_processors(bus_id: str, devices: Path = _DEVICES) -> frozenset[int]:
     return found if node >= 0 else frozenset()
 
 
-def use_near_processors(device: torch.device, devices: Path = _DEVICES) -> None:
+def use_near_processors(device: torch.device, devices: Path = linux.PCI_DEVICES) -> None:
     """Pin this process's threads, and those that they start, to the processors beside a GPU.
 
     Pinned memory is then of the same node, and batches do not cross from one to the other. Nothing changes where all
@@ -51,11 +49,9 @@ def use_near_processors(device: torch.device, devices: Path = _DEVICES) -> None:
         return
     domain, bus, slot = map(int, place)
     bus_id = f"{domain:04x}:{bus:02x}:{slot:02x}.0"
-    allowed = os.sched_getaffinity(0)
+    allowed = linux.allowed_processors()
     near = near_processors(bus_id, devices) & allowed
     if not LEAST <= len(near) < len(allowed):
         return
-    for thread in os.listdir("/proc/self/task"):
-        with suppress(ProcessLookupError):  # it has just ended
-            os.sched_setaffinity(int(thread), near)
+    linux.pin_threads(near)
     _log.info("using the processors of the GPU's node", device=str(device), bus_id=bus_id, processors=len(near))

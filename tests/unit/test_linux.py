@@ -187,8 +187,9 @@ def test_memory_is_shared_on_linux_alone(available: bool) -> None:
 
 def test_processors_are_counted(available: bool) -> None:
     """Those that the process may use, or all."""
-    expected = len(os.sched_getaffinity(0)) if available else os.cpu_count()
-    assert linux.allowed_cpus() == expected
+    expected = os.sched_getaffinity(0) if available else set(range(os.cpu_count() or 1))
+    assert linux.allowed_processors() == expected
+    linux.pin_threads(expected)
 
 
 _SHOW = "from tidemill import linux as a, container_limits as c; print(a.AVAILABLE, a.LONGEST_SOCKET, a.MAP_NORESERVE, "

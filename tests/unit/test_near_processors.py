@@ -52,6 +52,7 @@ def test_near_processors_are_those_of_the_devices_node(node: str, cpus: str, nea
     assert near_processors("0000:ff:00.0", folder) == set()
 
 
+@pytest.mark.requires_linux
 def test_every_thread_is_pinned_beside_the_gpu(pinned: list[frozenset[int]], tmp_path: Path) -> None:
     """Among the processors that the process may use: a container may have fewer than the node."""
     use_near_processors(torch.device("cuda", 0), _sys(tmp_path, "1", "24-63"))
