@@ -23,7 +23,10 @@ def _checked(root: Path, *arguments: str) -> tuple[int, str]:
 
 
 def test_right_settings_become_the_config_of_the_run(tmp_path: Path) -> None:
-    """Those of every service, in the file that commands on a run read; a second time, as each `up` does, as well."""
+    """Those of every service, in the file that commands on a run read; a second time, as each `up` does, as well.
+
+    `resume` on this machine is told which addresses to leave out, instead of looking for services that are not here.
+    """
     options = ["--learner.publish-every", "7", "--actor.count", "5", "--cluster.params", "paramserver:7402"]
     one_name = ["--cluster.replay", "dns:///replay:7401", "--cluster.replay-shards", "2", "--replay.shards", "2"]
     for more in ([], one_name):
@@ -32,7 +35,13 @@ def test_right_settings_become_the_config_of_the_run(tmp_path: Path) -> None:
     assert "sac on Pendulum-v1" in output
     written = from_document(RunConfig, read_document(tmp_path / "box" / "config.yaml"))
     assert (written.learner.publish_every, written.actor.count) == (7, 5)
-    assert re.search(r"^# tidemill ", (tmp_path / "box" / "config.yaml").read_text(), re.MULTILINE)
+    before = (tmp_path / "box" / "config.yaml").read_text()
+    assert re.search(r"^# tidemill ", before, re.MULTILINE)
+    with launched("resume", str(tmp_path / "box"), "--launcher.no-fork-services") as command:
+        assert command.wait() == 2
+    assert "cluster.params is 'paramserver:7402', but this command starts" in command.output
+    assert "add --cluster.replay 127.0.0.1:7401 --cluster.params 127.0.0.1:7402 --cluster.learner" in command.output
+    assert (tmp_path / "box" / "config.yaml").read_text() == before
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import RunFolder, check_free, check_is_run, with_run_paths
 from tidemill.services.launcher.run.loggers import LoggerProcesses
 from tidemill.services.launcher.run.paths import (
+    check_addresses,
     check_shards,
     make_socket_folder,
     remove_socket_folder,
@@ -61,6 +62,7 @@ def train(argv: Sequence[str]) -> int:
         arguments.remove("--fresh")
     config = load(RunConfig, arguments, prog="tidemill train", description=_TRAIN)
     check_free(config.run.folder, fresh=fresh)
+    check_addresses(config)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
         check_settings(config, forks)
         with RunFolder.create(config, fresh=fresh) as folder:
@@ -80,6 +82,7 @@ def resume(argv: Sequence[str]) -> int:
     before = from_document(RunConfig, read_document(path / "config.yaml"))
     check_fixed(fixed_settings(before), config)
     check_limits(before, config, path)
+    check_addresses(config)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
         check_settings(config, forks, before)
         with RunFolder.open(path) as folder:

@@ -116,6 +116,31 @@ def check_shards(config: RunConfig) -> None:
             )
 
 
+def check_addresses(config: RunConfig) -> None:
+    """Raise a `ConfigError` if services of this run would look elsewhere for those that the launcher starts.
+
+    So do the settings of a run that was made in containers or on several machines.
+    """
+    services = (
+        ("params", config.paramserver.server, _DEFAULT.paramserver.server),
+        ("learner", config.learner.server, _DEFAULT.learner.server),
+    )
+    elsewhere = [
+        f"cluster.{name} is {getattr(config.cluster, name)!r}"
+        for name, server, default in services
+        if getattr(config.cluster, name) != getattr(_DEFAULT.cluster, name) and server.address == default.address
+    ]
+    if not elsewhere:
+        return
+    names = ["replay"] if config.launcher.replay else []
+    here = [(name, getattr(_DEFAULT.cluster, name)) for name in (*names, "params", "learner")]
+    options = " ".join(f"--cluster.{name} {default[0] if name == 'replay' else default}" for name, default in here)
+    raise ConfigError(
+        f"{' and '.join(elsewhere)}, but this command starts these services on this machine: add {options}, or set the "
+        "address that each listens at as well, such as --paramserver.server.address"
+    )
+
+
 def _shards_reached_at(config: RunConfig, server: ServerSettings, sockets: Path) -> tuple[str, ...]:
     if config.cluster.replay != _DEFAULT.cluster.replay or not config.launcher.replay:
         return config.cluster.replay
