@@ -16,7 +16,7 @@ from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn import build_network
 from tidemill.rl.networks.image import as_channels, convolution, pixel_scale, to_channels_last
 from tidemill.rl.networks.linear import linear
-from tidemill.rl.networks.noisy import NoisyLinear, disable_noise, reset_noise
+from tidemill.rl.networks.noisy import NoisyLinear, disable_noise, reset_noise, reset_noise_rows
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos import check_torso, torso_names
@@ -163,7 +163,7 @@ def test_dueling_head_has_a_hidden_layer_for_each_stream() -> None:
 def test_noisy_layer_is_the_papers_formula() -> None:
     """The layer is (mu + sigma * f(e_out) f(e_in)^T) x + mu_b + sigma_b * f(e_out), in float64."""
     layer = NoisyLinear(3, 2, generator()).double()
-    layer.draw(generator(7))
+    reset_noise(layer, generator(7))
     raw = torch.randn(5, generator=generator(7)).double()
     scaled = raw.sign() * raw.abs().sqrt()
     weight = layer.weight + layer.weight_sigma * torch.outer(scaled[3:], scaled[:3])
@@ -176,7 +176,7 @@ def test_noisy_layer_with_rows_is_the_papers_formula_for_each_item() -> None:
     """Item i comes out as if the noise of row i had been drawn for it alone."""
     layer = NoisyLinear(3, 2, generator()).double()
     x = torch.randn((4, 3), generator=generator(8)).double()
-    layer.draw(generator(7), rows=4)
+    reset_noise(layer, generator(7), rows=4)
     found = layer(x)
     raw = torch.randn((4, 5), generator=generator(7)).double()
     for item, scaled in enumerate(raw.sign() * raw.abs().sqrt()):
@@ -212,16 +212,16 @@ def test_noise_of_the_head_starts_as_the_settings_say() -> None:
 def test_noise_by_rows_is_each_items_own() -> None:
     """With rows, equal items come out differently; without, alike."""
     layer = NoisyLinear(4, 2, generator())
-    layer.draw(generator(), rows=5)
+    reset_noise(layer, generator(), rows=5)
     assert len(np.unique(layer(torch.ones((5, 4))).detach().numpy()[:, 0])) == 5
-    layer.draw(generator())
+    reset_noise(layer, generator())
     assert len(np.unique(layer(torch.ones((5, 4))).detach().numpy()[:, 0])) == 1
 
 
 def test_mean_and_spread_of_the_noise() -> None:
     """f(e) has mean 0 and variance E|e| = sqrt(2 / pi)."""
     layer = NoisyLinear(1, 20_000, generator())
-    layer.draw(generator())
+    reset_noise(layer, generator())
     noise = (layer(torch.zeros(1)) - layer.bias) / layer.bias_sigma
     assert noise.mean().item() == pytest.approx(0.0, abs=0.03)
     assert noise.var().item() == pytest.approx(math.sqrt(2 / math.pi), rel=0.03)
@@ -259,7 +259,53 @@ def test_noise_of_several_sources_is_that_of_each_by_itself() -> None:
 
     alone = []
     for seed, rows in ((7, slice(0, 2)), (8, slice(2, 5))):
-        layer.draw(rng(seed), rows=rows.stop - rows.start)
+        reset_noise(layer, rng(seed), rows=rows.stop - rows.start)
         alone.append(layer(x[rows]))
-    layer.draw_rows([(rng(7), 2), (rng(8), 3)])
+    reset_noise_rows(layer, [(rng(7), 2), (rng(8), 3)])
     torch.testing.assert_close(layer(x), torch.cat(alone))
+
+
+def noisy_layers(network: torch.nn.Module) -> list[NoisyLinear]:
+    """Return the noisy layers of a network."""
+    return [layer for layer in network.modules() if isinstance(layer, NoisyLinear)]
+
+
+def test_noise_of_a_head_is_drawn_layer_by_layer() -> None:
+    """All layers' noise is scaled together; each layer's is what the generator gives next."""
+    head = QHead(3, (16, 8), 2, 1, generator(), dueling=True, noise_std=0.5)
+    reset_noise(head, generator(7))
+    rng = generator(7)
+    layers = noisy_layers(head)
+    assert len(layers) == 5
+    for layer in layers:
+        raw = torch.randn(sum(layer.weight.shape), generator=rng)
+        assert layer.shared_noise is not None
+        assert torch.equal(torch.cat(layer.shared_noise), raw.sign() * raw.abs().sqrt())
+
+
+def test_noisy_head_passes_as_its_layers_do_alone() -> None:
+    """Their parameters are made together for a pass, and only for it."""
+    head = QHead(6, (8,), 4, 3, generator(), dueling=True, noise_std=0.5)
+    reset_noise(head, generator(7))
+    features = torch.randn((5, 6), generator=generator(1))
+    q = head(features)
+    assert head.state is not None
+    action = head.action(features).view(5, 4, 3)
+    expected = head.state(features)[:, None] + action - action.mean(dim=1, keepdim=True)
+    torch.testing.assert_close(q, expected)
+    disable_noise(head)
+    assert not torch.allclose(head(features), q)
+
+
+def test_gradients_of_a_noisy_layer_are_autograds() -> None:
+    """Of weight, bias and both sigmas, as of the formula."""
+    layer = NoisyLinear(3, 2, generator()).double()
+    reset_noise(layer, generator(7))
+    x = torch.randn((4, 3), generator=generator(8)).double()
+    parameters = [layer.weight, layer.bias, layer.weight_sigma, layer.bias_sigma]
+    found = torch.autograd.grad(layer(x).square().sum(), parameters)
+    assert layer.shared_noise is not None
+    inward, outward = layer.shared_noise
+    weight = layer.weight + layer.weight_sigma * torch.outer(outward, inward)
+    y = x @ weight.T + layer.bias + layer.bias_sigma * outward
+    torch.testing.assert_close(found, torch.autograd.grad(y.square().sum(), parameters))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.support.batches import policy_input, random_batch
+from tests.support.batches import IMAGE, policy_input, random_batch
 from tidemill.rl.agents.build import build_agent, build_policy
+from tidemill.rl.agents.dqn import build_network
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks import precision
+from tidemill.rl.networks.noisy import reset_noise
 from tidemill.rl.networks.precision import MatmulPrecision, in_float32, pays
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
@@ -104,3 +108,32 @@ def test_time_of_a_pass_on_a_gpu_ends_when_the_gpu_has_ended(monkeypatch: pytest
     seconds = precision._forward_s(lambda observation: events.append("launch"), Observation())  # type: ignore[arg-type]
     assert seconds == 1.0
     assert events == ["wait for cuda:3", "clock", "launch", "wait for cuda:3", "clock"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"network": "nature_group_norm", "hidden_sizes": (16, 8)},
+        {"network": "impala", "network_settings": {"spectral_norm": True}, "distribution": "iqn", "atoms": 4},
+        {"network": "impala", "noisy": True},
+    ],
+    ids=["layers", "iqn", "noisy"],
+)
+def test_parameters_that_are_cast_together_give_autocasts_numbers(settings: dict[str, Any]) -> None:
+    """Outputs and gradients are the same, bit by bit, and the parameters are float32 again afterwards."""
+    network = build_network(DQNConfig(**settings), IMAGE, seed=0)
+    reset_noise(network, torch.Generator().manual_seed(1))
+    plain = copy.deepcopy(network)
+    network.matmul_precision = MatmulPrecision("bfloat16", torch.device("cpu"), images=True)
+    observation = torch.randint(256, (3, 4, 36, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    found = network(observation)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = plain(observation)
+    assert torch.equal(found, expected)
+    gradients = torch.autograd.grad(found.square().sum(), list(network.parameters()))
+    for gradient, other in zip(
+        gradients, torch.autograd.grad(expected.square().sum(), list(plain.parameters())), strict=True
+    ):
+        assert gradient.dtype == torch.float32
+        assert torch.equal(gradient, other)
+    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in network.parameters())

@@ -115,7 +115,7 @@ class QNetwork(nn.Module):
             observation: [B, ...].
             level: Of `iqn`, which quantiles, [B, K]; without it as many as the settings say, evenly spread.
         """
-        with self.matmul_precision():
+        with self.matmul_precision(self.torso, self.embedding, *self.head.hidden_layers()):
             features = self.torso(observation)
             if self.embedding is None:
                 output: Tensor = self.head(features)

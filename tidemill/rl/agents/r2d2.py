@@ -100,7 +100,7 @@ class RecurrentQNetwork(nn.Module):
 
     def gates(self, observation: Tensor, before: Tensor) -> Tensor:
         """Return what goes into the LSTM of each step, [T, B, 4 H], of observations [T, B, ...] and `before`."""
-        with self.matmul_precision():
+        with self.matmul_precision(self.torso, *self.hidden):
             x: Tensor = self.torso(observation.flatten(0, 1))
             for layer in self.hidden:
                 x = torch.relu(layer(x))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import time
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from tidemill.rl.networks.image import Convolution
+from tidemill.rl.networks.linear import Linear
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -40,8 +44,9 @@ def acting_dtype(network: nn.Module, observation: Tensor, precision: Precision) 
 class MatmulPrecision:
     """In which number format the torso and the hidden layers of a network multiply; everything else is float32.
 
-    Parameters, gradients, the last layer and the loss stay float32: only the factors of products are rounded, and
-    torch's autocast does that.
+    Parameters, gradients, the last layer and the loss stay float32: only the factors of products are rounded. Torch's
+    autocast does that, but casts parameters one by one; those of the convolutions and linear layers of Tidemill are
+    cast before, all by one kernel.
     """
 
     def __init__(self, precision: Precision, device: torch.device, *, images: bool) -> None:
@@ -58,9 +63,55 @@ class MatmulPrecision:
         """Number format of the products."""
         self._device_type, self._short = device.type, short
 
-    def __call__(self) -> AbstractContextManager[object]:
-        """Return the context in which to pass through torso and hidden layers."""
-        return torch.autocast(self._device_type, torch.bfloat16) if self._short else nullcontext()
+    def __call__(self, *modules: nn.Module | None) -> AbstractContextManager[object]:
+        """Return the context in which to pass through `modules`: torso and hidden layers."""
+        if not self._short:
+            return nullcontext()
+        if torch.compiler.is_compiling():  # fuses the casts by itself
+            return torch.autocast(self._device_type, torch.bfloat16)
+        return _short_products(self._device_type, modules)
+
+
+@contextmanager
+def _short_products(device_type: str, modules: Sequence[nn.Module | None]) -> Iterator[None]:
+    """Multiply in bfloat16, by copies of the layers' parameters that are made together."""
+    layers = [layer for module in modules if module is not None for layer in module.modules()]
+    places = [
+        (layer._parameters, name, parameter)
+        for layer in layers
+        if isinstance(layer, Convolution | Linear)
+        for name, parameter in layer._parameters.items()
+        if parameter is not None and not (name == "weight" and getattr(layer, "scale", 1.0) != 1.0)  # is scaled first
+    ]
+    short = _Rounded.apply(*(parameter for *_, parameter in places)) if places else ()  # type: ignore[no-untyped-call]  # torch's
+    try:
+        for (parameters, name, _), value in zip(places, short, strict=True):
+            parameters[name] = value
+        with torch.autocast(device_type, torch.bfloat16):
+            yield
+    finally:
+        for parameters, name, parameter in places:
+            parameters[name] = parameter
+
+
+class _Rounded(torch.autograd.Function):
+    """float32 tensors -> bfloat16 ones, and gradients back, by one kernel each."""
+
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401, ARG004 - torch's
+        """Return the values in bfloat16."""
+        return _cast(values, torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401, ARG004 - torch's
+        """Return the gradients in float32."""
+        return _cast(gradients, torch.float32)
+
+
+def _cast(values: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    copies = [torch.empty_like(value, dtype=dtype) for value in values]
+    torch._foreach_copy_(copies, list(values))
+    return tuple(copies)
 
 
 FLOAT32 = MatmulPrecision("float32", torch.device("cpu"), images=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.rl.networks.linear import linear
-from tidemill.rl.networks.noisy import NoisyLinear
+from tidemill.rl.networks.noisy import NoisyLinear, noisy_parameters_together
 from tidemill.rl.networks.precision import in_float32
 
 Layer = Callable[[int, int, torch.Generator], nn.Module]
@@ -60,6 +61,7 @@ class QHead(nn.Module):
         """
         super().__init__()
         layer: Layer = partial(NoisyLinear, std=noise_std) if noise_std else linear
+        self._is_noisy = noise_std > 0
         self._shape = (num_actions, values)
         widths = (inputs, *hidden_sizes[:-1])
         self.shared = nn.ModuleList(layer(a, b, rng) for a, b in pairwise(widths))
@@ -68,7 +70,10 @@ class QHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return [..., A, K], float32."""
-        x = features
+        with noisy_parameters_together(self) if self._is_noisy else nullcontext():
+            return self._values(features)
+
+    def _values(self, x: Tensor) -> Tensor:
         for layer in self.shared:
             x = torch.relu(layer(x))
         q: Tensor = self.action(x).unflatten(-1, self._shape)
