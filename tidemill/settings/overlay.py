@@ -62,7 +62,8 @@ def _replaced(settings: _T, values: Mapping[str, Any], problems: list[str]) -> _
 
     while isinstance(refusal := attempt(values), str):
         problems.append(refusal)
-        others = ({name: each for name, each in values.items() if name != left_out} for left_out in values)
+        refused_first = sorted(values, key=lambda name: f"{name} is " not in refusal)
+        others = ({name: each for name, each in values.items() if name != left_out} for left_out in refused_first)
         values = next((each for each in others if attempt(each) != refusal), {})
         if not values:
             return settings

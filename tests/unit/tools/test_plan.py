@@ -218,3 +218,10 @@ def test_options_stand_over_a_config(capsys: pytest.CaptureFixture[str]) -> None
     """The environment and ratio are the preset's, the cores those that are given."""
     assert plan(["--config", "quickstart", "--cores", "6", "--no-mirror"]) == 0
     assert "actors" in capsys.readouterr().out
+
+
+def test_value_that_is_refused_casts_no_doubt_on_others() -> None:
+    """Eight learners are too many for two cores, and not for the eight GPUs: one line says so."""
+    words = ["--cores", "2", "--gpus", "8", "--learners", "8", "--env", "ALE/Pong-v5", "--updates-per-s", "400"]
+    with pytest.raises(ConfigError, match=r"\Alearners is 8, allowed: fewer than the 2 cores: each needs one\Z"):
+        plan(words)
