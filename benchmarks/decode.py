@@ -26,16 +26,14 @@ from benchmarks.learner_feed import chunks_of_steps
 from benchmarks.replay_roles import CHUNK_LENGTH, FRAME_STACK, N_STEPS, SIGNATURE, TABLE, WINDOW
 from benchmarks.rows import Row, row, write
 from tidemill import kernel
-from tidemill.config.table import TableSettings
 from tidemill.process import keep_freed_memory
 from tidemill.replay.codec import decode, encode
 from tidemill.replay.sampling.batch import Blocks, SampledBatch
+from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
+from tidemill.replay.sampling.sample_decoder import SampleDecoder
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.settings.q_learning import DQNConfig
-from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
-from tidemill.services.learner.data.decoder import Decoder
-from tidemill.services.learner.data.device import DevicePrefetcher
+from tidemill.services.learner.data.decoder import ToDevice, decoded_later
 from tidemill.types import Codec, EnvSpec
 
 _BATCH = 512
@@ -90,8 +88,16 @@ def to_stacks() -> Work:
     cpu = torch.device("cpu")
     agent = build_agent(DQNConfig(n_step=N_STEPS), _SPEC, seed=1)
     corrupt = CorruptItemFilter(lambda _: None, time.monotonic)
-    table = TableSettings(sampler="prioritized")
-    decoder = Decoder(agent, SIGNATURE, table, Counters(), DevicePrefetcher(cpu), corrupt, splits=1)
+    decoder = SampleDecoder(
+        TABLE,
+        _BATCH,
+        1,
+        corrupt,
+        lambda: 0.4,
+        transform=ToDevice(agent, cpu),
+        encoded=decoded_later(agent, SIGNATURE),
+        history=WINDOW.history,
+    )
     return functools.partial(decoder.decode, received_at=0.0)
 
 

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -32,17 +32,16 @@ from benchmarks.rows import Row, row, write
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
 from tidemill.process import keep_freed_memory
+from tidemill.replay.sampling.dataset import ReplayDataset
 from tidemill.replay.sampling.mirror import TableMirror
-from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.sampling.mirror_memory import MirrorMemory, open_mirror
+from tidemill.replay.sampling.source import Connect, OpenedSource
+from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.registry import stored_columns
-from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.data.batch_loader import BatchLoader
-from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
-from tidemill.services.learner.data.decoder import Decoder
-from tidemill.services.learner.data.device import DevicePrefetcher
+from tidemill.services.learner.data.decoder import DatasetBatches, ToDevice, decoded_later
 from tidemill.services.learner.data.device_rows import DeviceRows
-from tidemill.services.learner.data.mirror import MirrorMemory, open_mirror
+from tidemill.services.learner.data.importance_exponent import importance_sampling_exponent
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 
 _FEED_CORES = {0, 1}
@@ -88,8 +87,52 @@ FEEDS = {
 }
 
 
+@dataclasses.dataclass
+class FeedRows:
+    """Keeps what a feed keeps (`Keep`).
+
+    Attributes:
+        what: The feed.
+        stride: Steps from the start of an item to that of the next.
+        chunk_length: Steps of a chunk.
+        hold: Samples that may be drawn before one is read.
+        device: Where batches go.
+        on_device: The observations that are there, once opened.
+    """
+
+    what: Feed
+    stride: int
+    chunk_length: int
+    hold: int
+    device: torch.device
+    on_device: DeviceRows | None = None
+
+    def open(
+        self, table: TableConfig, batch_size: int, in_flight: int, connect: Connect, _stack: ExitStack
+    ) -> OpenedSource:
+        """Start to sample."""
+
+        def keep(rows: int) -> DeviceRows:
+            assert self.what.rows is not None
+            self.on_device = self.what.rows(table.signature, rows, self.device, self.chunk_length)
+            return self.on_device
+
+        mirror = open_mirror(
+            table,
+            stride=self.stride,
+            chunk_length=self.chunk_length,
+            batch_size=batch_size,
+            hold=self.hold,
+            shards=0,
+            memory=MirrorMemory(_MIRROR_BYTES * self.what.mirrored, elsewhere=keep if self.what.rows else None),
+        )
+        if mirror is not None:
+            self.what.opened(mirror)
+        return OpenedSource(connect(mirror, in_flight), mirror)
+
+
 @contextmanager
-def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[BatchLoader]:
+def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[DatasetBatches]:
     """Open a learner's feed to the training thread."""
     spec, device = spec_of(config.env), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     agent = build_agent(config.agent, spec, seed=1)
@@ -99,50 +142,28 @@ def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[
         batches_per_sample=what.batches,
         mirror_mib=-1 if what.mirrored else 0,
     )
-    batch_size, length = config.agent.batch_size, config.table.chunk_length
+    batch_size = config.agent.batch_size
     table = table_config(config.table, learner, agent, stored_columns(config.agent, spec), batch_size)
-    splits = batches_per_sample(config.table, learner, table.signature, batch_size)
-    kept: list[DeviceRows] = []
-
-    def keep(rows: int) -> DeviceRows:
-        assert what.rows is not None
-        kept.append(what.rows(table.signature, rows, device, length))
-        return kept[0]
-
-    mirror = open_mirror(
+    rows = FeedRows(what, agent.window.stride, config.table.chunk_length, 2 * threads + 2, device)
+    dataset = ReplayDataset(
+        address,
         table,
-        stride=agent.window.stride,
-        chunk_length=length,
-        batch_size=batch_size * splits,
-        hold=2 * threads + 2,
-        shards=0,
-        memory=MirrorMemory(_MIRROR_BYTES * what.mirrored, elsewhere=keep if what.rows is not None else None),
+        batch_size,
+        beta=importance_sampling_exponent(config.table, 0),
+        transform=ToDevice(agent, device, lambda: rows.on_device),
+        decode_threads=threads,
+        prefetch=threads + 1,
+        batches_per_sample=batches_per_sample(config.table, learner, table.signature, batch_size),
+        keep=rows,
+        encoded=decoded_later(agent, table.signature),
+        history=agent.window.history,
+        create=True,
     )
-    if mirror is not None:
-        what.opened(mirror)
-    with ExitStack() as stack:
-        sampler = stack.enter_context(
-            ReplaySampler(
-                [address], table, batch_size * splits, max_in_flight_batches=threads + 1, mirror=mirror, create=True
-            )
-        )
-        decoder = Decoder(
-            agent,
-            table.signature,
-            config.table,
-            Counters(),
-            DevicePrefetcher(device, kept[0] if kept else None),
-            CorruptItemFilter(lambda _: None, time.monotonic),
-            splits=splits,
-            mirror=mirror,
-        )
-        loader = BatchLoader(
-            sampler, decoder.decode, Counters(), threads=threads, prefetch_samples=2, clock=time.monotonic
-        )
-        yield stack.enter_context(closing(loader))
+    with dataset:
+        yield DatasetBatches(dataset)
 
 
-def rate(loader: BatchLoader, seconds: float, warm_s: float) -> float:
+def rate(loader: DatasetBatches, seconds: float, warm_s: float) -> float:
     """Return batches per second, each dropped once it is on the device, after some that are not counted."""
     for bound_s in (warm_s, seconds):
         taken, started = 0, time.perf_counter()
@@ -166,7 +187,7 @@ def launches(seconds: float) -> float:
     return done / elapsed
 
 
-def take_until(ended: threading.Event, loader: BatchLoader) -> None:
+def take_until(ended: threading.Event, loader: DatasetBatches) -> None:
     """Take batches at the rate of a fast GPU."""
     due = time.perf_counter()
     while not ended.wait(max(due - time.perf_counter(), 0.0)):
@@ -174,7 +195,7 @@ def take_until(ended: threading.Event, loader: BatchLoader) -> None:
         due += 1.0 / _FED_BATCHES_PER_S
 
 
-def launches_beside(loader: BatchLoader, seconds: float) -> float:
+def launches_beside(loader: DatasetBatches, seconds: float) -> float:
     """Return the same while another thread takes batches."""
     ended = threading.Event()
     thread = threading.Thread(target=take_until, args=(ended, loader))

@@ -31,11 +31,11 @@ from tidemill.envs.make import spec_of
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.sampling.sample_stream import SampleStream
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.registry import stored_columns
-from tidemill.services.learner.data.kept_rows import SampleShape
-from tidemill.services.learner.data.sampling import open_sampling
+from tidemill.services.learner.data.sampling import LearnerRows
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.distributed.learner_group import RankInfo, StepVote, joined_group
 
@@ -56,8 +56,15 @@ def sample(arguments: list[str], items: int) -> dict[str, float]:
     with ExitStack() as stack:
         group = stack.enter_context(joined_group(rank, torch.device("cpu"), _WAIT_S))
         before = _proportional_kib()
-        shape = SampleShape(per_sample, agent.window.stride, in_flight=2, hold=4)
-        sampling = open_sampling(config, None, table, shape, rank, group, stack)
+        rows = LearnerRows(config, rank, group, stride=agent.window.stride, hold=4, shards=0)
+
+        def connect(mirror: TableMirror | None, in_flight: int) -> ReplaySampler:
+            sampler = ReplaySampler(
+                config.cluster.replay, table, per_sample, max_in_flight_batches=in_flight, mirror=mirror, create=True
+            )
+            return stack.enter_context(sampler)
+
+        sampling = rows.open(table, per_sample, 2, connect, stack)
         deadline, checked = time.monotonic() + _WAIT_S, 0
         while checked < items and time.monotonic() < deadline:
             if (batch := sampling.source.take(1.0)) is not None:

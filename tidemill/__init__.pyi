@@ -16,6 +16,9 @@ from tidemill.replay.writing.stream_items import ItemWindow as ItemWindow
 from tidemill.replay.writing.steps import signature_like as signature_like
 from tidemill.replay.sampling.dataset import ReplayDataset as ReplayDataset
 from tidemill.replay.sampling.replay_batch import ReplayBatch as ReplayBatch
+from tidemill.replay.sampling.sample_decoder import ItemRows as ItemRows
+from tidemill.replay.sampling.sample_decoder import Whole as Whole
+from tidemill.replay.sampling.priorities import PrioritySender as PrioritySender
 from tidemill.replay.sampling.sampler import ReplaySampler as ReplaySampler
 from tidemill.replay.sampling.batch import SampledBatch as SampledBatch
 from tidemill.replay.table_config import TableConfig as TableConfig

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter as Totals
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import ClassVar, Protocol
 
 import numpy as np
 import structlog
@@ -13,8 +16,8 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tidemill.replay.sampling.dataset import ReplayDataset
 from tidemill.replay.shards.shard import ShardReport
-from tidemill.services.learner.data.table_sampler import TableSampler
 
 _PREFIX = "tidemill_learner"
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -88,16 +91,6 @@ POLICY_LAG = Gauge(
 ITEM_POLICY_LAG = PolicyLagHistogram()
 REGISTRY.register(ITEM_POLICY_LAG)
 TABLE_ITEMS = Gauge("tidemill_learner_table_items", "Items in the table when the newest batch was drawn.")
-PRIORITIES_DROPPED = Counter(
-    "tidemill_learner_priorities_dropped_total",
-    "New priorities not delivered because the replay service was unavailable.",
-)
-CORRUPT_ITEMS = Counter(
-    "tidemill_learner_damaged_items_total", "Items left out because their bytes could not be decoded."
-)
-MIRROR_OVERRUNS = Counter(
-    "tidemill_learner_mirror_overruns_total", "Samples dropped because the mirror's rows were written over meanwhile."
-)
 MIRROR_BYTES = Gauge(
     "tidemill_learner_mirror_bytes", "Memory of the mirror once it is full, by the rank that keeps it.", ["kept_by"]
 )
@@ -122,10 +115,80 @@ def unregister_rank_0_metrics() -> None:
         REGISTRY.unregister(collector)
 
 
+class DatasetCounters(Collector):
+    """What datasets count of themselves, those that were closed included."""
+
+    _ABOUT: ClassVar = {
+        "priorities_dropped": "New priorities not delivered because the replay service was unavailable.",
+        "damaged_items": "Items left out because their bytes could not be decoded.",
+        "mirror_overruns": "Samples dropped because the mirror's rows were written over meanwhile.",
+    }
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._open: list[ReplayDataset] = []
+        self._closed: Totals[str] = Totals()
+
+    def add(self, dataset: ReplayDataset) -> None:
+        """Count what a dataset counts."""
+        self._open.append(dataset)
+
+    def remove(self, dataset: ReplayDataset) -> None:
+        """Keep what a dataset has counted."""
+        self._open.remove(dataset)
+        self._closed.update(_counts(dataset))
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the counters."""
+        totals = sum((Totals(_counts(dataset)) for dataset in list(self._open)), Totals(self._closed))
+        for name, about in self._ABOUT.items():
+            yield CounterMetricFamily(f"{_PREFIX}_{name}", about, value=totals[name])
+
+
+def _counts(dataset: ReplayDataset) -> dict[str, int]:
+    return {
+        "priorities_dropped": dataset.priorities.dropped,
+        "damaged_items": dataset.corrupt_items,
+        "mirror_overruns": dataset.overruns,
+    }
+
+
+DATASETS = DatasetCounters()
+REGISTRY.register(DATASETS)
+
+
+def collect(dataset: ReplayDataset, stack: ExitStack) -> None:
+    """Show a dataset's metrics until `stack` ends."""
+    collector = SamplerCollector(dataset)
+    REGISTRY.register(collector)
+    stack.callback(REGISTRY.unregister, collector)
+    DATASETS.add(dataset)
+    stack.callback(DATASETS.remove, dataset)
+
+
+class Sampled(Protocol):
+    """What a sampler or a dataset tells of its servers."""
+
+    def shards(self) -> tuple[ShardReport, ...]:
+        """Return what is known of each shard; nothing for a single server."""
+
+    @property
+    def reconnects(self) -> int:
+        """How often its sample streams were lost and opened again."""
+
+    @property
+    def priorities_dropped(self) -> int:
+        """Priorities that were not delivered."""
+
+    @property
+    def unknown_keys(self) -> int:
+        """Priorities delivered after their item had left the table."""
+
+
 class SamplerCollector:
     """A Prometheus collector over a sampler and its shards. It only reads, so any thread may collect."""
 
-    def __init__(self, sampler: TableSampler) -> None:
+    def __init__(self, sampler: Sampled) -> None:
         """Collect from a sampler."""
         self._sampler = sampler
 

@@ -6,11 +6,9 @@ Most learners train on what comes, and the table's rate limiter holds them back;
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,14 +20,12 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.checkpoint.resume import HasState
 from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.data.batch_loader import BatchLoader
-from tidemill.services.learner.data.decoder import make_decoder
-from tidemill.services.learner.data.kept_rows import SampleShape, mirror_device
+from tidemill.services.learner.data.dataset import DatasetOptions, open_dataset
+from tidemill.services.learner.data.decoder import DatasetBatches
 from tidemill.services.learner.data.priorities import PriorityWriter
-from tidemill.services.learner.data.sampling import Sampling, open_sampling
 from tidemill.services.learner.data.table import batches_per_sample, table_config
-from tidemill.services.learner.data.table_sampler import TableSampler
 from tidemill.services.learner.distributed.learner_group import RankInfo
+from tidemill.services.learner.metrics import collect
 from tidemill.services.learner.trainer import BatchSource, TrainerOutputs
 from tidemill.types import Signature
 
@@ -143,38 +139,36 @@ class FreeRunning:
         """Start to sample (`Pace`)."""
         settings, table = self._config.learner, learning.table
         splits = batches_per_sample(self._config.table, settings, table.signature, self._config.agent.batch_size)
-        size = self._local_batch_size * splits
-        # those on their way, those being read, and one for safety
-        hold = 2 * settings.decode_threads + 2
-        shape = SampleShape(size, learning.agent.window.stride, settings.decode_threads + 1, hold)
-        on = mirror_device(self._config, learning.agent, learning.device)
-        sampling = open_sampling(self._config, directory, table, shape, self._rank, outputs.group, stack, on)
-        priorities = self._priorities(sampling.sampler, stack)
-        batches = stack.enter_context(closing(self._batches(learning, sampling, splits)))
+        threads = settings.decode_threads
+        options = DatasetOptions(
+            batch_size=self._local_batch_size,
+            splits=splits,
+            threads=threads,
+            in_flight=threads + 1,
+            decoded=-(-settings.prefetch_batches // splits),
+            hold=2 * threads + 2,  # those on their way, those being read, and one for safety
+        )
+        counters = self._counters
+        dataset = open_dataset(
+            self._config,
+            learning.agent,
+            table,
+            learning.device,
+            options,
+            counters=counters,
+            learner_steps=lambda: counters.learner_steps,
+            directory=directory,
+            rank=self._rank,
+            group=outputs.group,
+        )
+        stack.enter_context(dataset)
+        collect(dataset, stack)
+        is_prioritized = self._config.table.sampler == "prioritized"
+        priorities = PriorityWriter(dataset.priorities) if is_prioritized else None
 
         def close() -> None:
             if priorities is not None:
-                priorities.close()  # before the connection that it shares
-            batches.close()
+                priorities.close()
+            dataset.close()
 
-        return Feed(batches, replace(outputs, priorities=priorities), sampling.sampler.shards, close)
-
-    def _priorities(self, sampler: TableSampler, stack: ExitStack) -> PriorityWriter | None:
-        if self._config.table.sampler != "prioritized":
-            return None
-        send = partial(sampler.update_priorities, fencing_token=self._counters.fencing_token)
-        return stack.enter_context(closing(PriorityWriter(send)))
-
-    def _batches(self, learning: Learning, sampling: Sampling, splits: int) -> BatchLoader:
-        settings, counters = self._config.learner, self._counters
-        agent, table, device = learning.agent, learning.table, learning.device
-        delete, kept = sampling.sampler.delete_items, sampling.kept
-        decoder = make_decoder(self._config, agent, table, device, counters, delete, splits=splits, kept=kept)
-        return BatchLoader(
-            sampling.source,
-            decoder.decode,
-            counters,
-            threads=settings.decode_threads,
-            prefetch_samples=-(-settings.prefetch_batches // splits),
-            clock=time.monotonic,
-        )
+        return Feed(DatasetBatches(dataset), replace(outputs, priorities=priorities), dataset.shards, close)

@@ -210,14 +210,14 @@ class Trainer:
         batch, update = self._update(largest_weight)
         launched = self._clock()
         self._counters.learner_steps += 1
+        if self._priorities is not None:  # before a round of lock-step ends, whose checkpoint holds them
+            self._priorities.offer(batch.keys, update.priority)
         if self._publisher is not None and self._counters.learner_steps % self._limits.publish_every == 0:
             self._publish(self._publisher)
         self._vote_ahead()
         voted = self._clock()
         self._backlog.add(batch.device_batch)
         seconds = launched - started + self._clock() - voted
-        if self._priorities is not None:
-            self._priorities.offer(batch.keys, update.priority)
         self._record(batch, started)
         self._progress.record_step(seconds, update.metrics)
 

@@ -11,27 +11,26 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from prometheus_client import CollectorRegistry
 
 from tests.support.feeder import SPEC, TABLE, Feeder
 from tests.support.replay_service import LocalServer, local_server
 from tests.support.waiting import WAIT_S
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
+from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.sampling.shared_mirror import DealtSampler
+from tidemill.replay.sampling.source import OpenedSource
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.learner.data import sampling as sampling_module
-from tidemill.services.learner.data import table
-from tidemill.services.learner.data.kept_rows import SampleShape, open_rows_on_device
-from tidemill.services.learner.data.sampling import Sampling, open_sampling
+from tidemill.services.learner.data.kept_rows import open_rows_on_device
+from tidemill.services.learner.data.sampling import LearnerRows
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
-from tidemill.services.learner.distributed.shared_sampling import DealtSampler, SampleDealer
 from tidemill.types import signature_of
 
 TABLE_CONFIG = TableConfig(
     TABLE, signature_of(SPEC), SelectorConfig(SelectorKind.UNIFORM), max_items=1_000, max_item_steps=2
 )
-SHAPE = SampleShape(batch_size=8, stride=1, in_flight=2, hold=4)
 
 
 class _Threads(SingleLearner):
@@ -58,42 +57,50 @@ class _Threads(SingleLearner):
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
-    """A server that is fed; ranks that are threads may all show metrics of the same name."""
-    monkeypatch.setattr(table, "REGISTRY", CollectorRegistry())
+def server() -> Iterator[LocalServer]:
+    """A server that is fed."""
     with local_server() as server:
         feeder = Feeder(server.address, chunks_per_s=100.0)
         yield server
         feeder.close()
 
 
+def _open_rank(
+    config: LearnerConfig, rank: RankInfo, group: _Threads, stack: ExitStack, on_device: bool
+) -> tuple[OpenedSource, LearnerRows]:
+    device = torch.device("cpu") if on_device or config.learner.mirror_device == "device" else None
+    rows = LearnerRows(config, rank, group, stride=1, hold=4, shards=0, device=device)
+
+    def connect(mirror: TableMirror | None, in_flight: int) -> ReplaySampler:
+        options = {"max_in_flight_batches": in_flight, "mirror": mirror, "create": True}
+        return stack.enter_context(ReplaySampler(config.cluster.replay, TABLE_CONFIG, 8, **options))  # type: ignore[arg-type]
+
+    return rows.open(TABLE_CONFIG, 8, 2, connect, stack), rows
+
+
 def _open(
     server: LocalServer, ranks: list[RankInfo], stack: ExitStack, *settings: str, on_device: bool = False
-) -> list[Sampling]:
+) -> list[tuple[OpenedSource, LearnerRows]]:
     """Open what each rank samples with, its observations on a device that they may lie on, and take a batch by each."""
     config = load(LearnerConfig, ["--cluster.replay", server.address, *settings], prog="learner", description="")
     group = _Threads(len(ranks))
-    device = torch.device("cpu") if on_device or config.learner.mirror_device == "device" else None
-    given = config, None, TABLE_CONFIG, SHAPE
     with ThreadPoolExecutor(len(ranks)) as pool:
-        opening = [pool.submit(open_sampling, *given, rank, group, stack, device) for rank in ranks]
+        opening = [pool.submit(_open_rank, config, rank, group, stack, on_device) for rank in ranks]
         opened = [future.result(WAIT_S) for future in opening]
-    for sampling in opened:
+    for sampling, kept in opened:
         batch = sampling.source.take(WAIT_S)
         assert batch is not None
-        if sampling.mirror is not None:
-            rows, kept = sampling.mirror.rows_of(batch, 2), sampling.kept.on_device
-            found = kept.take(torch.from_numpy(rows)).numpy() if kept else sampling.mirror.columns["observation"][rows]
+        if (mirror := sampling.mirror) is not None:
+            rows, there = mirror.rows_of(batch, 2), kept.on_device
+            found = there.take(torch.from_numpy(rows)).numpy() if there else mirror.columns["observation"][rows]
             assert np.isfinite(found).all()
             assert found.any()
-            assert sampling.mirror.is_intact(batch)
-    for sampling in reversed(opened):
-        sampling.source.close()
+            assert mirror.is_intact(batch)
     return opened
 
 
-def _kinds(opened: list[Sampling]) -> list[type]:
-    return [type(sampling.source) for sampling in opened]
+def _kinds(opened: list[tuple[OpenedSource, LearnerRows]]) -> list[type]:
+    return [type(sampling.source) for sampling, _ in opened]
 
 
 def _ranks(*machines: int) -> list[RankInfo]:
@@ -109,9 +116,9 @@ def _ranks(*machines: int) -> list[RankInfo]:
     "machines, kinds",
     [
         ((1,), [ReplaySampler]),
-        ((3,), [SampleDealer, DealtSampler, DealtSampler]),
-        ((2, 1), [SampleDealer, DealtSampler, ReplaySampler]),
-        ((2, 2), [SampleDealer, DealtSampler] * 2),
+        ((3,), [ReplaySampler, DealtSampler, DealtSampler]),
+        ((2, 1), [ReplaySampler, DealtSampler, ReplaySampler]),
+        ((2, 2), [ReplaySampler, DealtSampler] * 2),
     ],
 )
 def test_first_rank_of_a_machine_samples_for_it(
@@ -138,11 +145,11 @@ def test_every_rank_samples_for_itself_when_told_to(
     with ExitStack() as stack:
         opened = _open(server, _ranks(2), stack, *settings)
         assert _kinds(opened) == [ReplaySampler] * 2
-        assert [sampling.mirror is not None for sampling in opened] == [keeps] * 2
+        assert [sampling.mirror is not None for sampling, _ in opened] == [keeps] * 2
 
 
 @pytest.mark.requires_linux
-@pytest.mark.parametrize("have_room, kinds", [(2, [ReplaySampler, ReplaySampler]), (1, [SampleDealer, DealtSampler])])
+@pytest.mark.parametrize("have_room, kinds", [(2, [ReplaySampler, ReplaySampler]), (1, [ReplaySampler, DealtSampler])])
 def test_every_rank_keeps_a_mirror_on_its_device_if_all_have_room(
     server: LocalServer, have_room: int, kinds: list[type], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +161,7 @@ def test_every_rank_keeps_a_mirror_on_its_device_if_all_have_room(
     with ExitStack() as stack:
         opened = _open(server, _ranks(2), stack, on_device=True)
         assert _kinds(opened) == kinds
-        assert [sampling.kept.on_device is not None for sampling in opened] == [have_room == 2] * 2
+        assert [kept.on_device is not None for _, kept in opened] == [have_room == 2] * 2
 
 
 @pytest.mark.parametrize("refused", ["memfd_create", "ftruncate"])
@@ -170,4 +177,4 @@ def test_ranks_keep_their_own_where_memory_cannot_be_shared(
     with ExitStack() as stack:
         opened = _open(server, _ranks(2, 2), stack)
         assert _kinds(opened) == [ReplaySampler] * 4
-        assert all(sampling.mirror is not None for sampling in opened)
+        assert all(sampling.mirror is not None for sampling, _ in opened)

@@ -18,7 +18,6 @@ KNOTS: list[set[str]] = [
         "services/learner",
         "services/learner/checkpoint",
         "services/learner/data",
-        "services/learner/distributed",
         "services/learner/lock_step",
     },
     {"tidemill/replay", "tidemill/replay/sampling", "tidemill/replay/shards", "tidemill/replay/writing"},

@@ -13,7 +13,10 @@ from tidemill.errors import Unavailable as Unavailable
 from tidemill.replay.client import ReplayClient as ReplayClient
 from tidemill.replay.sampling.batch import SampledBatch as SampledBatch
 from tidemill.replay.sampling.dataset import ReplayDataset as ReplayDataset
+from tidemill.replay.sampling.priorities import PrioritySender as PrioritySender
 from tidemill.replay.sampling.replay_batch import ReplayBatch as ReplayBatch
+from tidemill.replay.sampling.sample_decoder import ItemRows as ItemRows
+from tidemill.replay.sampling.sample_decoder import Whole as Whole
 from tidemill.replay.sampling.sampler import ReplaySampler as ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig as RateLimiterConfig
 from tidemill.replay.table_config import SelectorConfig as SelectorConfig

@@ -10,12 +10,12 @@ import torch
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError
 from tidemill.replay.sampling.mirror import Reserve, TableMirror
+from tidemill.replay.sampling.mirror_memory import MirrorMemory, free_bytes, open_mirror
 from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent, observation_columns_of
 from tidemill.services.learner import metrics
 from tidemill.services.learner.data.device_rows import DeviceRows
-from tidemill.services.learner.data.mirror import MirrorMemory, free_bytes, open_mirror
 
 _log = structlog.get_logger()
 

@@ -1,28 +1,22 @@
-"""The replay table that an agent and the run's settings ask for: its settings, its creation, and a sampler of it."""
+"""The replay table that an agent and the run's settings ask for: its settings and its creation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import structlog
-from prometheus_client import REGISTRY
 
 from tidemill.config.run import ClusterSettings
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, ConfigError, FatalError, Unavailable
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampling.mirror import TableMirror
-from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.table import shard_config
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig, TableDescription
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.data.decoder import STATE_DTYPE
-from tidemill.services.learner.data.table_sampler import TableSampler
-from tidemill.services.learner.metrics import SamplerCollector
 from tidemill.types import OBSERVATION, Signature
 
 _MIN_VECTORS, _MIN_IMAGES = 2048, 128
@@ -121,38 +115,6 @@ def create_tables(cluster: ClusterSettings, directory: ShardDirectory | None, ta
     if len(unavailable) == len(addresses):
         raise unavailable[-1] if unavailable else Unavailable(f"no replay shard is known by {cluster.replay[0]}")
     return FoundTable(sum(part.items for part in found), max(part.fencing_token for part in found))
-
-
-def open_sampler(
-    cluster: ClusterSettings,
-    directory: ShardDirectory | None,
-    table: TableConfig,
-    batch_size: int,
-    max_in_flight_batches: int,
-    mirror: TableMirror | None,
-    stack: ExitStack,
-) -> ReplaySampler:
-    """Start sampling, with metrics; `stack` ends it."""
-    sampler = ReplaySampler(
-        cluster.replay,
-        table,
-        batch_size,
-        shard_count=cluster.shard_count,
-        directory=directory,
-        max_in_flight_batches=max_in_flight_batches,
-        mirror=mirror,
-        create=True,
-    )
-    stack.enter_context(sampler)
-    collect(sampler, stack)
-    return sampler
-
-
-def collect(sampler: TableSampler, stack: ExitStack) -> None:
-    """Show a sampler's metrics until `stack` ends."""
-    collector = SamplerCollector(sampler)
-    REGISTRY.register(collector)
-    stack.callback(REGISTRY.unregister, collector)
 
 
 def create_table(replay: ReplayClient, config: TableConfig) -> TableDescription:

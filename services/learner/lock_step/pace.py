@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -14,18 +13,20 @@ from tidemill.config.fixed import keep_fixed
 from tidemill.config.lock_step import lock_step_of
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError
-from tidemill.replay.sampling.seeded_stream import SeededSampleStream
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.dataset import ReplayDataset
+from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.data.decoder import make_decoder
-from tidemill.services.learner.data.kept_rows import SampleShape, mirror_device, open_kept_rows
+from tidemill.services.learner.data.dataset import DatasetOptions, open_dataset
+from tidemill.services.learner.data.decoder import DatasetBatches
 from tidemill.services.learner.data.table import batches_per_sample, table_config
-from tidemill.services.learner.distributed.learner_group import RankInfo
-from tidemill.services.learner.lock_step.batches import RoundBatches
+from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
 from tidemill.services.learner.lock_step.priorities import RoundPriorities
 from tidemill.services.learner.lock_step.rounds import DrawSchedule, RoundPublisher, batches_per_draw
+from tidemill.services.learner.metrics import collect
 from tidemill.services.learner.pace import Feed, Learning
 from tidemill.services.learner.trainer import TrainerOutputs
 from tidemill.types import Signature
@@ -79,39 +80,46 @@ class LockStepPace:
         priorities = self.kept_priorities
         if priorities is not None:
             priorities.fencing_token = self._counters.fencing_token  # before the first draw, which sends what was kept
-        batches = stack.enter_context(closing(self._batches(learning)))
-        round_end = RoundPublisher(outputs, priorities, batches.replay)
+        batches = batches_per_draw(self._most_batches(learning.table), self._lock_step)
+        dataset = stack.enter_context(self._dataset(learning, batches, outputs.group))
+        collect(dataset, stack)
+        replay = stack.enter_context(ReplayClient(self._config.cluster.replay[0]))
+        round_end = RoundPublisher(outputs, priorities, replay)
         outputs = replace(outputs, priorities=priorities, publisher=round_end)
-        return Feed(batches, outputs, lambda: (), batches.close)
+        used = self._counters.learner_steps % batches  # of the first sample, by the run before a restart
+        return Feed(DatasetBatches(dataset, skip=used), outputs, lambda: (), dataset.close)
 
-    def _batches(self, learning: Learning) -> RoundBatches:
+    def _most_batches(self, table: TableConfig) -> int:
+        config = self._config
+        return batches_per_sample(config.table, config.learner, table.signature, config.agent.batch_size)
+
+    def _dataset(self, learning: Learning, batches: int, group: LearnerGroup) -> ReplayDataset:
+        """Return batches that are drawn by number, and decoded when the training thread takes them."""
         config, counters, priorities = self._config, self._counters, self.kept_priorities
-        agent, table = learning.agent, learning.table
-        most = batches_per_sample(config.table, config.learner, table.signature, config.agent.batch_size)
-        batches = batches_per_draw(most, self._lock_step)
-        size = config.agent.batch_size * batches
-        shape = SampleShape(size, agent.window.stride, _MAX_IN_FLIGHT, _MAX_IN_FLIGHT + 2)
-        on_device = mirror_device(config, agent, learning.device)
-        kept = open_kept_rows(config, table, shape, 1, on_device, shards=0)
-        stream = SeededSampleStream(
-            config.cluster.replay[0],
-            table,
-            size,
+        schedule = Schedule(
             DrawSchedule(self._lock_step, config.run.seed, batches).draw,
             first=counters.learner_steps // batches,
-            max_in_flight_batches=_MAX_IN_FLIGHT,
-            mirror=kept.mirror,
             prepare=priorities.send_again if priorities is not None else lambda _: None,
         )
-        decoders, delete = Counters(), stream.delete_items
-        decoder = make_decoder(
-            config,
-            agent,
-            table,
-            learning.device,
-            decoders,
-            delete,
+        options = DatasetOptions(
+            batch_size=config.agent.batch_size,
             splits=batches,
-            kept=kept,
+            threads=0,
+            in_flight=_MAX_IN_FLIGHT,
+            decoded=1,
+            hold=_MAX_IN_FLIGHT + 2,
         )
-        return RoundBatches(stream, decoder.decode, counters, decoders, batches=batches, clock=time.monotonic)
+        return open_dataset(
+            config,
+            learning.agent,
+            learning.table,
+            learning.device,
+            options,
+            counters=counters,
+            # those before the sample's first batch, in a learner that resumes in the middle of a sample too
+            learner_steps=lambda: counters.learner_steps // batches * batches,
+            directory=None,
+            rank=RankInfo(),
+            group=group,
+            schedule=schedule,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.config.lock_step import LockStep
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampling.seeded_stream import SeededDraw
+from tidemill.replay.sampling.schedule import SeededDraw
 from tidemill.services.learner.lock_step.priorities import RoundPriorities
 from tidemill.services.learner.trainer import TrainerOutputs
 

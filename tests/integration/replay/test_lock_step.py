@@ -15,7 +15,8 @@ from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import DataLoss, FailedPrecondition, FatalError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
-from tidemill.replay.sampling.seeded_stream import SeededDraw, SeededSampleStream
+from tidemill.replay.sampling.schedule import Schedule, SeededDraw
+from tidemill.replay.sampling.seeded_stream import SeededSampleStream
 from tidemill.replay.writing.append_message import AppendMessage
 from tidemill.replay.writing.appender import StreamAppender
 
@@ -37,7 +38,9 @@ def _stream(address: str, at: Callable[[int], int], first: int = 0, in_flight: i
     def draw(number: int) -> SeededDraw:
         return SeededDraw(number, at(number))
 
-    with closing(SeededSampleStream(address, _TABLE, 8, draw, first=first, max_in_flight_batches=in_flight)) as stream:
+    with closing(
+        SeededSampleStream(address, _TABLE, 8, Schedule(draw, first), max_in_flight_batches=in_flight)
+    ) as stream:
         yield stream
 
 

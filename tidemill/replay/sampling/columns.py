@@ -78,9 +78,9 @@ class ItemColumns:
         """Return the items moved on by so many places, the last ones to the front (`numpy.roll`)."""
         return replace(self, **{name: _rolled(value, shift) for name, value in values_of(self, Per.ITEM).items()})
 
-    def taken(self, per: Per, places: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Self:
-        """Return the entries at some places of the columns per item, or of those per chunk; others as they are."""
-        return replace(self, **{name: _taken(value, places) for name, value in values_of(self, per).items()})
+    def taken(self, per: Per, places: NDArray[np.int64] | NDArray[np.bool_] | slice, **others: Any) -> Self:  # noqa: ANN401
+        """Return the entries at some places of the columns per item or per chunk, and other fields as given."""
+        return replace(self, **{name: _taken(value, places) for name, value in values_of(self, per).items()}, **others)
 
 
 def columns_of(kind: type[ItemColumns], per: Per) -> tuple[Column, ...]:

@@ -6,9 +6,9 @@ import asyncio
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -19,29 +19,32 @@ from numpy.typing import ArrayLike, NDArray
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.codec import CorruptBlocks, decode
-from tidemill.replay.limits import least_slots
 from tidemill.replay.named_table import addresses_of, read_table
 from tidemill.replay.sampling.batch import SampledBatch
-from tidemill.replay.sampling.columns import ItemColumns, Per, values_of
-from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
+from tidemill.replay.sampling.host_rows import HostRows
+from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.sampling.priorities import PrioritySender
 from tidemill.replay.sampling.replay_batch import ReplayBatch
+from tidemill.replay.sampling.sample_decoder import SampleDecoder, Transform
 from tidemill.replay.sampling.sample_stream import seed_of
 from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler, check_seed
+from tidemill.replay.sampling.schedule import Schedule
+from tidemill.replay.sampling.seeded_stream import SeededSampleStream
+from tidemill.replay.sampling.source import Keep, OpenedSource, SampleSource
+from tidemill.replay.sampling.table_feed import TableFeed
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.writing.steps import LENGTH, SEPARATOR, ragged_columns
 from tidemill.rpc.channel import DEADLINE_S, MAX_MESSAGE_BYTES, Backoff
 from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.reopened import Reopened
-
-Array = NDArray[Any]
 
 _POLL_S = 0.2
 _EXPLAIN_S = 0.5
 _SMALLER_S = 1.0
 """Longest wait for a smaller batch that was asked for, in seconds."""
 _LEAST_S = 0.1  # an attempt to set priorities may take
-_MAX_SLOTS = 2**21
 
 
 class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch]):
@@ -64,25 +67,36 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         (8, 2, 2)
     """
 
-    def __init__(  # noqa: PLR0913 - each is one decision of the caller
+    def __init__(  # noqa: PLR0913, PLR0915 - each is one decision of the caller, and what they make is put together
         self,
         addresses: str | Sequence[str],
         tables: TableConfig | str | Mapping[TableConfig, float] | Mapping[str, float],
         batch_size: int,
         *,
         timeout_s: float | None = None,
-        beta: float = 1.0,
+        beta: float | Callable[[], float] = 1.0,
+        transform: Transform | None = None,
+        decode_threads: int = 0,
+        decoded: int = 2,
         prefetch: int = 4,
         batches_per_sample: int = 1,
         without_replacement: bool = False,
         mirror_mib: int = 0,
         chunk_length: int = 16,
+        keep: Keep | None = None,
+        encoded: str = "",
+        history: int = 0,
         item_counts: bool = False,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         seed: int | None = None,
         epochs: int | None = None,
         allow_smaller: bool = False,
         end_on_timeout: bool = False,
+        schedule: Schedule | None = None,
+        shard_count: int = 0,
+        directory: ShardDirectory | None = None,
+        fencing_token: int = 0,
+        on_sample: Callable[[SampledBatch], object] | None = None,
         create: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
@@ -94,7 +108,13 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 up to 1.
             batch_size: Items of a batch.
             timeout_s: Longest wait for a batch; None waits until `close` or `stop`.
-            beta: Exponent of the importance weights (Schaul et al., 2016, section 3.4); 0 makes them all 1.
+            beta: Exponent of the importance weights (Schaul et al., 2016, section 3.4), or a function that returns it.
+                0 makes them all 1.
+            transform: Makes what batches have as `columns`, such as tensors, from decoded rows; it runs where those are
+                decoded. It takes a single table. None gives arrays [B, L, ...] of each column.
+            decode_threads: Threads that decode ahead of use. 0 decodes in the thread that takes a batch. Two or more
+                hand batches out in no fixed order. With `epochs` at most 1.
+            decoded: With `decode_threads`, decoded samples of each table that are held ready.
             prefetch: Samples of each table that may be under way or waiting, at least 1.
             batches_per_sample: Batches that come as one: small ones are then several times cheaper, and wait longer, so
                 that their priorities are older. Tables with `max_times_sampled` give them one by one all the same.
@@ -102,6 +122,10 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             mirror_mib: Memory for steps of each table, uncompressed, in MiB: each step that has room crosses the wire
                 and is decoded once, not in every batch, which pays for images. 0: none.
             chunk_length: With a mirror, the greatest `chunk_length` of the writers.
+            keep: Opens the mirror, in place of `mirror_mib`: on a device, or shared with other processes.
+            encoded: Column that is not decoded for `transform`, which takes the rows it needs from `ItemRows.encoded`.
+                Only without a mirror.
+            history: Steps in front of each item that were not acted on for its sake, see `ReplayBatch.first_versions`.
             item_counts: Whether batches have `ages`, `times_sampled` and `priorities`.
             max_message_bytes: Bytes of the largest message taken, at least 65,536; larger batches come in parts.
             seed: Seed of the draws, 0 to 2**64 - 1. Two datasets with the same seed and arguments then draw the same
@@ -115,6 +139,12 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 came within `timeout_s`. It takes a single table and server.
             end_on_timeout: Whether the iteration ends where no batch comes within `timeout_s`, such as that of a queue
                 whose writers have ended, instead of raising `Unavailable`.
+            schedule: Draws each sample by a seed of its own at a step count, for runs in lock-step. It takes a single
+                server and table, and no threads.
+            shard_count: Over how many servers the tables are divided; 0 takes the number of addresses.
+            directory: The servers behind `addresses`, if the caller has them already; stays the caller's to close.
+            fencing_token: Sent with priorities, see `ParamsClient.acquire_fencing_token`; 0 for none.
+            on_sample: Called with each sample as it arrives, in their order, in whichever thread receives it.
             create: Whether the tables may be created, which takes their configurations. They need not be there then,
                 and neither does the server. A table that a server has lost since it was found is always created again.
             stop: Ends every wait when set.
@@ -127,12 +157,13 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             Unavailable: No server answered within 10 s, and `create` is False.
         """
         check_number("timeout_s", timeout_s, or_none=True)
-        _check(prefetch, batches_per_sample, beta)
+        for name, value in (("prefetch", prefetch), ("batches_per_sample", batches_per_sample), ("decoded", decoded)):
+            check_integer(name, value)
+            if value < 1:
+                raise InvalidArgument(f"{name} is {value}, must be at least 1")
+        _check_beta(beta)
+        _check_threads(decode_threads, epochs, schedule)
         check_seed(seed)
-        if epochs is not None:
-            check_integer("epochs", epochs)
-            if epochs < 0:
-                raise InvalidArgument(f"epochs is {epochs}, must be at least 0, which has no end, or None")
         self._owner = OwnerProcess("ReplayDataset")
         self._addresses = addresses_of(addresses)
         check_integer("batch_size", batch_size)
@@ -141,28 +172,20 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         fractions: Mapping[Any, float] = tables if isinstance(tables, Mapping) else {tables: 1.0}
         given = {read_table(self._addresses, table, create=create): fraction for table, fraction in fractions.items()}
         self._tables, self._sizes = tuple(given), _split(batch_size, given)
-        self._timeout_s, self._beta = timeout_s, beta
-        self._epochs, self._allow_smaller, self._end_on_timeout = epochs, allow_smaller, end_on_timeout
+        self._timeout_s, self._allow_smaller, self._end_on_timeout = timeout_s, allow_smaller, end_on_timeout
         self._asked_s = -math.inf  # when the wait began in which a smaller batch was asked for last
-        if (epochs is not None or allow_smaller) and len(self._tables) > 1:
-            raise InvalidArgument(
-                f"epochs or allow_smaller is given with {len(self._tables)} tables, takes a single one"
-            )
+        _check_single(self._tables, epochs, transform, schedule, allow_smaller=allow_smaller)
         # a sample counts as handed out whole: of items that may be used up it is one batch
         alone = any(table.max_times_sampled for table in self._tables)
+        splits = 1 if alone else batches_per_sample
         ahead = prefetch * batches_per_sample if alone else prefetch
-        sizes = [size * (1 if alone else batches_per_sample) for size in self._sizes]
-        self._ready: list[deque[ReplayBatch]] = [deque() for _ in sizes]
         self._stop, self._closed = stop or threading.Event(), threading.Event()
-        self._stop_here = threading.Event()  # set when the epochs are over
-        self._mirrors = [
-            _mirror(table, size, mirror_mib, chunk_length, ahead, len(self._addresses))
-            for table, size in zip(self._tables, sizes, strict=True)
-        ]
-        connect = partial(
+        sampler = partial(
             ReplaySampler,
             self._addresses,
-            max_in_flight_batches=ahead,
+            shard_count=shard_count,
+            directory=directory,
+            without_replacement=without_replacement,
             item_counts=item_counts,
             max_message_bytes=max_message_bytes,
             allow_smaller=allow_smaller,
@@ -170,19 +193,42 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             create=True,  # those that must be there were found above
             stop=self._stop,
         )
+        decoder = partial(
+            SampleDecoder,
+            exponent=beta if callable(beta) else partial(float, beta),
+            transform=transform,
+            encoded=encoded,
+            history=history,
+            keeps_rest=allow_smaller,
+        )
+        feed = partial(
+            TableFeed,
+            threads=decode_threads,
+            prefetch_samples=decoded,
+            epochs=epochs or 0,
+            on_sample=on_sample or (lambda _: None),
+            is_over=self._is_over,
+        )
+        if keep is None:
+            hold = ahead + decode_threads + 2  # under way, being read, and one of another thread
+            keep = HostRows(mirror_mib, chunk_length, hold, len(self._addresses))
+        self._opened: list[OpenedSource] = []
+        self._feeds: list[TableFeed] = []
         with ExitStack() as stack:
-            self._samplers = [
-                stack.enter_context(
-                    connect(
-                        table,
-                        size,
-                        mirror=mirror,
-                        without_replacement=without_replacement,
-                        seed=seed_of(seed, i) if seed is not None else None,
-                    )
-                )
-                for i, (table, size, mirror) in enumerate(zip(self._tables, sizes, self._mirrors, strict=True))
-            ]
+            for i, (table, size) in enumerate(zip(self._tables, self._sizes, strict=True)):
+                seeds = seed_of(seed, i) if seed is not None else None
+                connect: Callable[..., SampleSource] = partial(sampler, table, size * splits, seed=seeds)
+                if schedule is not None:
+                    connect = partial(SeededSampleStream, self._addresses[0], table, size * splits, schedule)
+                opened = _open(keep, table, size * splits, ahead, connect, stack)
+                corrupt = CorruptItemFilter(opened.source.delete_items, time.monotonic)
+                made = decoder(table, size, splits, corrupt, number=i, mirror=opened.mirror)
+                self._opened.append(opened)
+                self._feeds.append(stack.enter_context(closing(feed(opened, made))))
+            self.priorities = PrioritySender(
+                [partial(opened.source.update_priorities, fencing_token=fencing_token) for opened in self._opened]
+            )
+            """Sends new priorities in the background, where `update_priorities` waits."""
             self._resources = stack.pop_all()
 
     def __next__(self) -> ReplayBatch:
@@ -213,6 +259,10 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             raise StopAsyncIteration from None
         return batch
 
+    def take(self, timeout_s: float) -> ReplayBatch | None:
+        """Return the next batch, or None if there is none within `timeout_s` seconds; raises as `__next__`."""
+        return self._batch_within(timeout_s, time.monotonic())
+
     def update_priorities(self, batch: ReplayBatch, priorities: ArrayLike, timeout_s: float | None = None) -> None:
         """Set new priorities of a batch's items; one that has left its table is skipped, never its successor changed.
 
@@ -240,20 +290,20 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             raise InvalidArgument(f"priorities has {len(values)} entries, must have {len(batch)} like the batch")
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        for i, sampler in enumerate(self._samplers):
+        for i, opened in enumerate(self._opened):
             here = batch.tables == i
             if here.any():
-                self._send_priorities(sampler, batch.keys[here], values[here], until_s)
+                self._send_priorities(opened.source, batch.keys[here], values[here], until_s)
 
     def _send_priorities(
-        self, sampler: ReplaySampler, keys: NDArray[np.uint64], values: NDArray[np.float64], until_s: float
+        self, source: SampleSource, keys: NDArray[np.uint64], values: NDArray[np.float64], until_s: float
     ) -> None:
         """Set priorities [N] by key, again while the server is away, until a time of the monotonic clock."""
         pause = Backoff(limit_s=1.0)
         while True:
             left_s = until_s - time.monotonic()
             try:
-                return sampler.update_priorities(keys, values, deadline_s=min(max(left_s, _LEAST_S), DEADLINE_S))
+                return source.update_priorities(keys, values, deadline_s=min(max(left_s, _LEAST_S), DEADLINE_S))
             except (Unavailable, NotFound):  # one that is restarted in memory has no table before a client creates it
                 if not self._closed.is_set() and left_s <= 0:
                     raise
@@ -266,10 +316,47 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 raise FailedPrecondition("the dataset was closed while priorities waited for the server")
 
     def close(self) -> None:
-        """End every call and thread within 2 s; waiting threads get StopIteration. May be called twice."""
+        """End every call and thread within 2 s; waiting threads get StopIteration. May be called twice.
+
+        Priorities that wait are sent before, which takes up to 6 s more where the server does not answer.
+        """
+        if self._owner.is_here:
+            self.priorities.close()
         self._closed.set()
         if self._owner.is_here:
             self._resources.close()
+
+    def shards(self) -> tuple[ShardReport, ...]:
+        """Return what is known of each server, in order of name; nothing for a single one."""
+        return tuple(report for opened in self._opened for report in opened.source.shards())
+
+    @property
+    def reconnects(self) -> int:
+        """How often a sample stream was lost and opened again."""
+        return sum(opened.source.reconnects for opened in self._opened)
+
+    @property
+    def priorities_dropped(self) -> int:
+        """Priorities that one of several servers did not take, as it was unavailable or behind."""
+        return sum(opened.source.priorities_dropped for opened in self._opened)
+
+    @property
+    def unknown_keys(self) -> int:
+        """Priorities delivered to one of several servers after their item had left it."""
+        return sum(opened.source.unknown_keys for opened in self._opened)
+
+    @property
+    def corrupt_items(self) -> int:
+        """Items that could not be decoded: replaced by others of their sample, and removed from the table."""
+        return sum(feed.corrupt_items for feed in self._feeds)
+
+    @property
+    def overruns(self) -> int:
+        """Times that batches were dropped because the mirror's rows were written over while they were read."""
+        return sum(feed.overruns for feed in self._feeds)
+
+    def _is_over(self) -> bool:
+        return self._closed.is_set() or self._stop.is_set()
 
     def _batch_within(self, wait_s: float, began_s: float) -> ReplayBatch | None:
         """Return the next batch, or None if a table has none within `wait_s` seconds; raises as `__next__`."""
@@ -281,9 +368,9 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 if self._allow_smaller and left_s <= 0:
                     if self._asked_s != began_s:
                         self._asked_s = began_s
-                        self._samplers[table].ask_smaller()
+                        self._ask_smaller(table)
                     left_s += _SMALLER_S
-                part = self._part_within(table, min(wait_s, max(left_s, 0.0)))
+                part = self._feeds[table].take(min(wait_s, max(left_s, 0.0)))
                 if part is None and left_s <= 0 and self._timeout_s is not None:
                     raise self._overdue(table)
                 if part is None:
@@ -291,28 +378,14 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 parts.append(part)
             whole, parts = parts, []
         finally:
-            for ready, part in zip(self._ready, parts, strict=False):
-                ready.appendleft(part)  # for the next attempt
+            for feed, part in zip(self._feeds, parts, strict=False):
+                feed.put_back(part)  # for the next attempt
         return whole[0] if len(whole) == 1 else ReplayBatch.joined(whole)
 
-    def _part_within(self, table: int, wait_s: float) -> ReplayBatch | None:
-        """Return the next batch of one table; a sample with bytes that do not decode is skipped."""
-        ready, size = self._ready[table], self._sizes[table]
-        while not (self._closed.is_set() or self._stop.is_set() or self._stop_here.is_set()):
-            with suppress(IndexError):  # nothing is ready, or another thread was faster
-                return ready.popleft()
-            if (sample := self._samplers[table].take(wait_s)) is None:
-                return None
-            if sample.epoch is not None and self._epochs and sample.epoch.number >= self._epochs:
-                self._stop_here.set()
-                break
-            with suppress(CorruptBlocks):
-                columns = self._columns(table, sample)
-                if columns is not None:
-                    count = len(sample.keys)
-                    starts = range(0, count if self._allow_smaller else count - size + 1, size)
-                    ready.extend(self._made(table, sample, columns, slice(start, start + size)) for start in starts)
-        raise EndOfBatches
+    def _ask_smaller(self, table: int) -> None:
+        source = self._opened[table].source
+        if isinstance(source, ReplaySampler):
+            source.ask_smaller()
 
     def _overdue(self, table: int) -> Unavailable | EndOfBatches:
         """Return what is raised where no batch comes in time: what is known of why, or the end."""
@@ -332,40 +405,6 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             return Unavailable(message)
         return Unavailable(f"{message}no replay server answers at {self._addresses[0]}")
 
-    def _columns(self, table: int, batch: SampledBatch) -> dict[str, Array] | None:
-        """Return the steps of a batch's items; None if the mirror no longer has them.
-
-        Raises:
-            CorruptBlocks: Some do not decode.
-        """
-        config, mirror = self._tables[table], self._mirrors[table]
-        if mirror is None:
-            decoded = decode(config.signature, batch, config.max_item_steps)
-            return {name: values[decoded.index] for name, values in decoded.columns.items()}
-        if len(chunks := mirror.corrupt_chunks(batch)):
-            raise CorruptBlocks("", chunks)
-        rows = mirror.rows_of(batch, config.max_item_steps)
-        columns = {name: values[rows] for name, values in mirror.columns.items()}
-        return columns if mirror.is_intact(batch) else None
-
-    def _made(self, table: int, sample: SampledBatch, columns: dict[str, Array], part: slice) -> ReplayBatch:
-        """Return some items of a sample as a batch."""
-        columns = {name: values[part] for name, values in columns.items()}
-        names = ragged_columns(self._tables[table].signature)
-        sizes = {name: columns.pop(f"{name}{SEPARATOR}{LENGTH}") for name in names}
-        weights = (sample.probabilities[part] * max(sample.table_items, 1)) ** -self._beta
-        last_rows = (sample.first_rows + sample.lengths - 1)[part]
-        chunks = np.searchsorted(np.cumsum(sample.step_counts), last_rows, side="right")
-        return ReplayBatch(
-            **values_of(sample.take(part), Per.ITEM, ItemColumns),
-            columns=columns,
-            sizes=sizes,
-            weights=(weights / weights.max(initial=1e-38)).astype(np.float32),
-            params_versions=sample.params_versions[chunks],
-            tables=np.full(len(last_rows), table),
-            table_items=np.full(len(last_rows), sample.table_items),
-        )
-
     def __enter__(self) -> Self:
         """Return itself."""
         return self
@@ -375,14 +414,41 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         self.close()
 
 
-def _check(prefetch: int, batches_per_sample: int, beta: float) -> None:
-    for name, value in (("prefetch", prefetch), ("batches_per_sample", batches_per_sample)):
-        check_integer(name, value)
-        if value < 1:
-            raise InvalidArgument(f"{name} is {value}, must be at least 1")
+def _check_beta(beta: float | Callable[[], float]) -> None:
+    if callable(beta):
+        return
     check_number("beta", beta)
     if not beta >= 0:
         raise InvalidArgument(f"beta is {beta}, must be at least 0")
+
+
+def _check_threads(decode_threads: int, epochs: int | None, schedule: Schedule | None) -> None:
+    if epochs is not None:
+        check_integer("epochs", epochs)
+        if epochs < 0:
+            raise InvalidArgument(f"epochs is {epochs}, must be at least 0, which has no end, or None")
+    check_integer("decode_threads", decode_threads)
+    if schedule is not None and decode_threads:
+        raise InvalidArgument(f"decode_threads is {decode_threads}, must be 0 with a schedule")
+    if decode_threads < 0 or (epochs is not None and decode_threads > 1):
+        most = "at least 0" if epochs is None else "0 or 1 with epochs"
+        raise InvalidArgument(f"decode_threads is {decode_threads}, must be {most}")
+
+
+def _check_single(
+    tables: Sequence[TableConfig],
+    epochs: int | None,
+    transform: Transform | None,
+    schedule: Schedule | None,
+    *,
+    allow_smaller: bool,
+) -> None:
+    if len(tables) == 1:
+        return
+    if epochs is not None or allow_smaller:
+        raise InvalidArgument(f"epochs or allow_smaller is given with {len(tables)} tables, takes a single one")
+    if transform is not None or schedule is not None:
+        raise InvalidArgument(f"transform or schedule is given with {len(tables)} tables, takes a single one")
 
 
 def _split(batch_size: int, tables: Mapping[TableConfig, float]) -> list[int]:
@@ -405,19 +471,20 @@ def _split(batch_size: int, tables: Mapping[TableConfig, float]) -> list[int]:
     return sizes
 
 
-def _mirror(
-    table: TableConfig, batch_size: int, mib: int, chunk_length: int, prefetch: int, servers: int
-) -> TableMirror | None:
-    """Return a mirror of a table in so much memory, or of as much of it as is of use; None for none."""
-    if not mib:
-        return None
-    hold = prefetch + 2  # batches under way, the one that is read, and one of another thread
-    parts = 1 if servers == 1 else 2 * servers  # room for servers that take the place of others
-    slot_bytes = chunk_length * sum(column.step_bytes for column in table.signature)
-    least = least_slots(batch_size, table.max_item_steps, chunk_length, hold)
-    useful = max(table.max_items * (1 + table.max_item_steps // chunk_length), least)
-    slots = min(mib * 2**20 // (slot_bytes * parts), useful, _MAX_SLOTS)
-    if slots < least:
-        needed = -(-least * slot_bytes * parts // 2**20)
-        raise InvalidArgument(f"mirror_mib is {mib}, must be 0 or at least {needed} for batches of {batch_size} items")
-    return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), parts)
+def _open(
+    keep: Keep,
+    table: TableConfig,
+    items: int,
+    in_flight: int,
+    connect: Callable[..., SampleSource],
+    stack: ExitStack,
+) -> OpenedSource:
+    """Start to sample a table, so many items at once, until `stack` ends it."""
+
+    def connected(mirror: TableMirror | None, in_flight: int) -> SampleSource:
+        return stack.enter_context(closing(connect(mirror=mirror, max_in_flight_batches=in_flight)))
+
+    opened = keep.open(table, items, in_flight, connected, stack)
+    if isinstance(opened.source, SeededSampleStream):
+        return replace(opened, again=opened.source.again)
+    return opened

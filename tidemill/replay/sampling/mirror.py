@@ -31,6 +31,10 @@ class RowKeeper(Protocol):
     def columns(self) -> frozenset[str]:
         """Names of those columns."""
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory that each row takes that is gathered for a batch."""
+
     def keep(
         self, signature: Signature, blocks: Sequence[Blocks], step_counts: Ints, places: Ints
     ) -> NDArray[np.bool_]:
@@ -112,6 +116,11 @@ class TableMirror:
     def size_bytes(self) -> int:
         """Bytes of the rows that are kept here, once all slots are filled."""
         return sum(column.nbytes for column in self.columns.values())
+
+    @property
+    def elsewhere_bytes(self) -> int:
+        """Bytes of the host's memory that a row of a batch takes whose columns are kept elsewhere."""
+        return 0 if self._elsewhere is None else self._elsewhere.host_bytes
 
     def keep(self, batch: SampledBatch, part: int = 0) -> SampledBatch:
         """Keep the chunks that came with a batch; return it without their blocks.

@@ -21,27 +21,38 @@ class ReplayBatch(ItemColumns):
     """B items of L steps, ready to use; an item of fewer steps repeats its first one in front.
 
     Attributes:
-        columns: Each column, [B, L, ...]; one of varying length is padded with zeros, see `ragged`.
+        columns: Each column, [B, L, ...]; one of varying length is padded with zeros, see `ragged`. With a `transform`,
+            what that returned.
         sizes: Of the columns of varying length, how much of each step counts, int32 [B, L].
         weights: Importance weights to the power of `beta`, the greatest is 1, float32 [B].
         params_versions: Version of the parameters that chose the actions of each item's last chunk, uint64 [B].
         tables: Which of the dataset's tables each item comes from, int64 [B].
         table_items: Items of each item's table when it was sampled, int64 [B].
+        first_versions: Version of the parameters that chose the actions of the chunk that holds each item's first step
+            behind `history`, uint64 [B].
+        received_at: When the sample arrived, by `time.monotonic`, in seconds.
+        largest_weight: The largest importance weight before the weights were divided by it, with which those of several
+            learners that train together are compared.
     """
 
-    columns: dict[str, Array] = field(metadata=per_item())
+    columns: dict[str, Any] = field(metadata=per_item())
     sizes: dict[str, NDArray[np.int32]] = field(metadata=per_item())
     weights: NDArray[np.float32] = field(metadata=per_item("f4"))
     params_versions: NDArray[np.uint64] = field(metadata=per_item("u8"))
     tables: NDArray[np.int64] = field(metadata=per_item("i8"))
     table_items: NDArray[np.int64] = field(metadata=per_item("i8"))
+    first_versions: NDArray[np.uint64] = field(metadata=per_item("u8"))
+    received_at: float = 0.0
+    largest_weight: float = 1.0
 
     @classmethod
     def joined(cls, parts: Sequence[ReplayBatch]) -> ReplayBatch:
         """Return the items of at least one part behind those of the others."""
-        return cls(**joined(parts, Per.ITEM))
+        received_at = min(part.received_at for part in parts)
+        largest = max(part.largest_weight for part in parts)
+        return cls(**joined(parts, Per.ITEM), received_at=received_at, largest_weight=largest)
 
-    def __getitem__(self, column: str) -> Array:
+    def __getitem__(self, column: str) -> Any:  # noqa: ANN401 - an array, or what a transform returned
         """Return a column, [B, L, ...]. KeyError: there is none of this name; the message has those that there are."""
         if column not in self.columns:
             raise KeyError(f"{column!r} is none of the columns {sorted(self.columns)}")

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import FatalError
-from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import MAX_DRAWS
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_call import SampleCall
+from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import unpack_sample
-
-
-@dataclass(frozen=True, slots=True)
-class SeededDraw:
-    """What makes a batch the same each time it is drawn.
-
-    Attributes:
-        seed: Of the draw, 0 to 2**64 - 1.
-        at_step_count: Steps that the streams of all actors have together when it is drawn.
-    """
-
-    seed: int
-    at_step_count: int
 
 
 class SeededSampleStream:
@@ -50,12 +35,10 @@ class SeededSampleStream:
         address: str,
         table: TableConfig,
         batch_size: int,
-        draw_of: Callable[[int], SeededDraw],
+        schedule: Schedule,
         *,
-        first: int,
         max_in_flight_batches: int,
         mirror: TableMirror | None = None,
-        prepare: Callable[[ReplayClient], None] = lambda _: None,
     ) -> None:
         """Start connecting in the background.
 
@@ -63,21 +46,20 @@ class SeededSampleStream:
             address: `host:port` or `unix:///path` of the replay server.
             table: The table, which exists.
             batch_size: Items in each batch.
-            draw_of: Returns how a batch is drawn, given its number.
-            first: Number of the first batch.
+            schedule: How the batches are drawn.
             max_in_flight_batches: Batches that may be asked for before they are taken, 1 to 1,024.
             mirror: Keeps the rows that come; batches are then without blocks.
-            prepare: Called in a thread after each connection, before anything is drawn.
         """
         assert 1 <= max_in_flight_batches <= MAX_DRAWS
-        self._draw_of, self._batch_size, self._mirror = draw_of, batch_size, mirror
-        self._max_in_flight, self._prepare = max_in_flight_batches, prepare
+        self._schedule, self._batch_size, self._mirror = schedule, batch_size, mirror
+        self._max_in_flight = max_in_flight_batches
         self._changed = threading.Condition()  # guards everything below
         self._ready: deque[SampledBatch] = deque()
-        self._next = self._asked = first  # of the batches to take and to ask for
+        self._next = self._asked = schedule.first  # of the batches to take and to ask for
         self._is_connected = self._is_closed = False
         self._calls = 0
         self._error: BaseException | None = None
+        self._table = table.name
         size = mirror.size if mirror is not None else None
         self._call = SampleCall(table.name, address, table, batch_size, False, self, size)
         self._call.start()
@@ -108,10 +90,16 @@ class SeededSampleStream:
             self._ready.clear()
         self._call.cut()
 
-    @property
-    def client(self) -> ReplayClient:
-        """Of the same server; closed with the stream."""
-        return self._call.client
+    def update_priorities(
+        self,
+        keys: NDArray[np.uint64],
+        priorities: NDArray[np.float64],
+        fencing_token: int = 0,
+        *,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Set the priorities [N] of items by key [N], see `ReplayClient.update_priorities`."""
+        self._call.client.update_priorities(self._table, keys, priorities, fencing_token, deadline_s=deadline_s)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
         """Refuse: a corrupt item ends a run in lock-step.
@@ -145,7 +133,7 @@ class SeededSampleStream:
             raise FatalError(
                 "the replay service has lost its table: a run in lock-step needs one with a log (replay.storage.folder)"
             )
-        self._prepare(call.client)
+        self._schedule.prepare(call.client)
         with self._changed:
             self._is_connected = True
             self._calls += 1
@@ -183,7 +171,7 @@ class SeededSampleStream:
         count = self._next + self._max_in_flight - self._asked
         draws = []
         for number in range(self._asked, self._asked + count):
-            draw = self._draw_of(number)
+            draw = self._schedule.draw_of(number)
             draws.append(pb.Draw(items=self._batch_size, seed=draw.seed, at_step_count=draw.at_step_count))
         self._asked += count
         if draws:

@@ -8,19 +8,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
+from tests.support.learner_decoder import LearnerDecoder
 from tests.support.learner_fakes import Clock, FakeAgent
 from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss, Unavailable
 from tidemill.replay.codec import encode
 from tidemill.replay.sampling.batch import Blocks, SampledBatch
-from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
-from tidemill.services.learner.data.decoder import Batch, Decoder
-from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
-from tidemill.services.learner.data.importance_weights import importance_weights
+from tidemill.replay.sampling.importance_weights import importance_weights
+from tidemill.services.learner.data.decoder import Batch
 from tidemill.types import Codec, ColumnSpec
 
 _SIGNATURE = (ColumnSpec("frame", "uint8", (8, 8), Codec.LZ4), ColumnSpec("reward", "float32", ()))
@@ -81,20 +78,12 @@ def decoder_of(
     splits: int = 1,
     clock: Clock | None = None,
     recurrent_state_size: int = 0,
-) -> Decoder:
+) -> LearnerDecoder:
     """Return a decoder for a prioritized table."""
     agent = FakeAgent()
     agent.recurrent_state_size = recurrent_state_size
     settings = TableSettings(sampler="prioritized", importance_sampling_exponent=1.0)
-    corrupt = CorruptItemFilter(delete, clock or Clock())
-    return Decoder(
-        agent, _SIGNATURE, settings, Counters(), DevicePrefetcher(resolve_device("cpu")), corrupt, splits=splits
-    )
-
-
-def counted() -> float:
-    """Return how many corrupt items the metric has."""
-    return REGISTRY.get_sample_value("tidemill_learner_damaged_items_total") or 0.0
+    return LearnerDecoder(agent, _SIGNATURE, delete, settings, splits=splits, clock=clock or Clock())
 
 
 def check_aligned(batch: Batch) -> None:
@@ -102,7 +91,7 @@ def check_aligned(batch: Batch) -> None:
     row = batch.keys.astype(np.int64) - 100
     assert batch.columns["reward"].tolist() == row.tolist()
     assert batch.params_versions.tolist() == (row // _STEPS + 1).tolist()
-    expected = importance_weights((row + 1.0) / 300, 1000, 1.0)
+    expected, _ = importance_weights((row + 1.0) / 300, 1000, 1.0)
     np.testing.assert_allclose(batch.weight.numpy(), expected, rtol=1e-6)
     assert batch.largest_weight == pytest.approx((1000 * (row + 1.0) / 300).min() ** -1)
 
@@ -110,10 +99,10 @@ def check_aligned(batch: Batch) -> None:
 @pytest.mark.parametrize("garbage", [{0}, {2, 3}, {0, 1, 2, 4, 5}, {5}])
 def test_items_of_a_corrupt_chunk_give_way_to_others(table: Table, garbage: set[int]) -> None:
     """The batch keeps its size; each item in it has its own reward, version and weight; the corrupt leave the table."""
-    before, sample = counted(), sample_with(garbage)
+    sample, decoder = sample_with(garbage), decoder_of(table.delete)
     corrupt = [r for r in range(23) if {r // _STEPS, (r + 1) // _STEPS} & garbage]
     with capture_logs() as lines:
-        (batch,) = decoder_of(table.delete).decode(sample, 7.0)
+        (batch,) = decoder.decode(sample, 7.0)
     assert len(batch.keys) == 23
     check_aligned(batch)
     sound = {100 + r for r in range(23)} - {100 + r for r in corrupt}
@@ -121,7 +110,7 @@ def test_items_of_a_corrupt_chunk_give_way_to_others(table: Table, garbage: set[
     times = np.unique(batch.keys, return_counts=True)[1]
     assert times.max() - times.min() <= 1
     assert table.removed == [100 + r for r in corrupt]
-    assert counted() - before == len(corrupt)
+    assert decoder.corrupt.items == len(corrupt)
     (line,) = lines
     assert (line["items"], line["keys"]) == (len(corrupt), table.removed[:8])
     assert "column 'frame'" in line["why"]
@@ -169,7 +158,7 @@ def test_item_with_a_payload_of_another_size_gives_way(table: Table, payload: by
 
 def test_corrupt_items_are_named_now_and_then() -> None:
     """One line for those of ten seconds, with the first keys; each is counted once, however often it was drawn."""
-    clock, before = Clock(), counted()
+    clock = Clock()
     decoder = decoder_of(lambda keys: None, clock=clock)
     twice = sample_with({0}).take(np.array([0, 0, 1, 22]))
     with capture_logs() as lines:
@@ -177,7 +166,7 @@ def test_corrupt_items_are_named_now_and_then() -> None:
             clock.now = 100.0 + moment
             decoder.decode(twice, 7.0)
     assert [line["items"] for line in lines] == [2, 6]
-    assert counted() - before == 10
+    assert decoder.corrupt.items == 10
 
 
 def test_training_goes_on_when_the_table_is_away() -> None:

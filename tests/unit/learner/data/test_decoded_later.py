@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tests.support.batches import CASES
 from tests.support.encoded_batches import batch_of, damaged, without_kernel
+from tests.support.learner_decoder import LearnerDecoder
 from tests.support.learner_fakes import FakeAgent
 from tidemill.config.table import TableSettings
 from tidemill.replay import codec
@@ -25,13 +26,8 @@ from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import stored_columns
 from tidemill.rl.transitions import FRAMES, gather_frame_stacks, transitions
-from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
-from tidemill.services.learner.data.decoder import Decoder
-from tidemill.services.learner.data.device import DevicePrefetcher
 from tidemill.types import Codec, ColumnSpec, EnvSpec, Signature, WindowSpec, signature_of
 
-CPU = torch.device("cpu")
 KINDS = ("dqn_image", "dqn_colours", "dqn", "r2d2_image", "ppo_lstm_image", "sac_discrete_image", "stacks_later")
 """Stacks, several channels, vectors (which are not compressed), sequences, rollouts, and stacks that a GPU gathers."""
 
@@ -104,9 +100,8 @@ def _sample(agent: Agent, signature: Signature, rng: np.random.Generator) -> Sam
 def _decoded(agent: Agent, signature: Signature, sample: SampledBatch) -> tuple[list[dict[str, Any]], set[int]]:
     """Return the batches of a sample, and the keys of the items that were removed."""
     removed: set[int] = set()
-    corrupt = CorruptItemFilter(lambda keys: removed.update(keys.tolist()), lambda: 0.0)
     settings = TableSettings(sampler="prioritized")
-    decoder = Decoder(agent, signature, settings, Counters(), DevicePrefetcher(CPU), corrupt, splits=2)
+    decoder = LearnerDecoder(agent, signature, lambda keys: removed.update(keys.tolist()), settings, splits=2)
     return [
         {**gather_frame_stacks(batch.columns), "weight": batch.weight, "keys": torch.from_numpy(batch.keys)}
         for batch in decoder.decode(sample, 0.0)
@@ -165,9 +160,7 @@ def test_frames_that_a_gpu_stacks_are_decoded_once_for_all_batches() -> None:
     agent, _, signature = _agents("stacks_later")
     columns = {spec.name: _column(spec, 30, np.random.default_rng(2)) for spec in signature}
     sample = batch_of(signature, [codec.encode(signature, columns)], [30], [(2, 5), (9, 5)])
-    decoder = Decoder(
-        agent, signature, TableSettings(), Counters(), DevicePrefetcher(CPU),
-        CorruptItemFilter(lambda keys: pytest.fail(f"{keys} are not corrupt"), lambda: 0.0), splits=2)  # fmt: skip
+    decoder = LearnerDecoder(agent, signature, lambda keys: pytest.fail(f"{keys} are not corrupt"), splits=2)
     first, second = decoder.decode(sample, 0.0)
     assert first.columns[FRAMES] is second.columns[FRAMES]
     np.testing.assert_array_equal(first.columns[FRAMES].numpy(), columns["observation"][2:14])

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.learner_decoder import LearnerDecoder
 from tests.support.learner_fakes import FakeAgent, sample
 from tidemill.config.table import TableSettings
 from tidemill.replay import codec
 from tidemill.replay.sampling.batch import SampledBatch
-from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.data import decoder as decoder_module
-from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
-from tidemill.services.learner.data.decoder import Batch, Decoder
-from tidemill.services.learner.data.device import DevicePrefetcher, resolve_device
+from tidemill.services.learner.data.decoder import Batch
 from tidemill.types import ColumnSpec, Signature
 
 _SIGNATURE = (ColumnSpec("reward", "float32", ()),)
 _REWARDS = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
-_NO_CORRUPTION = CorruptItemFilter(lambda keys: pytest.fail(f"{keys} are not corrupt"), lambda: 0.0)
+
+
+def _decoder(agent: FakeAgent | None = None, settings: TableSettings | None = None, **options: Any) -> LearnerDecoder:  # noqa: ANN401
+    def none(keys: object) -> None:
+        pytest.fail(f"{keys} are not corrupt")
+
+    return LearnerDecoder(agent or FakeAgent(), _SIGNATURE, none, settings or TableSettings(), **options)
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +40,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "decode", decode)
 
 
-def _transfer() -> DevicePrefetcher:
-    return DevicePrefetcher(resolve_device("cpu"))
-
-
-def _decode(settings: TableSettings, *, splits: int, learner_steps: int = 0) -> list[Batch]:
-    counters = Counters(learner_steps=learner_steps)
-    decoder = Decoder(FakeAgent(), _SIGNATURE, settings, counters, _transfer(), _NO_CORRUPTION, splits=splits)
+def _decode(settings: TableSettings, *, splits: int, learner_steps: int = 0, **options: int) -> list[Batch]:
+    decoder = _decoder(settings=settings, splits=splits, learner_steps=learner_steps, options=options)
     return decoder.decode(sample(_REWARDS), received_at=7.0)
 
 
@@ -86,7 +85,7 @@ def test_each_item_has_the_version_of_its_own_chunk() -> None:
     found = dataclasses.replace(
         sample(_REWARDS), step_counts=np.array([2, 1, 4]), params_versions=np.array([3, 5, 9], np.uint64)
     )
-    decoder = Decoder(FakeAgent(), _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_CORRUPTION, splits=1)
+    decoder = _decoder()
     (batch,) = decoder.decode(found, received_at=7.0)
     assert batch.params_versions.tolist() == [3, 3, 5, 9, 9, 9]
 
@@ -96,7 +95,7 @@ def test_recurrent_states_of_items_go_with_them() -> None:
     found = dataclasses.replace(sample(_REWARDS), payloads=tuple(np.array([i, -i], "<f4").tobytes() for i in range(6)))
     agent = FakeAgent()
     agent.recurrent_state_size = 2
-    decoder = Decoder(agent, _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_CORRUPTION, splits=2)
+    decoder = _decoder(agent, splits=2)
     first, second = decoder.decode(found, received_at=7.0)
     assert first.columns["recurrent_state"].tolist() == [[0, 0], [2, -2], [4, -4]]
     assert second.columns["recurrent_state"].tolist() == [[1, -1], [3, -3], [5, -5]]
@@ -121,7 +120,7 @@ def test_frames_are_shared_by_the_batches_of_a_sample() -> None:
         def decode(self, columns: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
             return {"frames": columns["reward"], "observation_rows": index[:, 0]}
 
-    decoder = Decoder(Stacking(), _SIGNATURE, TableSettings(), Counters(), _transfer(), _NO_CORRUPTION, splits=2)
+    decoder = _decoder(Stacking(), splits=2)
     first, second = decoder.decode(sample(_REWARDS), received_at=7.0)
     assert first.columns["frames"].tolist() == second.columns["frames"].tolist() == [*_REWARDS, 0.0]
     assert second.columns["observation_rows"].tolist() == [1, 3, 5]
@@ -129,6 +128,8 @@ def test_frames_are_shared_by_the_batches_of_a_sample() -> None:
 
 class _Mirror:
     """Keeps the rows of `_REWARDS`; written over once so many batches were gathered."""
+
+    elsewhere_bytes = 0
 
     def __init__(self, intact: int) -> None:
         self.columns = {"reward": np.array([*_REWARDS, 0.0], np.float32)}
@@ -145,12 +146,10 @@ class _Mirror:
         return self._intact >= 0
 
 
-def _gathered(mirror: _Mirror, at_once_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
-    monkeypatch.setattr(decoder_module, "_AT_ONCE_BYTES", at_once_bytes)
+def _gathered(mirror: _Mirror, at_once_bytes: int) -> list[dict[str, object]]:
     settings = TableSettings(sampler="prioritized")
     found = dataclasses.replace(sample(_REWARDS), probabilities=np.arange(1, 7) / 21)
-    parts = Counters(), _transfer(), _NO_CORRUPTION
-    decoder = Decoder(FakeAgent(), _SIGNATURE, settings, *parts, splits=3, mirror=mirror)  # type: ignore[arg-type]
+    decoder = _decoder(settings=settings, splits=3, mirror=mirror, options={"at_once_bytes": at_once_bytes})
     return [
         {
             "keys": batch.keys.tolist(),
@@ -164,13 +163,11 @@ def _gathered(mirror: _Mirror, at_once_bytes: int, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("at_once_bytes", [1, 2 * 2 * 2 * 4])  # one batch, and two of two items of two floats
-def test_large_batches_are_gathered_from_a_mirror_one_by_one(
-    at_once_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_batches_are_gathered_from_a_mirror_one_by_one(at_once_bytes: int) -> None:
     """They equal those that are gathered together, weights included."""
-    together = _gathered(_Mirror(intact=1), 2**20, monkeypatch)
+    together = _gathered(_Mirror(intact=1), 2**20)
     assert [batch["keys"] for batch in together] == [[1, 4], [2, 5], [3, 6]]
-    assert _gathered(_Mirror(intact=3), at_once_bytes, monkeypatch) == together
+    assert _gathered(_Mirror(intact=3), at_once_bytes) == together
 
 
 @pytest.mark.parametrize("at_once_bytes", [1, 2 * 2 * 2 * 4])  # one batch, and two of two items of two rows
@@ -186,8 +183,7 @@ def test_large_batches_are_decoded_one_by_one(at_once_bytes: int, monkeypatch: p
         return inner(signature, found, length, later=later)
 
     monkeypatch.setattr(codec, "decode", counted)
-    monkeypatch.setattr(decoder_module, "_DECODED_AT_ONCE_BYTES", at_once_bytes)
-    apart = _decode(settings, splits=3)
+    apart = _decode(settings, splits=3, decoded_at_once_bytes=at_once_bytes)
     assert decoded == ([2, 2, 2] if at_once_bytes == 1 else [4, 2])
     for left, right in zip(apart, together, strict=True):
         assert left.keys.tolist() == right.keys.tolist()
@@ -197,7 +193,7 @@ def test_large_batches_are_decoded_one_by_one(at_once_bytes: int, monkeypatch: p
         assert left.params_versions.tolist() == right.params_versions.tolist()
 
 
-def test_batches_that_were_gathered_before_a_mirror_was_written_over_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_were_gathered_before_a_mirror_was_written_over_stay() -> None:
     """Of three, the first two were read in time."""
-    found = _gathered(_Mirror(intact=2), 1, monkeypatch)
+    found = _gathered(_Mirror(intact=2), 1)
     assert [batch["keys"] for batch in found] == [[1, 4], [2, 5]]

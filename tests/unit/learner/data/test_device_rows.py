@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.support.batches import CASES
+from tests.support.learner_decoder import LearnerDecoder
 from tests.support.replay_streams import UNIFORM, append, make_items, make_replay
 from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss
@@ -31,10 +32,7 @@ from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import AgentConfig, stored_columns
 from tidemill.rl.settings.q_learning import DQNConfig
-from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.data.corrupt_items import CorruptItemFilter
-from tidemill.services.learner.data.decoder import Batch, Decoder
-from tidemill.services.learner.data.device import DevicePrefetcher
+from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device_rows import DeviceQueue, DeviceRows, HostQueue, Mark
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.types import Codec, ColumnSpec, EnvSpec, ObservationPart, Signature
@@ -115,7 +113,7 @@ class Pair:
         self.mirrors = [TableMirror(self._signature, self.size)]
         self.mirrors.append(TableMirror(self._signature, self.size, elsewhere=self.rows))
         self._decoders = [
-            _decoder(self._agent, self._signature, mirror, DevicePrefetcher(device, of_rows))
+            _decoder(self._agent, self._signature, mirror, device, of_rows)
             for mirror, device, of_rows in zip(self.mirrors, (CPU, self.rows.device), (None, self.rows), strict=True)
         ]
         self._epoch = self._next_step = 0
@@ -171,10 +169,14 @@ def _agent(kind: str) -> tuple[Agent, Signature]:
     return build_agent(config, env_spec, seed=1), stored_columns(config, env_spec)
 
 
-def _decoder(agent: Agent, signature: Signature, mirror: TableMirror, prefetcher: DevicePrefetcher) -> Decoder:
-    corrupt = CorruptItemFilter(lambda keys: pytest.fail(f"{keys} are not corrupt"), lambda: 0.0)
-    table = TableSettings(sampler="prioritized")
-    return Decoder(agent, signature, table, Counters(), prefetcher, corrupt, splits=SPLITS, mirror=mirror)
+def _decoder(
+    agent: Agent, signature: Signature, mirror: TableMirror, device: torch.device, rows: DeviceRows | None
+) -> LearnerDecoder:
+    def none(keys: object) -> None:
+        pytest.fail(f"{keys} are not corrupt")
+
+    settings = TableSettings(sampler="prioritized")
+    return LearnerDecoder(agent, signature, none, settings, splits=SPLITS, mirror=mirror, on_device=rows, device=device)
 
 
 def _random(spec: ColumnSpec, rng: np.random.Generator) -> NDArray[Any]:

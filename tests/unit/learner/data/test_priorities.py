@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tests.support.waiting import wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.params.publisher import StalePublisher
+from tidemill.replay.sampling.priorities import PrioritySender
 from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.services.learner.data.priorities import PriorityWriter
 from tidemill.services.learner.divergence import Diverged
@@ -44,7 +45,7 @@ def _keys(*values: int) -> NDArray[np.uint64]:
 def test_updates_are_sent_together_in_order() -> None:
     """What was collected goes as one message, each priority a little above 0."""
     table = _Table()
-    writer = PriorityWriter(table)
+    writer = PriorityWriter(PrioritySender([table]))
     writer.offer(_keys(1, 2), torch.tensor([0.5, 0.0]))
     writer.offer(_keys(2), torch.tensor([2.0]))
     assert table.messages == []
@@ -57,7 +58,7 @@ def test_updates_are_sent_together_in_order() -> None:
 def test_sixteen_updates_make_a_message() -> None:
     """A message leaves by itself once it is worth its cost."""
     table = _Table()
-    writer = PriorityWriter(table)
+    writer = PriorityWriter(PrioritySender([table]))
     for key in range(16):
         writer.offer(_keys(key), torch.ones(1))
     assert table.received.wait(_WAIT_S)
@@ -69,7 +70,7 @@ def test_absent_service_costs_the_priorities_only() -> None:
     """What cannot be delivered is dropped; later priorities are sent again."""
     table = _Table()
     table.faults = [Unavailable("gone")]
-    writer = PriorityWriter(table)
+    writer = PriorityWriter(PrioritySender([table]))
     writer.offer(_keys(1), torch.ones(1))
     writer.flush()
     writer.offer(_keys(2), torch.ones(1))
@@ -81,7 +82,7 @@ def test_frozen_service_never_blocks_the_training_thread() -> None:
     """Beyond the bound messages are dropped, newest first, and `offer` returns at once."""
     table = _Table()
     table.may_answer.clear()
-    writer = PriorityWriter(table)
+    writer = PriorityWriter(PrioritySender([table]))
     for key in range(16 * 50):
         writer.offer(_keys(key), torch.ones(1))
     table.may_answer.set()
@@ -93,7 +94,7 @@ def test_frozen_service_never_blocks_the_training_thread() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_priority_that_is_not_finite_ends_training(value: float) -> None:
     """A diverged loss is raised in the training thread, in one line."""
-    writer = PriorityWriter(_Table())
+    writer = PriorityWriter(PrioritySender([_Table()]))
     writer.offer(_keys(1), torch.tensor([value]))
     with pytest.raises(Diverged, match="priorities"):
         wait_until(writer.flush, "the reason")
@@ -103,7 +104,7 @@ def test_refused_priorities_are_raised_in_the_owner() -> None:
     """An error that a retry cannot cure does not stay in the background."""
     table = _Table()
     table.faults = [InvalidArgument("priority is negative")]
-    writer = PriorityWriter(table)
+    writer = PriorityWriter(PrioritySender([table]))
     writer.offer(_keys(1), torch.ones(1))
     with pytest.raises(InvalidArgument, match="negative"):
         wait_until(writer.flush, "the reason")
@@ -113,7 +114,7 @@ def test_superseded_learner_ends() -> None:
     """The table refuses its fencing token, which ends the training thread."""
     table = _Table()
     table.faults = [FailedPrecondition("fencing token 1 was superseded by 2")]
-    writer = PriorityWriter(table)
+    writer = PriorityWriter(PrioritySender([table]))
     writer.offer(_keys(1), torch.ones(1))
     with pytest.raises(StalePublisher, match="superseded by 2"):
         wait_until(writer.flush, "the reason")

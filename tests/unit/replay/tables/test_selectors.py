@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.support.distribution import chi_square_bound, fits
+from tidemill.replay.sampling.importance_weights import importance_weights
 from tidemill.replay.table_config import MAX_PRIORITY, SelectorConfig, SelectorKind
-from tidemill.services.learner.data.importance_weights import importance_weights
 from tidemill.services.replay.selectors.selector import Selector, make_selector
 
 KINDS = list(SelectorKind)
@@ -122,7 +122,7 @@ def test_every_priority_but_0_gives_a_probability_above_0(exponent: float) -> No
     assert selector.pickable == 4
     assert (probabilities[:4] > 0).all()
     assert probabilities[4] == 0
-    weights = importance_weights(probabilities[:4], 2**31, 1.0)
+    weights = importance_weights(probabilities[:4], 2**31, 1.0)[0]
     assert np.isfinite(weights).all()
     assert weights.max() == 1.0
 

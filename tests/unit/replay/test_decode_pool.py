@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.learner_fakes import Clock, batch, sample
+from tests.support.learner_fakes import sample
 from tests.support.waiting import wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.sampling.batch import SampledBatch
-from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.data.batch_loader import BatchLoader
-from tidemill.services.learner.data.decoder import Batch
+from tidemill.replay.sampling.decode_pool import DecodePool
 
 _WAIT_S = 120.0
 
@@ -24,7 +22,7 @@ class _Samples:
 
     def __init__(self) -> None:
         self.queue: queue.Queue[SampledBatch | Exception] = queue.Queue()
-        self.closed = False
+        self.received: list[int] = []
 
     def take(self, timeout_s: float) -> SampledBatch | None:
         try:
@@ -33,18 +31,17 @@ class _Samples:
             return None
         if isinstance(found, Exception):
             raise found
+        self.received.append(found.env_steps)
         return found
 
-    def close(self) -> None:
-        self.closed = True
+
+def _decode(found: SampledBatch) -> list[int]:
+    """Return one batch an item: its key."""
+    return [int(key) for key in found.keys]
 
 
-def _decode(found: SampledBatch, received_at: float) -> list[Batch]:
-    """Return one batch an item."""
-    return [batch(int(key)) for key in found.keys]
-
-
-_Make = Callable[..., BatchLoader]
+_Pool = DecodePool[SampledBatch, int]
+_Make = Callable[..., _Pool]
 
 
 @pytest.fixture
@@ -54,18 +51,12 @@ def samples() -> _Samples:
 
 
 @pytest.fixture
-def counters() -> Counters:
-    """Fresh counters."""
-    return Counters()
-
-
-@pytest.fixture
-def make(samples: _Samples, counters: Counters) -> Iterator[_Make]:
+def make(samples: _Samples) -> Iterator[_Make]:
     """Make queues over the source; closed at the end."""
-    made: list[BatchLoader] = []
+    made: list[_Pool] = []
 
-    def build(*, decode: Callable[[SampledBatch, float], list[Batch]] = _decode, threads: int = 1) -> BatchLoader:
-        made.append(BatchLoader(samples, decode, counters, threads=threads, prefetch_samples=1, clock=Clock()))
+    def build(*, decode: Callable[[SampledBatch], list[int]] = _decode, threads: int = 1) -> _Pool:
+        made.append(DecodePool(samples.take, decode, threads=threads, prefetch_samples=1))
         return made[-1]
 
     yield build
@@ -73,17 +64,12 @@ def make(samples: _Samples, counters: Counters) -> Iterator[_Make]:
         each.close()
 
 
-def _key(found: Batch | None) -> int:
-    assert found is not None
-    return int(found.keys[0])
-
-
 def test_batches_of_samples_come_in_order(samples: _Samples, make: _Make) -> None:
     """The batches of one sample are taken one by one, then those of the next."""
     samples.queue.put(sample([0.0, 0.0], first_key=1))
     samples.queue.put(sample([0.0], first_key=7))
     batches = make()
-    assert [_key(batches.take(_WAIT_S)) for _ in range(3)] == [1, 2, 7]
+    assert [batches.take(_WAIT_S) for _ in range(3)] == [1, 2, 7]
 
 
 def test_take_without_data_returns_none(make: _Make) -> None:
@@ -99,15 +85,15 @@ def test_samples_are_not_taken_without_end(samples: _Samples, make: _Make) -> No
         samples.queue.put(sample([0.0], first_key=number + 1))
     decoded: queue.Queue[int] = queue.Queue()
 
-    def decode(found: SampledBatch, received_at: float) -> list[Batch]:
+    def decode(found: SampledBatch) -> list[int]:
         decoded.put(int(found.keys[0]))
-        return _decode(found, received_at)
+        return _decode(found)
 
     batches = make(decode=decode)
     assert [decoded.get(timeout=_WAIT_S) for _ in range(2)] == [1, 2]
     with pytest.raises(queue.Empty):
         decoded.get(timeout=0.1)
-    assert _key(batches.take(_WAIT_S)) == 1
+    assert batches.take(_WAIT_S) == 1
     assert decoded.get(timeout=_WAIT_S) == 3
 
 
@@ -116,21 +102,21 @@ def test_fault_in_a_thread_is_raised_in_the_training_thread(samples: _Samples, m
     samples.queue.put(sample([0.0]))
     samples.queue.put(AlreadyExists("table 'replay' has another configuration"))
     batches = make()
-    assert _key(batches.take(_WAIT_S)) == 1
+    assert batches.take(_WAIT_S) == 1
     with pytest.raises(AlreadyExists, match="another configuration"):
         wait_until(lambda: batches.take(0.01), "the reason")
 
 
-def test_env_steps_are_counted_in_order_with_many_threads(samples: _Samples, counters: Counters, make: _Make) -> None:
-    """Threads that overtake each other are not mistaken for a restarted service."""
+def test_samples_are_received_in_order_by_many_threads(samples: _Samples, make: _Make) -> None:
+    """What they say of the server, such as its count of agent decisions, is seen in the order in which it was said."""
     for count in range(1, 201):
         samples.queue.put(sample([0.0], env_steps=count))
     batches = make(threads=4)
     taken = sum(batches.take(_WAIT_S) is not None for _ in range(200))
-    assert (taken, counters.env_steps) == (200, 200)
+    assert (taken, samples.received) == (200, list(range(1, 201)))
 
 
-def test_close_ends_threads_and_source(samples: _Samples, make: _Make) -> None:
+def test_close_ends_threads(samples: _Samples, make: _Make) -> None:
     """Even a thread that holds a batch nobody takes ends."""
     for number in range(5):
         samples.queue.put(sample([0.0], first_key=number + 1))
@@ -139,5 +125,4 @@ def test_close_ends_threads_and_source(samples: _Samples, make: _Make) -> None:
     assert batches.take(_WAIT_S) is not None
     batches.close()
     batches.close()
-    assert samples.closed
     assert set(threading.enumerate()) <= before

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from tidemill import container_limits, linux
+from tidemill.logger import LateLogger
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.mirror import MirrorSize, Reserve, RowKeeper, TableMirror
 from tidemill.replay.sampling.shared_arrays import reserve_private
@@ -18,7 +17,7 @@ from tidemill.replay.table_config import TableConfig
 _MOST_SLOTS = 2**21
 _SPARE = 1.1  # chunks that streams hold beyond the table, and short ones at the ends of streams
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tidemill.errors import DataLoss, Unavailable
 from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
-from tidemill.services.learner.distributed.frames import FrameSocket, pack_batch, unpack_batch
+from tidemill.replay.sampling.frames import FrameSocket, pack_batch, unpack_batch
 
 
 @pytest.fixture

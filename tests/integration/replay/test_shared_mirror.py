@@ -23,14 +23,14 @@ from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.sampler import ReplaySampler
-from tidemill.replay.table_config import SelectorConfig, SelectorKind
-from tidemill.services.learner.data.table_sampler import TableSampler
-from tidemill.services.learner.distributed.shared_sampling import (
+from tidemill.replay.sampling.shared_mirror import (
     DealtSampler,
     SampleDealer,
     SharedMirror,
     fetch_mirror,
 )
+from tidemill.replay.sampling.source import SampleSource
+from tidemill.replay.table_config import SelectorConfig, SelectorKind
 
 pytestmark = pytest.mark.requires_linux
 
@@ -49,7 +49,7 @@ class Machine:
         others: Sampler and mirror of each other rank.
     """
 
-    sampler: TableSampler
+    sampler: SampleSource
     dealer: SampleDealer
     mirror: TableMirror
     others: list[tuple[DealtSampler, TableMirror]]

@@ -16,18 +16,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from tidemill import errors, linux
 from tidemill.errors import DataLoss, TidemillError, Unavailable
+from tidemill.logger import LateLogger
 from tidemill.replay.limits import MAX_KEYS
 from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.frames import FrameSocket, Header, pack_batch, unpack_batch
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.shared_arrays import SharedArrays
+from tidemill.replay.sampling.source import SampleSource
 from tidemill.replay.shards.shard import ShardReport
-from tidemill.services.learner.data.table_sampler import TableSampler
-from tidemill.services.learner.distributed.frames import FrameSocket, Header, pack_batch, unpack_batch
 from tidemill.types import Signature
 
 Keys = NDArray[np.uint64]
@@ -44,7 +44,7 @@ _ERRORS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, TidemillError)
 }
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class SharedMirror:
@@ -104,7 +104,7 @@ class SharedMirror:
 class SampleDealer:
     """Takes batches from the owner's sampler for itself and for the others, as the owner's `SampleSource`."""
 
-    def __init__(self, sampler: TableSampler, ranks: Sequence[FrameSocket]) -> None:
+    def __init__(self, sampler: SampleSource, ranks: Sequence[FrameSocket]) -> None:
         """Start a thread for each connection.
 
         Args:
@@ -182,7 +182,14 @@ class DealtSampler:
         answer = self._batches.ask({"ask": "batch"}, b"", timeout_s, resume=True)
         return None if answer is None else unpack_batch(*answer)
 
-    def update_priorities(self, keys: Keys, priorities: NDArray[np.float64], fencing_token: int = 0) -> None:
+    def update_priorities(
+        self,
+        keys: Keys,
+        priorities: NDArray[np.float64],
+        fencing_token: int = 0,
+        *,
+        deadline_s: float | None = None,  # noqa: ARG002 - the owner's call has its own
+    ) -> None:
         """Set new priorities [N] of sampled items by key [N] or [N, 2], as `ReplaySampler` does.
 
         Raises:

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from tidemill.errors import NotFound, Unavailable
+from tidemill.logger import LateLogger
 from tidemill.replay.sampling.batch import SampledBatch
-from tidemill.services.learner import metrics
 
 Delete = Callable[[NDArray[np.uint64]], object]
 """Removes items by key from the table; bounded in time."""
@@ -20,16 +19,21 @@ Delete = Callable[[NDArray[np.uint64]], object]
 _LOG_EVERY_S = 10.0
 _KEYS_LOGGED = 8
 
-_log = structlog.get_logger()
+_log = LateLogger()
 
 
 class CorruptItemFilter:
-    """Replaces corrupt items in a sample and removes them from the table. Safe to call from several threads."""
+    """Replaces corrupt items in a sample and removes them from the table. Safe to call from several threads.
+
+    Attributes:
+        items: How many were found so far.
+    """
 
     def __init__(self, delete: Delete, clock: Callable[[], float]) -> None:
         """Take what removes items from the table, so that they are not sampled again, and monotonic time in seconds."""
         self._delete, self._clock = delete, clock
-        self._lock = threading.Lock()  # guards the two below
+        self.items = 0
+        self._lock = threading.Lock()  # guards the count and the two below
         self._unlogged = 0  # since the last log line
         self._logged_at_s = float("-inf")
 
@@ -52,7 +56,6 @@ class CorruptItemFilter:
         return sample.take(positions)
 
     def _drop(self, keys: NDArray[np.uint64], why: str) -> None:
-        metrics.CORRUPT_ITEMS.inc(len(keys))
         self._report(keys, why)
         try:
             self._delete(keys)
@@ -61,6 +64,7 @@ class CorruptItemFilter:
 
     def _report(self, keys: NDArray[np.uint64], why: str) -> None:
         with self._lock:
+            self.items += len(keys)
             self._unlogged += len(keys)
             if self._clock() - self._logged_at_s < _LOG_EVERY_S:
                 return

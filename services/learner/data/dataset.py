@@ -1,0 +1,108 @@
+"""The dataset that a learner takes its batches from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tidemill.config.sections import LearnerConfig
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.dataset import ReplayDataset
+from tidemill.replay.sampling.schedule import Schedule
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.table_config import TableConfig
+from tidemill.rl.agents.interface import Agent
+from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.data.decoder import ToDevice, decoded_later
+from tidemill.services.learner.data.importance_exponent import importance_sampling_exponent
+from tidemill.services.learner.data.kept_rows import mirror_device
+from tidemill.services.learner.data.sampling import LearnerRows
+from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
+
+
+@dataclass(frozen=True)
+class DatasetOptions:
+    """How much is drawn and decoded ahead.
+
+    Attributes:
+        batch_size: Items of a batch of this rank.
+        splits: Batches of a sample.
+        threads: Threads that decode; 0 decodes in the training thread.
+        in_flight: Samples that may be under way or ready to be decoded.
+        decoded: With threads, decoded samples held ready.
+        hold: Samples that may be drawn before one is read.
+    """
+
+    batch_size: int
+    splits: int
+    threads: int
+    in_flight: int
+    decoded: int
+    hold: int
+
+
+def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
+    config: LearnerConfig,
+    agent: Agent,
+    table: TableConfig,
+    device: torch.device,
+    options: DatasetOptions,
+    *,
+    counters: Counters,
+    learner_steps: Callable[[], int],
+    directory: ShardDirectory | None,
+    rank: RankInfo,
+    group: LearnerGroup,
+    schedule: Schedule | None = None,
+) -> ReplayDataset:
+    """Start to sample a table, which exists.
+
+    Args:
+        config: The learner's settings.
+        agent: Its agent.
+        table: The table.
+        device: Where batches go.
+        options: How much is drawn and decoded ahead.
+        counters: Learn the count of agent decisions that each sample carries.
+        learner_steps: Returns the updates that the schedule of importance weights follows.
+        directory: The replay shards; None for a single server.
+        rank: Which of the ranks it is.
+        group: All of them.
+        schedule: How samples are drawn in lock-step.
+    """
+    rows = LearnerRows(
+        config,
+        rank,
+        group,
+        stride=agent.window.stride,
+        hold=options.hold,
+        shards=config.cluster.shard_count if directory is not None else 0,
+        device=mirror_device(config, agent, device),
+    )
+
+    def count(sample: SampledBatch) -> None:
+        for shard, stored in sample.stored.items():
+            counters.observe(stored, shard)
+
+    return ReplayDataset(
+        config.cluster.replay,
+        table,
+        options.batch_size,
+        beta=lambda: importance_sampling_exponent(config.table, learner_steps()),
+        transform=ToDevice(agent, device, lambda: rows.on_device),
+        decode_threads=options.threads,
+        decoded=options.decoded,
+        prefetch=options.in_flight,
+        batches_per_sample=options.splits,
+        keep=rows,
+        encoded=decoded_later(agent, table.signature),
+        history=agent.window.history,
+        shard_count=config.cluster.shard_count,
+        directory=directory,
+        fencing_token=counters.fencing_token,
+        on_sample=count,
+        schedule=schedule,
+        create=True,
+    )

@@ -1,0 +1,80 @@
+"""The sender of priorities: it never makes its caller wait."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.support.waiting import WAIT_S, wait_until
+from tidemill.errors import InvalidArgument, NotFound
+from tidemill.replay.sampling.priorities import PrioritySender
+
+KEYS = np.array([1, 2], np.uint64)
+
+
+class _Table:
+    """Remembers priorities; can fail or hold them."""
+
+    def __init__(self) -> None:
+        self.found: list[list[float]] = []
+        self.fault: Exception | None = None
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def __call__(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        assert self.may_answer.wait(WAIT_S)
+        if self.fault is not None:
+            raise self.fault
+        assert len(keys) == len(priorities)
+        self.found.append(priorities.tolist())
+
+
+def test_each_table_gets_its_own_in_order() -> None:
+    """Arrays are copied when they are handed over; a function is called when they are sent."""
+    tables = [_Table(), _Table()]
+    sender, values = PrioritySender(list(tables)), np.array([1.0, 2.0])
+    sender.send(KEYS, values)
+    values[:] = 0.0
+    sender.send(KEYS, [3, 4], table=1)
+    sender.send(KEYS, lambda: [5.0, 6.0])
+    sender.close()
+    sender.close()
+    assert [table.found for table in tables] == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
+    assert sender.dropped == 0
+
+
+def test_what_cannot_be_delivered_is_counted() -> None:
+    """A table that is lost, and one that does not answer: what is beyond the queue is dropped."""
+    table = _Table()
+    table.fault = NotFound("no table")
+    sender = PrioritySender([table])
+    sender.send(KEYS, [1.0, 1.0])
+    wait_until(lambda: sender.dropped == 2, "the first to be dropped")
+    table.fault = None
+    table.may_answer.clear()
+    for _ in range(100):
+        sender.send(KEYS, [1.0, 1.0])
+    table.may_answer.set()
+    sender.close()
+    assert sender.dropped == 202 - 2 * len(table.found)
+    assert 8 <= len(table.found) <= 10
+
+
+def test_refusal_is_raised_by_the_next_call() -> None:
+    """An error that a retry does not cure does not stay in the background."""
+    table = _Table()
+    table.fault = InvalidArgument("priority is negative")
+    sender = PrioritySender([table])
+    sender.send(KEYS, [-1.0, 1.0])
+    with pytest.raises(InvalidArgument, match="negative"):
+        wait_until(lambda: sender.send(KEYS, [1.0, 1.0]), "the reason")
+    sender.close()
+
+
+def test_count_of_priorities_is_checked() -> None:
+    """Before anything is sent."""
+    with pytest.raises(InvalidArgument, match="1 entries, must have 2"):
+        PrioritySender([_Table()]).send(KEYS, [1.0])

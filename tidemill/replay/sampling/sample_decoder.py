@@ -1,0 +1,281 @@
+"""Turns a sample into batches: decodes or looks up its rows, replaces corrupt items, weighs items, deals them out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.replay import codec
+from tidemill.replay.codec import CorruptBlocks, DecodedBatch, EncodedColumn
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.columns import ItemColumns, Per, values_of
+from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
+from tidemill.replay.sampling.importance_weights import importance_weights
+from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.sampling.replay_batch import ReplayBatch
+from tidemill.replay.table_config import TableConfig
+from tidemill.replay.writing.steps import LENGTH, SEPARATOR, ragged_columns
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+
+AT_ONCE_BYTES = 8 * 2**20
+"""Of the batches that are gathered from a mirror at once: larger ones take new memory from the system each time."""
+
+DECODED_AT_ONCE_BYTES = 16 * 2**20
+"""Of the batches whose blocks are decoded at once, if every item has rows of its own.
+
+Beyond 32 MiB the C library keeps no freed memory (mallopt(3), M_MMAP_THRESHOLD): each page of each array is then taken
+from the system again, one thread at a time.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemRows:
+    """What a transform is given: N items, of one batch or of several that are handed out one after the other.
+
+    Attributes:
+        columns: Each column of the table, [R, ...]; not to be written to, nor to be used after the call.
+        index: Rows of each item, oldest first, int64 [N, L]; an item of fewer steps repeats its first one in front.
+        weights: Importance weight of each item, float32 [N].
+        payloads: Payload of each item; empty when none has one.
+        encoded: The column that `encoded` of the dataset names, whose rows have the numbers of the others; or None.
+        is_kept: Whether the columns are those of a mirror, whose rows another sample may be written to after the call.
+        decode_s: Seconds that the rows took to decode; 0 where they were decoded for an earlier call.
+    """
+
+    columns: Mapping[str, Array]
+    index: Ints
+    weights: NDArray[np.float32]
+    payloads: tuple[bytes, ...]
+    encoded: EncodedColumn | None = None
+    is_kept: bool = False
+    decode_s: float = 0.0
+
+
+Transform = Callable[[ItemRows], Mapping[str, Any]]
+"""Returns what a batch has as `columns`: arrays or tensors with an entry per item, or a `Whole`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """A value of a transform that each of its batches gets whole, such as frames that their items share."""
+
+    value: Any
+
+
+class SampleDecoder:
+    """Decodes samples of `splits * B` items into `splits` batches of B. Safe to call from several threads."""
+
+    def __init__(  # noqa: PLR0913 - most have a default
+        self,
+        table: TableConfig,
+        batch_size: int,
+        splits: int,
+        corrupt: CorruptItemFilter,
+        exponent: Callable[[], float],
+        *,
+        number: int = 0,
+        mirror: TableMirror | None = None,
+        transform: Transform | None = None,
+        encoded: str = "",
+        history: int = 0,
+        keeps_rest: bool = False,
+        at_once_bytes: int = AT_ONCE_BYTES,
+        decoded_at_once_bytes: int = DECODED_AT_ONCE_BYTES,
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            table: The table.
+            batch_size: Items of a batch.
+            splits: Batches of a sample.
+            corrupt: Replaces items that cannot be decoded.
+            exponent: Returns that of the importance weights.
+            number: Of the table, for `ReplayBatch.tables`.
+            mirror: Keeps the rows of the samples; None if they bring them.
+            transform: Makes the columns of batches; None for arrays [B, L, ...] of each column.
+            encoded: Column that the transform decodes itself; without a mirror alone.
+            history: See `ReplayBatch.first_versions`.
+            keeps_rest: Whether the last items of a sample that is smaller are a batch.
+            at_once_bytes: Of the batches that are gathered from a mirror together.
+            decoded_at_once_bytes: Of the batches whose blocks are decoded together.
+        """
+        self._table, self._size, self._splits, self._corrupt = table, batch_size, splits, corrupt
+        self._exponent, self._number, self._mirror, self._transform = exponent, number, mirror, transform
+        self._encoded = encoded if mirror is None else ""
+        self._history, self._keeps_rest = history, keeps_rest
+        self._at_once_bytes, self._decoded_at_once_bytes = at_once_bytes, decoded_at_once_bytes
+        self._ragged = ragged_columns(table.signature)
+        self._lock = threading.Lock()  # guards the count below
+        self.overruns = 0
+        """Gathers that were dropped because the mirror's rows were written over meanwhile."""
+
+    def decode(self, sample: SampledBatch, received_at: float = 0.0) -> list[ReplayBatch]:
+        """Return the batches of a sample, all of the same size; what is small is done once for all of them.
+
+        Corrupt items are replaced. Where all are corrupt, no batch is returned, nor where a mirror's rows were written
+        over. A sample with fewer items than it should have is cut into batches in its order.
+
+        Raises:
+            DataLoss: The sample is not one of this table's signature.
+        """
+        count = len(sample.keys)
+        if count != self._size * self._splits:
+            starts = range(0, count if self._keeps_rest else count - self._size + 1, self._size)
+            parts = [sample.take(slice(start, start + self._size)) for start in starts]
+            return [batch for part in parts for batch in self._decode(part, 1, received_at)]
+        order = _dealt(count, self._splits)
+        batches: list[ReplayBatch] = []
+        at_once = self._decoded_at_once(count)
+        for first in range(0, self._splits, at_once):
+            piece = order[first : first + at_once]
+            part = sample if len(piece) == self._splits else sample.take(piece.T.ravel())
+            batches += self._decode(part, len(piece), received_at)
+        return batches
+
+    @property
+    def corrupt_items(self) -> int:
+        """Items that were replaced because they could not be decoded."""
+        return self._corrupt.items
+
+    def _decoded_at_once(self, items: int) -> int:
+        """Return of how many batches the blocks are decoded together; of a mirror's there are none."""
+        if self._mirror is not None:
+            return self._splits
+        item_bytes = self._table.max_item_steps * sum(column.step_bytes for column in self._table.signature)
+        batch_bytes = item_bytes * items // self._splits
+        return min(max(self._decoded_at_once_bytes // max(batch_bytes, 1), 1), self._splits)
+
+    def _decode(self, sample: SampledBatch, splits: int, received_at: float) -> list[ReplayBatch]:
+        """Return so many batches, which are all that is in a sample."""
+        sound = self._with_payloads(sample)
+        while sound is not None:
+            try:
+                return self._batches(sound, splits, received_at)
+            except CorruptBlocks as error:  # of one column; another may have more
+                sound = self._corrupt.replace(sound, sound.needing(error.chunks), str(error))
+        return []
+
+    def _with_payloads(self, sample: SampledBatch) -> SampledBatch | None:
+        """Return a sample without the items whose payload has another size than it must; None if it has no others."""
+        size = self._table.payload_bytes
+        payloads = sample.payloads or (b"",) * len(sample.keys)
+        if not size or all(len(payload) == size for payload in payloads):
+            return sample
+        wrong = np.array([len(payload) != size for payload in payloads], dtype=np.bool_)
+        return self._corrupt.replace(sample, wrong, f"a payload has not {size} bytes")
+
+    def _batches(self, sample: SampledBatch, splits: int, received_at: float) -> list[ReplayBatch]:
+        """Return the batches of a sample; none if a mirror has none of its items.
+
+        Raises:
+            CorruptBlocks: Items cannot be decoded.
+        """
+        started = time.perf_counter()
+        opened = self._open(sample)
+        if opened is None:
+            return []
+        sample, rows = opened
+        decode_s = time.perf_counter() - started
+        order, at_once = _dealt(len(sample.keys), splits), self._gathered_at_once(rows, splits)
+        batches: list[ReplayBatch] = []
+        for first in range(0, splits, at_once):
+            batches += self._gather(sample, rows, order[first : first + at_once], received_at, decode_s)
+            decode_s = 0.0
+        return batches
+
+    def _open(self, sample: SampledBatch) -> tuple[SampledBatch, DecodedBatch] | None:
+        """Return a sample and its rows; without corrupt items from a mirror, and None if it has no others."""
+        length, mirror = self._table.max_item_steps, self._mirror
+        if mirror is None:
+            return sample, codec.decode(self._table.signature, sample, length, later=self._encoded)
+        sound: SampledBatch | None = sample
+        if len(chunks := mirror.corrupt_chunks(sample)):
+            sound = self._corrupt.replace(sample, sample.needing(chunks), f"{len(chunks)} chunks cannot be decoded")
+        return None if sound is None else (sound, DecodedBatch(mirror.columns, mirror.rows_of(sound, length)))
+
+    def _gathered_at_once(self, rows: DecodedBatch, splits: int) -> int:
+        """Return how many batches are gathered together."""
+        if self._mirror is None:  # its batches may share rows, which a transform handles once
+            return splits
+        row_bytes = sum(column[:1].nbytes for column in rows.columns.values()) + self._mirror.elsewhere_bytes
+        batch_bytes = row_bytes * rows.index.size // splits
+        return min(max(self._at_once_bytes // max(batch_bytes, 1), 1), splits)
+
+    def _gather(
+        self, sample: SampledBatch, rows: DecodedBatch, order: Ints, received_at: float, decode_s: float
+    ) -> list[ReplayBatch]:
+        """Return the batches of the items at the rows of `order`, [batches, B]; none if they were written over."""
+        picked = order.ravel()
+        weights, largest = importance_weights(sample.probabilities[order], sample.table_items, self._exponent())
+        items = sample.take(picked)
+        given = ItemRows(
+            columns=rows.columns,
+            index=rows.index[picked],
+            weights=weights.ravel(),
+            payloads=items.payloads,
+            encoded=rows.encoded,
+            is_kept=self._mirror is not None,
+            decode_s=decode_s,
+        )
+        made = self._arrays(given) if self._transform is None else self._transform(given)
+        if self._mirror is not None and not self._mirror.is_intact(sample):
+            with self._lock:
+                self.overruns += 1
+            return []
+        sizes = {name: made[_length_of(name)] for name in self._ragged} if self._transform is None else {}
+        is_length = {_length_of(name) for name in sizes}
+        whole = ReplayBatch(
+            **values_of(items, Per.ITEM, ItemColumns),
+            columns={
+                name: value for name, value in made.items() if not isinstance(value, Whole) and name not in is_length
+            },
+            sizes=sizes,
+            weights=given.weights,
+            params_versions=_versions(items, items.first_rows + items.lengths - 1),
+            first_versions=_versions(items, items.first_rows + self._history_of(items)),
+            tables=np.full(len(picked), self._number),
+            table_items=np.full(len(picked), sample.table_items),
+            received_at=received_at,
+        )
+        shared = {name: value.value for name, value in made.items() if isinstance(value, Whole)}
+        return [_part(whole, shared, number, len(order), float(largest[number])) for number in range(len(order))]
+
+    @staticmethod
+    def _arrays(rows: ItemRows) -> dict[str, Array]:
+        return {name: values[rows.index] for name, values in rows.columns.items()}
+
+    def _history_of(self, items: SampledBatch) -> Ints:
+        """Return how many steps of history each item has, which are fewer at a stream's start, [N]."""
+        history: Ints = np.maximum(self._history - (self._table.max_item_steps - items.lengths), 0)
+        return history
+
+
+def _length_of(column: str) -> str:
+    return f"{column}{SEPARATOR}{LENGTH}"
+
+
+def _dealt(items: int, splits: int) -> Ints:
+    """Return the items of each batch, [splits, B]: every splits-th, for its share of a sampler's strata."""
+    return np.arange(items).reshape(-1, splits).T
+
+
+def _versions(items: SampledBatch, rows: Ints) -> NDArray[np.uint64]:
+    """Return the version of the parameters of the chunks that hold some rows [N]."""
+    chunks = np.searchsorted(np.cumsum(items.step_counts), rows, side="right")
+    return items.params_versions[chunks]
+
+
+def _part(whole: ReplayBatch, shared: Mapping[str, Any], number: int, parts: int, largest: float) -> ReplayBatch:
+    """Return one of so many batches of the same size."""
+    size = len(whole.lengths) // parts
+    batch = whole.taken(Per.ITEM, slice(number * size, (number + 1) * size), largest_weight=largest)
+    batch.columns.update(shared)
+    return batch

@@ -1,0 +1,92 @@
+"""What gives a dataset its samples: a sampler, another rank's, or the seeded draws of a run in lock-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.shards.shard import ShardReport
+from tidemill.replay.table_config import TableConfig
+
+Keys = NDArray[np.uint64]
+
+
+class SampleSource(Protocol):
+    """What a dataset needs of a `ReplaySampler`, or of what takes its place. Any thread may call it."""
+
+    def take(self, timeout_s: float, /) -> SampledBatch | None:
+        """Return the next sample, or None if there is none in time."""
+
+    def update_priorities(
+        self,
+        keys: Keys,
+        priorities: NDArray[np.float64],
+        fencing_token: int = 0,
+        *,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Set new priorities of sampled items."""
+
+    def delete_items(self, keys: Keys) -> None:
+        """Remove sampled items from the table."""
+
+    def shards(self) -> tuple[ShardReport, ...]:
+        """Return what is known of each shard; nothing for a single server."""
+
+    def close(self) -> None:
+        """End it. May be called twice."""
+
+    @property
+    def reconnects(self) -> int:
+        """How often its sample streams were lost and opened again."""
+
+    @property
+    def priorities_dropped(self) -> int:
+        """Priorities that were not delivered."""
+
+    @property
+    def unknown_keys(self) -> int:
+        """Priorities delivered after their item had left the table."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedSource:
+    """Where the samples of a table come from.
+
+    Attributes:
+        source: Gives them, and takes priorities and corrupt items.
+        mirror: Keeps their rows; None if they bring them.
+        again: Has the sample that was taken last drawn once more; None if another one does as well.
+    """
+
+    source: SampleSource
+    mirror: TableMirror | None = None
+    again: Callable[[], None] | None = None
+
+
+Connect = Callable[[TableMirror | None, int], SampleSource]
+"""Starts to sample a table: given what keeps its rows, and how many samples may be under way or ready."""
+
+
+class Keep(Protocol):
+    """Decides where the rows of a table are kept, and who samples it."""
+
+    def open(
+        self, table: TableConfig, batch_size: int, in_flight: int, connect: Connect, stack: ExitStack
+    ) -> OpenedSource:
+        """Start to sample.
+
+        Args:
+            table: The table.
+            batch_size: Items of one sample.
+            in_flight: Samples that may be under way or ready.
+            connect: Starts to sample; not called where another process does so.
+            stack: Closes what is opened.
+        """
