@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from tidemill.params.version import Precision
 from tidemill.services.paramserver.catalog import Catalog
 
 _PREFIX = "tidemill_paramserver"
@@ -40,6 +41,8 @@ class Metrics:
             registry=registry,
         )
         self.fetched_bytes = counter("fetched_bytes_total", "Bytes of parameters sent.", ("precision",))
+        for precision in Precision:  # 0 and not absent where all read the folder
+            self.fetched_bytes.labels(precision.value)
         self.watchers = Gauge(f"{_PREFIX}_watchers", "Watch calls open.", registry=registry)
         self.fetches = Gauge(f"{_PREFIX}_fetches", "Fetch calls open, also waiting ones.", registry=registry)
         self.corrupt_versions = counter("corrupt_versions_total", "Times stored bytes were found corrupt.")

@@ -217,7 +217,7 @@ ELSEWHERE = (
     Elsewhere("helm install .*", "tests/compose/test_shipped_helm.py", "needs a cluster of Kubernetes"),
     Elsewhere(
         r"(TIDEMILL_\w+=\S+ )*sbatch .*",
-        "tests/slurm/test_rehearsal.py::test_run_that_loses_a_node_is_requeued_and_ends_solved",
+        "tests/slurm/test_rehearsal.py::test_run_that_loses_nodes_is_requeued_and_ends_solved",
         "needs Slurm",
     ),
     Elsewhere("kubectl .*", "tests/compose/test_shipped_kubernetes.py", "needs a cluster of Kubernetes"),

@@ -262,11 +262,14 @@ class _Writer:
         self.stored: list[Any] = []
         self._stop = stop
 
-    def add(self, *stored: object) -> None:
+    def append(self, *stored: object, **beside: object) -> None:
         """Keep copies: the loop's arrays may change."""
-        self.stored.append(copy.deepcopy(stored))
+        self.stored.append(copy.deepcopy((stored, beside)))
         if len(self.stored) == 30:
             self._stop.set()
+
+    def push(self) -> None:
+        """Do nothing."""
 
 
 def test_loop_stores_the_same_items_by_the_service() -> None:

@@ -137,10 +137,10 @@ def test_rank_that_diverges_makes_the_step_that_it_has_voted_for(monkeypatch: py
     """The others wait for it in that step; it stops them at the next vote."""
     noted: list[str] = []
 
-    def refuse(priorities: FakePriorities, keys: object, priority: object) -> None:
+    def refuse(backlog: DeviceBacklog, batch: object) -> None:
         raise Diverged("loss nan")
 
-    monkeypatch.setattr(FakePriorities, "offer", refuse)
+    monkeypatch.setattr(DeviceBacklog, "add", refuse)
     agent = FakeAgent()
     with pytest.raises(Diverged):
         _trainer(_Voting(noted), agent, [_batch(), _batch()], 5).run()
