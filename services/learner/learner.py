@@ -367,11 +367,13 @@ def publish_least_s(config: LearnerConfig, device: torch.device) -> float:
         config: The learner's settings.
         device: Where it computes.
     """
+    if config.run.deterministic:  # each round ends with a version
+        return 0.0
     asked = config.learner.publish_least_s
     if asked >= 0:
         return asked
     is_on_policy = config.table.sampler == "fifo" or config.learner.max_policy_lag >= 0
-    return 0.0 if device.type != "cuda" or is_on_policy or config.run.deterministic else PUBLISH_LEAST_S
+    return 0.0 if device.type != "cuda" or is_on_policy else PUBLISH_LEAST_S
 
 
 def learning_agent(config: LearnerConfig, spec: EnvSpec, device: torch.device, batch_size: int) -> Agent:

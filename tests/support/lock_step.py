@@ -81,7 +81,7 @@ class LockStepCluster:
             except TidemillError:
                 return False  # it starts
 
-        wait_until(reached, f"{learner_steps} updates", timeout_s, longest_pause_s=0.02)
+        wait_until(reached, f"{learner_steps} updates", timeout_s, longest_pause_s=0.02, describe=self._logs)
 
     def digest(self) -> tuple[int, str]:
         """Wait until the learner has ended; return the newest parameters' updates and digest."""
@@ -110,6 +110,9 @@ class LockStepCluster:
         for name, process in self._processes.items():
             failed = process.poll() not in (None, 0)
             assert not failed, f"{name} ended with {process.poll()}:\n{self._log(name)}"
+
+    def _logs(self) -> str:
+        return "\n".join(f"{name}:\n{self._log(name)}" for name in self._processes)
 
     def _log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text()

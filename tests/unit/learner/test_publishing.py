@@ -124,6 +124,7 @@ def test_newer_learner_is_noticed_by_the_next_call() -> None:
         ({"agent": {"algorithm": "impala"}}, "cuda:0", 0.0),
         ({"learner": {"publish_least_s": 0.0}}, "cuda:0", 0.0),
         ({"learner": {"publish_least_s": 1.5}}, "cpu", 1.5),
+        ({"run": {"deterministic": True}, "learner": {"publish_least_s": 1.5}}, "cpu", 0.0),
     ],
 )
 def test_versions_are_spaced_where_a_gpu_learns_from_a_replay(
