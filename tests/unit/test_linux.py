@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
