@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.learner_fakes import sample
+from tests.support.raw_samples import sample
 from tests.support.waiting import wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.sampling.batch import SampledBatch

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.learner_decoder import LearnerDecoder
-from tests.support.learner_fakes import FakeAgent, sample
+from tests.support.learner_fakes import FakeAgent
+from tests.support.raw_samples import sample
 from tidemill.config.table import TableSettings
 from tidemill.replay import codec
 from tidemill.replay.sampling.batch import SampledBatch
