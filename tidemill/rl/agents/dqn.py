@@ -239,7 +239,7 @@ class DQNAgent:
         return munchausen_bonus(self._config, q, batch["action"])
 
     def _drawn_levels(self, count: int) -> Tensor | None:
-        """Return the levels whose quantiles a pass of `count` items predicts, [B, K]; None but for `iqn`."""
+        """Return the levels whose quantiles a pass of `count` items predicts, [B, K]; None except for `iqn`."""
         if self._config.distribution != "iqn":
             return None
         return draw_uniform((count, self._config.atoms), self._state.group, self._noise, self._noise.device)
@@ -329,7 +329,7 @@ class DQNPolicy:
     def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return the priority that the learner's update gives each window, which starts at its oldest step, [K].
 
-        It is exact while online and target parameters are equal to these (Horgan et al. 2018, section 3), but for
+        It is exact while online and target parameters are equal to these (Horgan et al. 2018, section 3), except for
         the levels that an update of `iqn` draws.
         """
         target = n_step(
