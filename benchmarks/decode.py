@@ -27,8 +27,8 @@ from benchmarks.replay_roles import CHUNK_LENGTH, FRAME_STACK, N_STEPS, SIGNATUR
 from benchmarks.rows import Row, row, write
 from tidemill import kernel
 from tidemill.process import keep_freed_memory
+from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.replay.codec import decode, encode
-from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
 from tidemill.replay.sampling.sample_decoder import SampleDecoder
 from tidemill.rl.agents.build import build_agent

@@ -23,10 +23,10 @@ from benchmarks.replay_frames import cached_steps
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
 from tidemill.replay import codec
+from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.appender import StreamAppender
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.registry import stored_columns
 from tidemill.services.learner.data.table import table_config

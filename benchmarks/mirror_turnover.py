@@ -26,10 +26,10 @@ from tidemill.config.load import write_document
 from tidemill.config.sections import RunConfig
 from tidemill.process import keep_freed_memory
 from tidemill.replay import codec
+from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.writing.appender import StreamAppender
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
 
 _CASE = "nature_dueling_dqn_32"
 _ITEMS = 20_000

@@ -30,11 +30,11 @@ from benchmarks.learner_feed import START_S, process, processor_s, random_column
 from benchmarks.replay_roles import FRAME_STACK, N_STEPS, SIGNATURE, TABLE, WINDOW
 from benchmarks.rows import Row, row, write
 from tidemill.replay import codec
+from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.writing.appender import StreamAppender
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.rpc.channel import open_channel
 
 _BATCH = 512

@@ -16,13 +16,13 @@ import numpy as np
 
 from benchmarks.replay_frames import NUM_ENVS, Steps, cached_steps, play
 from tidemill.process import keep_freed_memory
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import decode, encode
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.writing.appender import StreamAppender
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec, WindowSpec, signature_of
 

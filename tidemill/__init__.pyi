@@ -20,7 +20,7 @@ from tidemill.replay.sampling.sample_decoder import ItemRows as ItemRows
 from tidemill.replay.sampling.sample_decoder import Whole as Whole
 from tidemill.replay.sampling.priorities import PrioritySender as PrioritySender
 from tidemill.replay.sampling.sampler import ReplaySampler as ReplaySampler
-from tidemill.replay.sampling.batch import SampledBatch as SampledBatch
+from tidemill.replay.batch import SampledBatch as SampledBatch
 from tidemill.replay.table_config import TableConfig as TableConfig
 from tidemill.replay.table_config import TableDescription as TableDescription
 from tidemill.replay.table_config import TableUpdate as TableUpdate

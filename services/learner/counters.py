@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidemill.replay.sampling.batch import StoredSteps
+from tidemill.replay.batch import StoredSteps
 
 _SERVER = "server_env_steps"
 _HISTORY = "server_history"

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 
 from tidemill.config.sections import LearnerConfig
+from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.checkpoint.resume import HasState

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus
-from tidemill.replay.shards.shard import ShardReport
+from tidemill.replay.sampling.shard import ShardReport
 from tidemill.services.learner import metrics
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.counters import Counters

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument
 from tidemill.logger import LateLogger
-from tidemill.replay.sampling.batch import Blocks, SampledBatch
+from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.log.blob_reader import BlobReader

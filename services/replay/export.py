@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument, ResourceExhausted
 from tidemill.logger import LateLogger
-from tidemill.replay.sampling.batch import Blocks
+from tidemill.replay.batch import Blocks
 from tidemill.replay.wire import pack_export_chunks, pack_export_items, pack_export_start
 from tidemill.services.replay.log.blob_reader import BlobReader
 from tidemill.services.replay.log.logged_blocks import logged

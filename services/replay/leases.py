@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.services.replay.tables.table import Table
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from tidemill.errors import InvalidArgument, Unimplemented
 from tidemill.logger import LateLogger
+from tidemill.replay.batch import StoredSteps
+from tidemill.replay.chunk import check_priorities
 from tidemill.replay.limits import MAX_KEYS, least_slots
-from tidemill.replay.sampling.batch import StoredSteps
 from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import (
@@ -28,7 +29,6 @@ from tidemill.replay.wire import (
     unpack_signature,
     unpack_update,
 )
-from tidemill.replay.writing.chunk import check_priorities
 from tidemill.rpc.server import RpcServer
 from tidemill.services.replay.active_streams import ActiveStreams
 from tidemill.services.replay.admission import AdmissionQueue, StepClock

@@ -22,8 +22,8 @@ from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.replay import ItemWindow, ReplayWriter, codec
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.rl.sequences import SequenceShape, sequences

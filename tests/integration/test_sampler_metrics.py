@@ -12,7 +12,7 @@ from tests.support.replay_streams import make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
-from tidemill.replay.shards.table import shard_config
+from tidemill.replay.table_config import shard_config
 from tidemill.services.learner.metrics import SamplerCollector
 
 

@@ -37,7 +37,7 @@ from tidemill.rehearsal.pretended_cuda import PretendedCuda  # noqa: E402
 from tidemill.rehearsal.sizes import launches, sizes  # noqa: E402
 from tidemill.rehearsal.updates import can_record, lines, recorded, rehearse_updates  # noqa: E402
 from tidemill.replay import codec  # noqa: E402
-from tidemill.replay.sampling.batch import Blocks  # noqa: E402
+from tidemill.replay.batch import Blocks  # noqa: E402
 from tidemill.rl import optimizers  # noqa: E402
 from tidemill.rl.agents import dqn, sac  # noqa: E402
 from tidemill.rl.agents.build import build_agent  # noqa: E402

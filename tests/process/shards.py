@@ -15,11 +15,11 @@ from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, mak
 from tests.support.waiting import WAIT_S
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
-from tidemill.replay.shards.appender import ShardedAppender
+from tidemill.replay.sampling.sharded_stream import ShardedSampleStream
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.replay.shards.sampler import ShardedSampleStream
-from tidemill.replay.shards.table import shard_config
-from tidemill.replay.writing.appender import StreamRestarted
+from tidemill.replay.table_config import shard_config
+from tidemill.replay.writing.append_call import StreamRestarted
+from tidemill.replay.writing.appender import StreamAppender
 
 TABLE = make_config(max_items=300_000)
 COUNT = 3
@@ -106,7 +106,7 @@ class Writer:
     def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._error: BaseException | None = None
-        self.appender = ShardedAppender(
+        self.appender = StreamAppender(
             self.directory, self.name, 1, SIGNATURE, ("t",), CHUNK_LENGTH, max_in_flight_chunks=8
         )
         self._thread = threading.Thread(target=self._run, daemon=True)

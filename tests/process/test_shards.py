@@ -15,8 +15,8 @@ import pytest
 
 from tests.process.shards import COUNT, TABLE, Shards, Taker, Writer, writers
 from tests.support.waiting import WAIT_S, wait_until
+from tidemill.replay.sampling.sharded_stream import ShardedSampleStream
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.replay.shards.sampler import ShardedSampleStream
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tidemill import kernel
-from tidemill.replay.sampling.batch import Blocks, SampledBatch
+from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.types import Codec, Signature
 
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from tidemill.errors import NotFound, Unavailable
 from tidemill.replay import codec
-from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.writing.append_call import StreamRestarted
+from tidemill.replay.writing.appender import StreamAppender
 from tidemill.types import EnvSpec, signature_of
 
 CHUNK = 16

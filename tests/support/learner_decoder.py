@@ -10,7 +10,7 @@ import torch
 
 from tests.support.learner_fakes import Clock
 from tidemill.config.table import TableSettings
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter, Delete
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_decoder import SampleDecoder

@@ -11,9 +11,9 @@ import numpy as np
 from tests.support.replay_service import CHUNK_LENGTH, open_appender
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.sampler import ReplaySampler
 

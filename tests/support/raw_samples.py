@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
+from tidemill.replay.batch import SampledBatch, StoredSteps
 
 
 def sample(rewards: list[float], *, env_steps: int = 0, first_key: int = 1, items: int = 10) -> SampledBatch:

@@ -19,8 +19,8 @@ from prometheus_client import REGISTRY
 from tests.support.forked_service import ForkedService, fork_read
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.codec import decode
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.appender import StreamAppender

@@ -12,12 +12,11 @@ import numpy as np
 from tests.support.replay_service import CHUNK_LENGTH, LocalServer, local_server
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.sampling.sharded_stream import ShardedSampleStream
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.replay.shards.sampler import ShardedSampleStream
-from tidemill.replay.shards.table import shard_config
-from tidemill.replay.table_config import TableConfig
+from tidemill.replay.table_config import TableConfig, shard_config
 from tidemill.replay.writing.appender import StreamAppender
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.codec import decode, encode
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.services.replay.state.append import AppendSession, plan_append
 from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.types import Codec, ColumnSpec, Signature

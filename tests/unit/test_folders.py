@@ -20,7 +20,6 @@ KNOTS: list[set[str]] = [
         "services/learner/data",
         "services/learner/lock_step",
     },
-    {"tidemill/replay", "tidemill/replay/sampling", "tidemill/replay/shards", "tidemill/replay/writing"},
     {
         "tidemill/rl",
         "tidemill/rl/agents",

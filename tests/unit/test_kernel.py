@@ -25,8 +25,8 @@ from tests.unit.test_codec import SIGNATURE, columns_of, with_block
 from tidemill import kernel
 from tidemill.errors import InvalidArgument
 from tidemill.replay import codec
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.codec import CorruptBlocks, decode, decode_chunks, decompress_prefixes, encode
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.services.replay import requests
 from tidemill.services.replay.selectors.segment_tree import SumTree

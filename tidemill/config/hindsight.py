@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
-from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
+from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.types import WindowSpec
 

@@ -31,7 +31,7 @@ WITHOUT_TORCH = (
     "tidemill.config.sections",
     "tidemill.envs.make",
     "tidemill.params.watcher",
-    "tidemill.replay.shards.appender",
+    "tidemill.replay.writing.appender",
     "tidemill.rpc.background",
     "tidemill.rpc.server",
     "tidemill.rpc.telemetry",

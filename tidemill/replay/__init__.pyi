@@ -10,8 +10,8 @@ from tidemill.errors import NotFound as NotFound
 from tidemill.errors import ResourceExhausted as ResourceExhausted
 from tidemill.errors import TidemillError as TidemillError
 from tidemill.errors import Unavailable as Unavailable
+from tidemill.replay.batch import SampledBatch as SampledBatch
 from tidemill.replay.client import ReplayClient as ReplayClient
-from tidemill.replay.sampling.batch import SampledBatch as SampledBatch
 from tidemill.replay.sampling.dataset import ReplayDataset as ReplayDataset
 from tidemill.replay.sampling.priorities import PrioritySender as PrioritySender
 from tidemill.replay.sampling.replay_batch import ReplayBatch as ReplayBatch

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tidemill import kernel
 from tidemill.errors import DataLoss, InvalidArgument
-from tidemill.replay.sampling.batch import Blocks, SampledBatch
+from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.types import Codec, ColumnSpec, Signature
 
 Array = NDArray[Any]

@@ -326,6 +326,29 @@ def check_table_name(name: str) -> None:
         raise InvalidArgument(f"table name is {name!r}, must match [a-z][a-z0-9_]{{0,62}}")
 
 
+def shard_config(config: TableConfig, shard_count: int) -> TableConfig:
+    """Return the configuration of the part of a table that one of `shard_count` shards holds."""
+    if shard_count == 1:
+        return config
+    limiter = config.rate_limiter
+    part = replace(
+        limiter,
+        min_size=_divided(limiter.min_size, shard_count),
+        error_buffer=limiter.error_buffer / shard_count,
+        queue_size=_divided(limiter.queue_size, shard_count),
+    )
+    return replace(
+        config,
+        max_items=_divided(config.max_items, shard_count),
+        max_bytes=_divided(config.max_bytes, shard_count),
+        rate_limiter=part,
+    )
+
+
+def _divided(value: int, parts: int) -> int:
+    return -(-value // parts)
+
+
 def check_signature(signature: Signature) -> None:
     """Raise InvalidArgument unless `signature` may be a table's, TypeError unless it has columns."""
     instead = "a tuple of ColumnSpec, such as signature_like(step) of an example"

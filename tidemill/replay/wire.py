@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay import packed
-from tidemill.replay.sampling.batch import Blocks, EpochPlace, SampledBatch, StoredSteps
-from tidemill.replay.sampling.columns import Column, Per, columns_of
+from tidemill.replay.batch import Blocks, EpochPlace, SampledBatch, StoredSteps
+from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.columns import Column, Per, columns_of
 from tidemill.replay.table_config import (
     RateLimiterConfig,
     SelectorConfig,
@@ -23,7 +24,6 @@ from tidemill.replay.table_config import (
     TableUpdate,
 )
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.types import Codec, ColumnSpec, Signature
 
 _SAMPLE, _CHUNKS, _COLUMN, _EXPORT, _EXPORT_CHUNKS = (

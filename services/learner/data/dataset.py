@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tidemill.config.sections import LearnerConfig
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling.dataset import ReplayDataset
 from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.shards.directory import ShardDirectory

@@ -14,8 +14,8 @@ from torch import Tensor
 from tidemill.devices import on_stream
 from tidemill.errors import DataLoss
 from tidemill.observation_parts import in_order, pack
+from tidemill.replay.batch import Blocks
 from tidemill.replay.codec import decode_chunks
-from tidemill.replay.sampling.batch import Blocks
 from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.services.learner import metrics
 from tidemill.types import OBSERVATION, Codec, ColumnSpec, ObservationPart, Signature, part_column

@@ -13,8 +13,8 @@ from torch import Tensor
 from tidemill.devices import use_device
 from tidemill.errors import FailedPrecondition, TidemillError
 from tidemill.params.publisher import StalePublisher
+from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.sampling.priorities import PrioritySender
-from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.services.learner.divergence import check_finite
 
 Keys = NDArray[np.uint64]

@@ -13,8 +13,14 @@ from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, ConfigError, FatalError, Unavailable
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.replay.shards.table import shard_config
-from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig, TableDescription
+from tidemill.replay.table_config import (
+    RateLimiterConfig,
+    SelectorConfig,
+    SelectorKind,
+    TableConfig,
+    TableDescription,
+    shard_config,
+)
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.data.decoder import STATE_DTYPE
 from tidemill.types import OBSERVATION, Signature

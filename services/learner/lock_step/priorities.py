@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tidemill.errors import FailedPrecondition, Unavailable, Unimplemented
 from tidemill.params.publisher import StalePublisher
+from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import MAX_KEYS
-from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.rpc.channel import Backoff
 from tidemill.services.learner.divergence import check_finite
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.sampling.batch import Blocks
+from tidemill.replay.batch import Blocks
 from tidemill.types import Codec, Signature
 
 

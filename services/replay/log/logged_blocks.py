@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.sampling.batch import Blocks
+from tidemill.replay.batch import Blocks
 from tidemill.services.replay.chunks.blocks import cut_raw
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.state.memory import MemoryBudget

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument
+from tidemill.replay.chunk import Chunk, ItemBatch, check_priorities
 from tidemill.replay.limits import lz4_bound
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.writing.chunk import Chunk, ItemBatch, check_priorities
 from tidemill.services.replay.chunks.store import NONE, IncomingChunks
 from tidemill.services.replay.state.streams import Epoch
 from tidemill.services.replay.tables.items import NewItems

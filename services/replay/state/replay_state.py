@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig, TableUpdate
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.services.replay.chunks.blocks import BlockStore
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.state.append import AppendPlan, AppendSession, BlockSizes, apply_append, plan_append

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.sampling.batch import EpochPlace
+from tidemill.replay.batch import EpochPlace
 from tidemill.services.replay.tables.items import Items
 
 Ints = NDArray[np.int64]

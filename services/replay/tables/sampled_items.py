@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.sampling.batch import Blocks, SampledBatch
+from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.tables.items import Items

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.services.replay.chunks.store import NONE, ChunkRefCounts, ChunkStore
 from tidemill.services.replay.selectors.selector import SelectorPair

@@ -22,8 +22,8 @@ from tidemill.replay import (
     TableConfig,
     signature_like,
 )
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.codec import decode
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import unpack_sample

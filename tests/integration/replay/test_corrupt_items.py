@@ -14,7 +14,7 @@ from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.dataset import ReplayDataset
 from tidemill.replay.sampling.sample_decoder import ItemRows
-from tidemill.replay.shards.table import shard_config
+from tidemill.replay.table_config import shard_config
 
 _CHUNKS = 12
 

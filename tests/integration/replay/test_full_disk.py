@@ -17,10 +17,10 @@ from tests.support.replay_streams import make_chunk, make_items
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import TidemillError
+from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.writing.appender import StreamAppender
-from tidemill.replay.writing.chunk import Chunk
 
 
 def fill_disk_after_a_chunk(server: ServerProcess, appender: StreamAppender, folder: Path) -> None:

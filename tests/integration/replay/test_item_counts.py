@@ -18,7 +18,7 @@ from tidemill.replay import (
     TableConfig,
     signature_like,
 )
-from tidemill.replay.shards.table import shard_config
+from tidemill.replay.table_config import shard_config
 
 UNIFORM = SelectorConfig(SelectorKind.UNIFORM)
 TABLE = TableConfig("t", signature_like({"number": 0}), UNIFORM, max_items=100, max_item_steps=1)

@@ -14,13 +14,13 @@ from tests.support.replay_service import LocalServer, ServerProcess, local_serve
 from tests.support.replay_streams import FIFO, UNIFORM, make_config, make_items
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
+from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import pack_append, pack_signature
-from tidemill.replay.writing.chunk import Chunk
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.settings import MEBIBYTE
 from tidemill.types import ColumnSpec

@@ -22,7 +22,8 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
-from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
+from tidemill.replay.writing.append_call import StreamRestarted
+from tidemill.replay.writing.appender import StreamAppender
 
 FROZEN_NOTICED_S = 10.0
 

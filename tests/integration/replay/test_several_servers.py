@@ -21,7 +21,7 @@ from tidemill.replay import (
     Server,
     TableConfig,
 )
-from tidemill.replay.shards.table import shard_config
+from tidemill.replay.table_config import shard_config
 
 _TABLE = steps_table(
     sampler=SelectorConfig(SelectorKind.PRIORITIZED),

@@ -14,20 +14,20 @@ from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, mak
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import Unavailable
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.shards.appender import ShardedAppender
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.placement import ranked
-from tidemill.replay.writing.appender import StreamRestarted
+from tidemill.replay.writing.append_call import StreamRestarted
+from tidemill.replay.writing.appender import StreamAppender
 
 _FIRST, _SECOND = (int(name) for name in ranked("a", ["0", "1"]))
 
 
-def appender_of(directory: ShardDirectory, stop: threading.Event | None = None) -> ShardedAppender:
+def appender_of(directory: ShardDirectory, stop: threading.Event | None = None) -> StreamAppender:
     """Return the writer of actor `a`, which may have two chunks unacknowledged."""
-    return ShardedAppender(directory, "a", 1, SIGNATURE, ("t",), CHUNK_LENGTH, max_in_flight_chunks=2, stop=stop)
+    return StreamAppender(directory, "a", 1, SIGNATURE, ("t",), CHUNK_LENGTH, max_in_flight_chunks=2, stop=stop)
 
 
-def write(appender: ShardedAppender, number: int, timeout_s: float = WAIT_S) -> bool:
+def write(appender: StreamAppender, number: int, timeout_s: float = WAIT_S) -> bool:
     """Append a chunk with an item at each of its steps."""
     items = make_items(0, [(0, i, 1) for i in range(CHUNK_LENGTH)])
     return appender.append([make_chunk(0, 0, number * CHUNK_LENGTH, CHUNK_LENGTH)], [items], timeout_s=timeout_s)

@@ -21,10 +21,10 @@ from tests.support.replay_shards import (
 from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
+from tidemill.replay.batch import StoredSteps
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampling.batch import StoredSteps
+from tidemill.replay.sampling.sharded_stream import ShardedSampleStream
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.replay.shards.sampler import ShardedSampleStream
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 
 KINDS = {kind: SelectorConfig(kind, 0.7 if kind is SelectorKind.PRIORITIZED else 0.0) for kind in SelectorKind}

@@ -18,9 +18,9 @@ from tests.support.replay_shards import local_shards
 from tests.support.replay_streams import SIGNATURE
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.sampling.shared_mirror import (

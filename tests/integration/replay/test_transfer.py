@@ -19,13 +19,13 @@ from tests.support.replay_service import LocalServer, local_server, server_proce
 from tests.support.replay_streams import FIFO, make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay import export_table, import_table
+from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import decode, encode
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.transfer import folder as files
 from tidemill.replay.writing.appender import StreamAppender
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.services.replay.__main__ import main
 from tidemill.types import Codec, ColumnSpec
 

@@ -14,7 +14,7 @@ from tidemill.config.load import load, load_config
 from tidemill.config.sections import ActorConfig
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
-from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
+from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.types import WindowSpec
 
 DQN = {"algorithm": "dqn", "n_step": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.replay.sampling.batch import StoredSteps
+from tidemill.replay.batch import StoredSteps
 from tidemill.services.learner.counters import Counters
 
 

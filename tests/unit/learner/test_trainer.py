@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 from tidemill.errors import FatalError
 from tidemill.learner.status import LearnerState
 from tidemill.params.publisher import StalePublisher
-from tidemill.replay.sampling.batch import StoredSteps
+from tidemill.replay.batch import StoredSteps
 from tidemill.rl.agents.interface import Update
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.resume import ResumableState

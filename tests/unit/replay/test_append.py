@@ -19,8 +19,8 @@ from tests.support.replay_streams import (
     steps_of,
 )
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import lz4_bound
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.services.replay.state.append import AppendSession
 from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.types import ColumnSpec

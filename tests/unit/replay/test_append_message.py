@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.replay_streams import make_chunk, make_items
 from tidemill.errors import InvalidArgument
+from tidemill.replay.chunk import Chunk
 from tidemill.replay.limits import MAX_MESSAGE_BLOCKS, MAX_MESSAGE_BYTES, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.writing.append_message import AppendMessage, messages_of
-from tidemill.replay.writing.chunk import Chunk
 
 _CHUNK = make_chunk(0, 0, 0, 4)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tidemill.errors import InvalidArgument
+from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.writing.appender import StreamAppender
-from tidemill.replay.writing.chunk import Chunk
 from tidemill.types import ColumnSpec
 
 _NOBODY = "127.0.0.1:9"  # the discard port: nothing listens there

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.encoded_batches import batch_of
-from tidemill.replay.sampling.batch import SampledBatch
-from tidemill.replay.sampling.columns import ItemColumns, Per, columns_of, joined, per_item, values_of
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.columns import ItemColumns, Per, columns_of, joined, per_item, values_of
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.v1 import replay_pb2 as pb
 

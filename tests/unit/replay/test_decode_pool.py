@@ -11,7 +11,7 @@ import pytest
 from tests.support.raw_samples import sample
 from tests.support.waiting import wait_until
 from tidemill.errors import AlreadyExists
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling.decode_pool import DecodePool
 
 _WAIT_S = 120.0

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.errors import DataLoss, Unavailable
-from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
+from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.replay.sampling.frames import FrameSocket, pack_batch, unpack_batch
 
 

@@ -22,8 +22,8 @@ from tests.support.replay_streams import (
 )
 from tidemill.errors import DataLoss
 from tidemill.replay import codec, wire
+from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.replay.limits import least_slots
-from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.sampling.shared_arrays import SharedArrays
 from tidemill.replay.table_config import TableConfig

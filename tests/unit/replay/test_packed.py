@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tidemill.replay import packed, wire
-from tidemill.replay.sampling.batch import Blocks, SampledBatch, StoredSteps
+from tidemill.replay.batch import Blocks, SampledBatch, StoredSteps
 from tidemill.replay.v1 import replay_pb2 as pb
 
 WIDTHS = st.one_of(*(st.integers(2 ** max(bits - 1, 0) - 1, 2**bits - 1) for bits in range(33)))

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.support.replay_messages import field
 from tests.support.replay_streams import make_chunk, make_config, make_items
 from tidemill.errors import InvalidArgument
+from tidemill.replay.chunk import Chunk
 from tidemill.replay.limits import MAX_DRAWS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_append, pack_config
-from tidemill.replay.writing.chunk import Chunk
 from tidemill.services.replay.requests import read
 
 MIB = 2**20

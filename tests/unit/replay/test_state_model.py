@@ -19,7 +19,7 @@ from tests.support.replay_streams import (
     open_streams,
     steps_of,
 )
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableUpdate
 from tidemill.services.replay.chunks.store import NONE
 from tidemill.services.replay.state.append import AppendSession

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tidemill.replay import ItemWindow, SelectorConfig, SelectorKind, TableConfig
-from tidemill.replay.writing.chunk import ItemBatch
+from tidemill.replay.chunk import ItemBatch
 from tidemill.replay.writing.stream_items import PAYLOAD, FirstPriority, StreamItems
 from tidemill.replay.writing.stream_rows import StreamRows
 from tidemill.types import ColumnSpec

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.support.replay_streams import SIGNATURE, append, make_chunk, make_config, make_items, make_replay
 from tests.support.replay_streams import open_streams as opened
+from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.replay.codec import decode
-from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
-from tidemill.replay.shards.pending_batch import Part, merge
+from tidemill.replay.sampling.pending_batch import Part, merge
 
 T = TypeVar("T")
 

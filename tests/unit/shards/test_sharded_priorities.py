@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.support.replay_streams import make_config
 from tidemill.errors import FailedPrecondition, InvalidArgument
-from tidemill.replay.shards.priorities import ShardedPriorities
+from tidemill.replay.sampling.shard_priorities import ShardedPriorities
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 from tidemill.replay.v1 import replay_pb2 as pb
 

@@ -14,12 +14,12 @@ import pytest
 from tests.support.replay_streams import make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
+from tidemill.replay.sampling import sharded_stream
 from tidemill.replay.sampling.mirror import MirrorSize
 from tidemill.replay.sampling.sample_call import SampleCallOwner
-from tidemill.replay.shards import sampler
+from tidemill.replay.sampling.sharded_stream import SILENT_S, ShardedSampleStream
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.replay.shards.sampler import SILENT_S, ShardedSampleStream
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 
@@ -110,7 +110,7 @@ def clock() -> _Clock:
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[ShardedSampleStream]:
     """A sampler of shards 0, 1 and 2, all silent."""
-    monkeypatch.setattr(sampler, "SampleCall", _Link)
+    monkeypatch.setattr(sharded_stream, "SampleCall", _Link)
     _Link.links.clear()
     rng = np.random.default_rng(4)
     with (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.replay.shards.table import capped_split, systematic_split
+from tidemill.replay.sampling.sharded_table import capped_split, systematic_split
 
 MASSES = st.lists(st.one_of(st.just(0.0), st.floats(1e-12, 1e12)), min_size=1, max_size=8).filter(any)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.replay_streams import make_config
-from tidemill.replay.shards.table import Plan, ShardedTable, ShardRequest, shard_config
-from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
+from tidemill.replay.sampling.sharded_table import Plan, ShardedTable, ShardRequest
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, shard_config
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
 
 

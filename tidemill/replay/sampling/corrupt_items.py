@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.errors import NotFound, Unavailable
 from tidemill.logger import LateLogger
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 
 Delete = Callable[[NDArray[np.uint64]], object]
 """Removes items by key from the table; bounded in time."""

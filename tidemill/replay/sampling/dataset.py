@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.replay.argument_types import check_integer, check_number, check_type
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.named_table import addresses_of, read_table
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
 from tidemill.replay.sampling.host_rows import HostRows
 from tidemill.replay.sampling.mirror import TableMirror
@@ -31,10 +31,10 @@ from tidemill.replay.sampling.sample_stream import seed_of
 from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler, check_seed
 from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.sampling.seeded_stream import SeededSampleStream
+from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.sampling.source import Keep, OpenedSource, SampleSource
 from tidemill.replay.sampling.table_feed import TableFeed
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import DEADLINE_S, MAX_MESSAGE_BYTES, Backoff
 from tidemill.rpc.fork import OwnerProcess

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from tidemill.errors import DataLoss, Unavailable
-from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
-from tidemill.replay.sampling.columns import Per, columns_of
+from tidemill.replay.batch import SampledBatch, StoredSteps
+from tidemill.replay.columns import Per, columns_of
 
 _SIZES: Final = struct.Struct("<II")  # of the header and of what follows it, in bytes
 _MAX_BYTES: Final = 2**29

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import DataLoss
+from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.replay.codec import decode_chunks, window_index
-from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.types import Signature

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.sampling.columns import ItemColumns, Per, joined, per_item
+from tidemill.replay.columns import ItemColumns, Per, joined, per_item
 from tidemill.replay.writing.steps import nest
 
 Array = NDArray[Any]

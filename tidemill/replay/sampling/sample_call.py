@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tidemill.replay.batch import EpochPlace
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.reconnecting_call import ReconnectingCall
-from tidemill.replay.sampling.batch import EpochPlace
 from tidemill.replay.sampling.mirror import MirrorSize
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.replay import codec
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.codec import CorruptBlocks, DecodedBatch, EncodedColumn
-from tidemill.replay.sampling.batch import SampledBatch
-from tidemill.replay.sampling.columns import ItemColumns, Per, values_of
+from tidemill.replay.columns import ItemColumns, Per, values_of
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
 from tidemill.replay.sampling.importance_weights import importance_weights
 from tidemill.replay.sampling.mirror import TableMirror

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.sampling.batch import EpochPlace, SampledBatch
+from tidemill.replay.batch import EpochPlace, SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_call import SampleCall
-from tidemill.replay.shards.shard import ShardReport
+from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import unpack_sample

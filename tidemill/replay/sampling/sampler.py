@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay.argument_types import check_integer
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.limits import LEAST_MESSAGE_BYTES
 from tidemill.replay.named_table import addresses_of, read_table
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_stream import SampleStream
+from tidemill.replay.sampling.shard import ShardReport
+from tidemill.replay.sampling.sharded_stream import ShardedSampleStream
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
-from tidemill.replay.shards.sampler import ShardedSampleStream
-from tidemill.replay.shards.shard import ShardReport
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES
 from tidemill.rpc.fork import OwnerProcess

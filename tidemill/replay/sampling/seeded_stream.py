@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import FatalError
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.limits import MAX_DRAWS
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.sampling.schedule import Schedule
-from tidemill.replay.shards.shard import ShardReport
+from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import unpack_sample

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from tidemill import errors, linux
 from tidemill.errors import DataLoss, TidemillError, Unavailable
 from tidemill.logger import LateLogger
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.limits import MAX_KEYS
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.frames import FrameSocket, Header, pack_batch, unpack_batch
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.sampling.shared_arrays import SharedArrays
 from tidemill.replay.sampling.source import SampleSource
-from tidemill.replay.shards.shard import ShardReport
 from tidemill.types import Signature
 
 Keys = NDArray[np.uint64]

@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
-from tidemill.replay.shards.shard import ShardReport
+from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
 
 Keys = NDArray[np.uint64]

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling.decode_pool import DecodePool
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.sampling.sample_decoder import SampleDecoder

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 
 from tidemill import formats
 from tidemill.errors import DataLoss, InvalidArgument
+from tidemill.replay.chunk import check_priorities
 from tidemill.replay.transfer.folder import CHUNK_TENSORS, FORMAT, ITEM_TENSORS, MANIFEST, digest_of
 from tidemill.replay.wire import config_from_json
-from tidemill.replay.writing.chunk import check_priorities
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]

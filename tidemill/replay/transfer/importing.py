@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from tidemill.errors import FailedPrecondition, TidemillError, Unavailable
+from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import encode
 from tidemill.replay.table_config import TableConfig, TableUpdate
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import TransferReport
 from tidemill.replay.transfer.plan import ImportPlan, PlannedMessage
-from tidemill.replay.writing.appender import StreamAppender, StreamRestarted
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
+from tidemill.replay.writing.append_call import StreamRestarted
+from tidemill.replay.writing.appender import StreamAppender
 
 _MAX_IN_FLIGHT = 1024
 

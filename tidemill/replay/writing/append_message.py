@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay import wire
+from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_MESSAGE_BLOCKS, MAX_MESSAGE_BYTES, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

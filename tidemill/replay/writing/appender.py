@@ -1,12 +1,11 @@
-"""The appending side of the replay client: what writes the streams of one actor to one server."""
+"""The appending side of the replay client: what a writer sends its streams with, to one server or to several."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -14,52 +13,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
-from tidemill.replay import wire
+from tidemill.logger import LateLogger
+from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_MESSAGE_BYTES
-from tidemill.replay.reconnecting_call import ReconnectingCall
-from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.shards.directory import ShardDirectory, is_sharded
+from tidemill.replay.shards.placement import ShardPlacement
+from tidemill.replay.shards.probe import ShardProbe
+from tidemill.replay.writing.append_call import AppendCall, AppenderState, StreamRestarted
 from tidemill.replay.writing.append_message import AppendMessage, messages_of
-from tidemill.replay.writing.chunk import Chunk, ItemBatch
 from tidemill.types import Signature
 
-_POLL_S = 0.2
-"""How soon a waiting owner notices that it shall stop."""
+_OBSERVE_S = 0.1
+_WAIT_S = 0.25  # longest wait in which nothing is decided
+_LEAVE_S = 1.0
+_LEAVE_AGAIN_S = 5.0
 
-
-class StreamRestarted(FailedPrecondition):
-    """The server lost the streams; the owner continues with step 0 of each."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppenderState:
-    """Where an appender is, so that another one can go on there.
-
-    Attributes:
-        epoch: Epoch of the streams; 0 if the server has not named one.
-        unacknowledged: The messages that were not acknowledged, in order, as bytes.
-    """
-
-    epoch: int
-    unacknowledged: tuple[bytes, ...]
+_log = LateLogger()
 
 
 class StreamAppender:
-    """Sends chunks and items of one actor's streams; each is stored exactly once.
+    """Sends a writer's streams to one server at a time; each chunk and item is stored at most once in all of them.
 
-    A `ReconnectingCall` holds the connection. When it is opened again, the server's first answer names the steps that
-    are missing, and only those are sent again. The owner calls every method from one thread.
+    An `AppendCall` holds the connection to the present server. With one address there is no other. With several, it is
+    the first by rendezvous hash of the writer's name that is alive, see `ShardPlacement`. When the streams move, they
+    start again from step 0: the next `append` raises `StreamRestarted`, having taken nothing. What was acknowledged
+    stays with the shard that did so. A live shard is left only with nothing unacknowledged. On leaving a dead one, what
+    it had not acknowledged is dropped and counted in `dropped_chunks`, and never sent to another: the dead shard may
+    have stored it, and come back with it.
 
-    When the server no longer knows the streams (one that keeps its tables in memory was restarted), everything
-    unacknowledged is dropped and counted in `dropped_chunks`, `restarts` grows, and the next `append` raises
-    `StreamRestarted` once, having taken nothing: from then on the owner numbers the steps of every stream from 0.
-
-    Errors that a retry cannot cure (a malformed chunk, a signature that is not the table's, another actor of the
-    same name) are raised by the next call of any method.
+    The owner calls every method from one thread; where there are several shards another one probes them.
     """
 
     def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
-        address: str,
+        addresses: str | Sequence[str] | ShardDirectory,
         actor_id: str,
         env_count: int,
         signature: Signature,
@@ -69,14 +56,15 @@ class StreamAppender:
         max_in_flight_chunks: int = 256,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         stop: threading.Event | None = None,
-        prepare: Callable[[], None] = lambda: None,
+        prepare: Callable[[str], None] = lambda _: None,
         state: AppenderState | None = None,
     ) -> None:
-        """Start connecting in the background; does not wait for the server or for the tables to exist.
+        """Choose a shard and start connecting in the background.
 
         Args:
-            address: Address of the replay service.
-            actor_id: Name of the actor, unique among those that append at the same time.
+            addresses: Of the server, or of several as `ShardDirectory` takes them; a directory stays the caller's to
+                close.
+            actor_id: Name of the writer, unique among those that append at the same time.
             env_count: Number of streams, one for each environment.
             signature: Columns of the streams, equal to that of every table named.
             tables: Names of the tables that items may go to.
@@ -84,39 +72,57 @@ class StreamAppender:
             max_in_flight_chunks: Chunks that may be unacknowledged before `append` waits.
             max_message_bytes: Bytes of the chunks and payloads of one message, unless it has one chunk only.
             stop: Ends every wait when set.
-            prepare: Called before each attempt to connect, in the thread that does: creates the tables, for instance.
+            prepare: Called with the address of a server before each attempt to connect to it, in the thread that does:
+                creates the tables, for instance.
             state: Of an appender of the same streams that is gone: its epoch is resumed, and what was not acknowledged
-                to it is sent again.
+                to it is sent again. With one address only.
+
+        Raises:
+            InvalidArgument: There is a state, and more than one address.
         """
-        columns = wire.pack_signature(signature)
-        opening = pb.AppendOpen(
-            actor_id=actor_id, env_count=env_count, tables=tables, signature=columns, chunk_length=chunk_length
-        )
-        self._open = pb.AppendRequest(open=opening)
+        self._stop = stop or threading.Event()
+        addresses = (addresses,) if isinstance(addresses, str) else addresses
+        self._is_alone = not isinstance(addresses, ShardDirectory) and not is_sharded(addresses)
+        if state is not None and not self._is_alone:
+            raise InvalidArgument("state is given, must be None with several servers")
+        self._owns_directory = not isinstance(addresses, ShardDirectory)
+        self._directory = addresses if isinstance(addresses, ShardDirectory) else ShardDirectory(addresses)
         self._env_count = env_count
-        self._limit, self._stop = max_in_flight_chunks, stop or threading.Event()
-        self._max_message_bytes, self._max_request_bytes = max_message_bytes, 0
-        self._changed = threading.Condition()  # guards everything below
-        self._connected = self._restarted = False  # connected: the present call is given all that is pending
-        self._superseded_epoch = self._env_steps = self._restarts = self._dropped_chunks = 0
-        self._blocked_s, self._blocked_since = 0.0, float("inf")
-        self._next_steps: NDArray[np.int64] | None = None  # as the server said last; None before the first connection
+        self._max_message_bytes = max_message_bytes
+        self._lock = threading.Lock()  # guards the placement and the probe
+        self._placement, self._probe = ShardPlacement(actor_id), ShardProbe()
         self._error: BaseException | None = None
-        self._take(state or AppenderState(0, ()))
-        self._call = ReconnectingCall[pb.AppendRequest, pb.AppendResponse](
-            f"append-{actor_id}",
-            address,
-            lambda stub: stub.Append,
-            opened=self._resume,
-            answered=self._acknowledge,
-            lost=self._disconnect,
-            failed=self._fail,
-            prepare=prepare,
-        )
-        self._call.start()
+
+        def open_appender(address: str) -> AppendCall:
+            return AppendCall(
+                address,
+                actor_id,
+                env_count,
+                signature,
+                tables,
+                chunk_length,
+                max_in_flight_chunks=max_in_flight_chunks,
+                stop=self._stop,
+                prepare=partial(prepare, address),
+                state=state,
+            )
+
+        self._open = open_appender
+        self._present: tuple[str, str] | None = None  # name and address of the shard written to
+        self._appender: AppendCall | None = None
+        self._closing: list[threading.Thread] = []
+        self._has_moved = False
+        self._moves = self._restarts = self._dropped_chunks = 0
+        self._blocked_s = 0.0
+        self._next_leave_s = time.monotonic()
+        self._closed = threading.Event()
+        self._steer()
+        self._thread = threading.Thread(target=self._observe, name=f"watch-shards-{actor_id}", daemon=True)
+        if not self._is_alone:
+            self._thread.start()
 
     def append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch] = (), timeout_s: float | None = None) -> bool:
-        """Queue chunks and the items that end in them; wait while too much is unacknowledged.
+        """Queue chunks and the items that end in them; wait while too much is unacknowledged. May move before.
 
         One call becomes one message, which is stored whole or not at all, unless it is beyond what a message may hold
         (`limits`, `max_message_bytes`): then it becomes several.
@@ -130,11 +136,11 @@ class StreamAppender:
             True once it is queued; False if `stop` was set while it waited: then nothing was taken.
 
         Raises:
-            StreamRestarted: the server lost the streams; nothing was taken, see the class.
+            StreamRestarted: The streams restart, on another server or because theirs lost them; nothing was taken.
             Unavailable: `timeout_s` passed; nothing was taken.
-            InvalidArgument: a chunk names a stream that this actor does not have, or has more bytes with its items than
+            InvalidArgument: A chunk names a stream that this actor does not have, or has more bytes with its items than
                 the server takes.
-            TidemillError: the server refused the streams for good.
+            TidemillError: The server refused the streams for good.
         """
         for chunk in chunks:
             if not 0 <= chunk.env_index < self._env_count:
@@ -143,194 +149,201 @@ class StreamAppender:
 
     def append_messages(self, messages: Sequence[AppendMessage], timeout_s: float | None = None) -> bool:
         """Queue messages that were packed before, as `append` does with those it packs; see there."""
-        for message in messages:
-            message.check_size(self._max_request_bytes)
-        chunks = sum(message.chunks for message in messages)
-        with self._changed:
-            if not self._wait_for_room(chunks, timeout_s):
+        started_s = time.monotonic()
+        while not self._closed.is_set():
+            self._steer()
+            if self._has_moved:
+                self._has_moved = False
+                raise StreamRestarted(f"this actor's streams continue at replay shard {self._placement.shard}")
+            if self._is_alone and self._appender is not None:
+                return self._appender.append_messages(messages, timeout_s)
+            left_s = None if timeout_s is None else max(started_s + timeout_s - time.monotonic(), 0.0)
+            wait_s = min(_WAIT_S, _WAIT_S if left_s is None else left_s)
+            if self._appender is not None:
+                try:
+                    return self._appender.append_messages(messages, wait_s)
+                except Unavailable:
+                    if wait_s == left_s:
+                        raise
+            elif self._stop.wait(wait_s):
                 return False
-            self._pending.extend(messages)
-            self._pending_chunks += chunks
-            if self._connected:
-                self._send(messages)
-        return True
-
-    def has_room(self, chunks: int) -> bool:
-        """Return whether `append` would return or raise at once with so many chunks."""
-        with self._changed:
-            is_over = self._error or self._restarted or self._stop.is_set() or self._call.closed.is_set()
-            return bool(is_over) or self._fits(chunks)
-
-    def opened(self, timeout_s: float) -> bool:
-        """Wait until the server has named the epoch; return False if it has not after `timeout_s` seconds.
-
-        Raises:
-            TidemillError: the server refused the streams for good.
-        """
-        closed = self._call.closed
-        with self._changed:
-            is_open = self._changed.wait_for(
-                lambda: self._next_steps is not None or self._error or closed.is_set(), timeout_s
-            )
-            self._raise()
-            return bool(is_open) and self._next_steps is not None
+            elif wait_s == left_s:
+                raise Unavailable(f"no replay shard is known after {timeout_s:g} s")
+        return False
 
     def state(self) -> AppenderState:
-        """Return where it is now."""
-        with self._changed:
-            return AppenderState(self._epoch, tuple(m.request.SerializeToString() for m in self._pending))
+        """Return where it is now. FailedPrecondition: there are several servers."""
+        if not self._is_alone or self._appender is None:
+            raise FailedPrecondition(
+                "a writer to several servers has no state: what one of them has, no other knows of"
+            )
+        return self._appender.state()
+
+    def has_room(self, chunks: int) -> bool:
+        """Return whether `append` would return or raise at once with so many chunks; may move to another first."""
+        self._steer()
+        return self._has_moved or self._closed.is_set() or bool(self._appender and self._appender.has_room(chunks))
+
+    def opened(self, timeout_s: float) -> bool:
+        """Wait until a server has named the epoch, as `AppendCall.opened` does; may move to another first."""
+        self._steer()
+        if self._appender is None:
+            self._stop.wait(timeout_s)
+            return False
+        return self._appender.opened(timeout_s)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything is acknowledged; return False if that took longer than `timeout_s` seconds."""
+        return self._appender is None or self._appender.flush(timeout_s)
+
+    def stop(self) -> None:
+        """End the call and every wait, but do not wait for the threads."""
+        self._closed.set()
+        if self._appender is not None:
+            self._appender.stop()
+
+    def close(self) -> None:
+        """End the call and the threads without waiting for acknowledgements. May be called twice."""
+        self._closed.set()
+        if self._appender is not None:
+            self._appender.close()
+        for thread in self._closing:
+            thread.join(_LEAVE_S)
+        if not self._is_alone:
+            self._thread.join(_LEAVE_S)
+        with self._lock:
+            self._probe.close()
+        if self._owns_directory:
+            self._directory.close()
 
     @property
     def next_steps(self) -> NDArray[np.int64]:
-        """The step of each stream that the server wants next, as it said last, int64 [N]; 0 before it answered."""
-        found = self._next_steps
-        return np.zeros(self._env_count, dtype=np.int64) if found is None else found
+        """The step of each stream that the present server wants next, int64 [N]; 0 before it answered."""
+        return self._appender.next_steps if self._appender else np.zeros(self._env_count, np.int64)
 
     @property
     def max_request_bytes(self) -> int:
-        """Bytes of the largest message that the server takes; 0 before it has said so."""
-        return self._max_request_bytes
+        """Bytes of the largest message that the shard takes; 0 before it has said so."""
+        return self._appender.max_request_bytes if self._appender else 0
 
     @property
     def last_failure(self) -> TidemillError | None:
-        """Why the connection was lost, while it is."""
-        return self._call.last_failure
+        """Why the connection to the shard was lost, while it is."""
+        return self._appender.last_failure if self._appender else None
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is acknowledged; return False after `timeout_s` seconds, or if it is closed before."""
-        closed = self._call.closed
-        with self._changed:
-            self._changed.wait_for(lambda: not self._pending or self._error or closed.is_set(), timeout_s)
-            self._raise()
-            return not self._pending
+    @property
+    def shard(self) -> str | None:
+        """Name of the shard written to; None while none is known."""
+        return self._placement.shard
 
-    def stop(self) -> None:
-        """End the call and every wait, but do not wait for the thread."""
-        with self._changed:
-            self._call.closed.set()
-            self._changed.notify_all()
-        self._call.stop()
-
-    def close(self) -> None:
-        """End the call and the thread without waiting for acknowledgements. May be called twice."""
-        self.stop()
-        self._call.close()
+    @property
+    def is_dead(self) -> bool:
+        """Whether the shard written to is dead: the next `append` moves, if there is another."""
+        with self._lock:
+            return self._placement.is_dead
 
     @property
     def epoch(self) -> int:
-        """Epoch of the streams; 0 before the first connection."""
-        return self._epoch
+        """Epoch of the streams on their present shard; 0 before the first connection to it."""
+        return self._appender.epoch if self._appender else 0
 
     @property
     def superseded_epoch(self) -> int:
-        """Epoch of a previous run of this actor that the first epoch took the place of; 0 if there was none."""
-        return self._superseded_epoch
+        """Epoch of a previous run of this actor on the present shard; 0 if there was none."""
+        return self._appender.superseded_epoch if self._appender else 0
 
     @property
     def env_steps(self) -> int:
-        """Agent decisions stored by the server, of all actors, as of the newest acknowledgement."""
-        return self._env_steps
+        """Agent decisions stored by the present shard, of all actors, as of the newest acknowledgement."""
+        return self._appender.env_steps if self._appender else 0
 
     @property
     def unacknowledged_chunks(self) -> int:
         """Chunks queued or sent and not yet acknowledged."""
-        return self._pending_chunks
+        return self._appender.unacknowledged_chunks if self._appender else 0
 
     @property
     def blocked_s(self) -> float:
-        """Seconds the owner has waited in `append` so far, a wait that has not ended included."""
-        with self._changed:
-            return self._blocked_s + max(0.0, time.monotonic() - self._blocked_since)
+        """Seconds the owner has waited in `append` so far."""
+        return self._blocked_s + (self._appender.blocked_s if self._appender else 0.0)
+
+    @property
+    def moves(self) -> int:
+        """How often the streams moved to another shard."""
+        return self._moves
 
     @property
     def restarts(self) -> int:
-        """How often the server lost the streams."""
-        return self._restarts
+        """How often the streams restarted: moves, and losses of a shard that kept nothing."""
+        return self._moves + self._restarts + (self._appender.restarts if self._appender else 0)
 
     @property
     def dropped_chunks(self) -> int:
-        """Chunks dropped because the server lost the streams before it acknowledged them."""
-        return self._dropped_chunks
+        """Chunks dropped because their shard died, or lost the streams, before it acknowledged them."""
+        return self._dropped_chunks + (self._appender.dropped_chunks if self._appender else 0)
 
     @property
     def connected(self) -> bool:
-        """Whether the server has accepted the streams on the present connection."""
-        return self._connected
+        """Whether the shard has accepted the streams on the present connection."""
+        return self._appender is not None and self._appender.connected
 
-    def _take(self, state: AppenderState) -> None:
-        self._epoch = state.epoch
-        self._pending = deque(map(AppendMessage.parse, state.unacknowledged))  # in order
-        self._pending_chunks = sum(message.chunks for message in self._pending)
-
-    def _wait_for_room(self, chunks: int, timeout_s: float | None) -> bool:
-        started = self._blocked_since = time.monotonic()
+    def _observe(self) -> None:
+        """Probe the shards, in a thread: an actor may be busy for long between two chunks."""
         try:
-            while True:
-                self._raise()
-                if self._restarted:
-                    self._restarted = False
-                    raise StreamRestarted("the replay service no longer knows this actor's streams")
-                if self._fits(chunks):
-                    return True
-                if self._stop.is_set() or self._call.closed.is_set():
-                    return False
-                waited_s = time.monotonic() - started
-                if timeout_s is not None and waited_s >= timeout_s:
-                    raise Unavailable(
-                        f"the replay service did not acknowledge {self._pending_chunks} chunks within {timeout_s:g} s"
-                    )
-                self._changed.wait(_POLL_S if timeout_s is None else min(_POLL_S, timeout_s - waited_s))
-        finally:
-            self._blocked_s, self._blocked_since = self._blocked_s + time.monotonic() - started, float("inf")
+            while not self._closed.wait(_OBSERVE_S):
+                with self._lock:
+                    addresses = self._addresses()
+                    watched = {name: addresses[name] for name in self._placement.to_probe(addresses)}
+                    for result in self._probe.poll(watched, time.monotonic()):
+                        self._placement.record_probe(result.shard, result.asked_s, answered=result.serves)
+        except BaseException as error:  # raised by the next `append`
+            self._error = error
 
-    def _fits(self, chunks: int) -> bool:
-        """Return whether so many chunks may be queued; more than the limit go alone, or they could never be sent."""
-        return not self._pending or self._pending_chunks + chunks <= self._limit
-
-    def _raise(self) -> None:
+    def _steer(self) -> None:
+        """Move if it is time."""
+        if self._is_alone and self._appender is not None:
+            return
         if self._error is not None:
             raise self._error
+        addresses = self._addresses()
+        with self._lock:
+            chosen, is_dead = self._placement.choose(addresses), self._placement.is_dead
+        if chosen is not None and chosen != self._placement.shard and self._may_leave(is_dead):
+            self._move(chosen, addresses[chosen])
 
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
+    def _addresses(self) -> dict[str, str]:
+        """Return the shards by name; the present one is kept while it answers, listed or not."""
+        addresses, present = dict(self._directory.current), self._present
+        if present is not None:
+            addresses.setdefault(*present)
+        return addresses
 
-    def _resume(self) -> None:
-        """Name the streams; the answer says what of them is to be sent."""
-        with self._changed:
-            self._open.open.epoch = self._epoch
-        self._call.send(self._open)
+    def _may_leave(self, is_dead: bool) -> bool:
+        """Return whether the present shard can be left now: it is dead, or has acknowledged everything."""
+        if self._appender is None or is_dead:
+            return True
+        if time.monotonic() < self._next_leave_s:
+            return False
+        self._next_leave_s = time.monotonic() + _LEAVE_AGAIN_S
+        return self._appender.flush(_LEAVE_S)
 
-    def _disconnect(self) -> None:
-        with self._changed:
-            self._connected = False
-
-    def _send(self, messages: Iterable[AppendMessage]) -> None:
-        for message in messages:
-            self._call.send(message.request)
-
-    def _acknowledge(self, response: pb.AppendResponse) -> None:
-        next_steps = np.array(response.next_steps, dtype=np.int64)
-        with self._changed:
-            if self._epoch not in (0, response.epoch):
-                self._drop_streams()
-            if self._epoch == 0:
-                self._superseded_epoch = response.superseded_epoch
-            self._epoch, self._env_steps, self._next_steps = response.epoch, response.env_steps, next_steps
-            self._max_request_bytes = response.max_request_bytes
-            while self._pending and self._pending[0].is_stored(next_steps):
-                self._pending_chunks -= self._pending.popleft().chunks
-            if not self._connected:
-                self._connected = True
-                self._send(self._pending)
-            self._changed.notify_all()
-
-    def _drop_streams(self) -> None:
-        self._restarts += 1
-        self._dropped_chunks += self._pending_chunks
-        self._pending.clear()
-        self._pending_chunks, self._restarted = 0, True
+    def _move(self, shard: str, address: str) -> None:
+        left, old = self._placement.shard, self._appender
+        with self._lock:
+            self._placement.moved(shard)
+            self._present = (shard, address)
+        self._appender = self._open(address)
+        if old is None:
+            return
+        self._has_moved = True
+        self._moves += 1
+        self._restarts += old.restarts
+        self._dropped_chunks += old.dropped_chunks + old.unacknowledged_chunks
+        self._blocked_s += old.blocked_s
+        _log.warning("moving to another replay shard", shard=shard, left=left, dropped_chunks=old.unacknowledged_chunks)
+        thread = threading.Thread(target=old.close, name=f"leave-{left}", daemon=True)
+        thread.start()
+        self._closing = [*(each for each in self._closing if each.is_alive()), thread]
 
     def __enter__(self) -> Self:
         """Return itself."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tidemill import formats
 from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.replay.table_config import TableConfig
-from tidemill.replay.writing.appender import AppenderState
+from tidemill.replay.writing.append_call import AppenderState
 from tidemill.replay.writing.stream_items import StreamItems
 from tidemill.replay.writing.stream_rows import StreamRows
 

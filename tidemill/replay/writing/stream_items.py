@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay.argument_types import check_integer, check_number, check_type
+from tidemill.replay.chunk import ItemBatch, check_priorities
 from tidemill.replay.limits import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS, payload_room
 from tidemill.replay.table_config import MAX_PRIORITY, TableConfig
-from tidemill.replay.writing.chunk import ItemBatch, check_priorities
 from tidemill.replay.writing.stream_rows import StreamRows
 
 Array = NDArray[Any]

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_integer, check_number, check_type
+from tidemill.replay.chunk import Chunk, check_priorities
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import encode
 from tidemill.replay.limits import (
@@ -27,12 +28,10 @@ from tidemill.replay.limits import (
     payload_room,
 )
 from tidemill.replay.named_table import addresses_of, awaited_table, stored_table
-from tidemill.replay.shards.appender import ShardedAppender
-from tidemill.replay.shards.table import shard_config
-from tidemill.replay.table_config import TableConfig
+from tidemill.replay.table_config import TableConfig, shard_config
+from tidemill.replay.writing.append_call import AppenderState, StreamRestarted
 from tidemill.replay.writing.append_message import AppendMessage, messages_of
-from tidemill.replay.writing.appender import AppenderState, StreamRestarted
-from tidemill.replay.writing.chunk import Chunk, check_priorities
+from tidemill.replay.writing.appender import StreamAppender
 from tidemill.replay.writing.state import WriterProgress, arguments_of, new_name, pack_writer, unpack_writer
 from tidemill.replay.writing.steps import StepReader
 from tidemill.replay.writing.stream_items import PAYLOAD, ItemWindow, StreamItems
@@ -177,7 +176,7 @@ class ReplayWriter(Reopened):
         self._name, self._params_version = before.name, before.params_version
         self._held: list[AppendMessage] | None = [] if hold else None
         self._clients: dict[str, ReplayClient] = {}
-        self._appender = ShardedAppender(
+        self._appender = StreamAppender(
             self._addresses,
             self._name,
             envs,

@@ -14,8 +14,8 @@ from tests.support.learner_decoder import LearnerDecoder
 from tests.support.learner_fakes import Clock, FakeAgent
 from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss, Unavailable
+from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.replay.codec import encode
-from tidemill.replay.sampling.batch import Blocks, SampledBatch
 from tidemill.replay.sampling.importance_weights import importance_weights
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.types import Codec, ColumnSpec

@@ -21,7 +21,7 @@ from tests.support.learner_decoder import LearnerDecoder
 from tests.support.learner_fakes import FakeAgent
 from tidemill.config.table import TableSettings
 from tidemill.replay import codec
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import stored_columns

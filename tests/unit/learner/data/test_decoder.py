@@ -14,7 +14,7 @@ from tests.support.learner_fakes import FakeAgent
 from tests.support.raw_samples import sample
 from tidemill.config.table import TableSettings
 from tidemill.replay import codec
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.types import ColumnSpec, Signature
 

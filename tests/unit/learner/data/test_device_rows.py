@@ -22,12 +22,12 @@ from tests.support.replay_streams import UNIFORM, append, make_items, make_repla
 from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss
 from tidemill.replay import codec, wire
+from tidemill.replay.batch import Blocks, SampledBatch, StoredSteps
+from tidemill.replay.chunk import Chunk
 from tidemill.replay.limits import least_slots
-from tidemill.replay.sampling.batch import Blocks, SampledBatch, StoredSteps
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.replay.writing.chunk import Chunk
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.registry import AgentConfig, stored_columns

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tests.support.waiting import wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.params.publisher import StalePublisher
+from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.sampling.priorities import PrioritySender
-from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.services.learner.data.priorities import PriorityWriter
 from tidemill.services.learner.divergence import Diverged
 

@@ -10,9 +10,9 @@ import torch
 
 from tidemill.config.lock_step import LockStep
 from tidemill.errors import Unavailable, Unimplemented
+from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.schedule import SeededDraw
-from tidemill.replay.writing.chunk import SMALLEST_PRIORITY
 from tidemill.services.learner.divergence import Diverged
 from tidemill.services.learner.lock_step.priorities import RoundPriorities
 from tidemill.services.learner.lock_step.rounds import DrawSchedule, RoundPublisher, batches_per_draw

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.compactor import Compactor

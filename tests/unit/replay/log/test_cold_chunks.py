@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.unit.replay.log.logs import Log, open_log
 from tidemill.errors import DataLoss
-from tidemill.replay.sampling.batch import SampledBatch
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import RateLimiterConfig
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.distribution import fits
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
 from tidemill.errors import FailedPrecondition
-from tidemill.replay.sampling.batch import EpochPlace
+from tidemill.replay.batch import EpochPlace
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 from tidemill.services.replay.tables.epochs import Epochs, _keys, _permuted
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tidemill.replay.sampling.batch import SampledBatch, StoredSteps
-from tidemill.replay.shards.table import Plan, ShardRequest
+from tidemill.replay.batch import SampledBatch, StoredSteps
+from tidemill.replay.sampling.sharded_table import Plan, ShardRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

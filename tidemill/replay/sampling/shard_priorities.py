@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.errors import NotFound, Unavailable
+from tidemill.replay.chunk import check_priorities
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
-from tidemill.replay.writing.chunk import check_priorities
 from tidemill.rpc.status import from_rpc_error
 
 _MOST_UNDERWAY = 4

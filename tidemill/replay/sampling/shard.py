@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from tidemill.replay.sampling.batch import StoredSteps
+from tidemill.replay.batch import StoredSteps
+from tidemill.replay.sampling.pending_batch import PendingBatch
 from tidemill.replay.sampling.sample_call import SampleCall
-from tidemill.replay.shards.pending_batch import PendingBatch
-from tidemill.replay.shards.table import ShardRequest
+from tidemill.replay.sampling.sharded_table import ShardRequest
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.replay.sampling.columns import ItemColumns, Per, joined, per_chunk, per_item
+from tidemill.replay.columns import ItemColumns, Per, joined, per_chunk, per_item
 
 
 @dataclass(frozen=True, slots=True, eq=False)

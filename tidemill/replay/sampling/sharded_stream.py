@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.logger import LateLogger
+from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampling.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.sampling.pending_batch import PendingBatch
 from tidemill.replay.sampling.sample_call import SampleCall
+from tidemill.replay.sampling.shard import Shard, ShardReport
+from tidemill.replay.sampling.shard_priorities import ShardedPriorities
+from tidemill.replay.sampling.sharded_table import ShardedTable, ShardRequest
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.replay.shards.pending_batch import PendingBatch
-from tidemill.replay.shards.priorities import ShardedPriorities
-from tidemill.replay.shards.shard import Shard, ShardReport
-from tidemill.replay.shards.table import ShardedTable, ShardRequest, shard_config
-from tidemill.replay.table_config import SelectorKind, TableConfig
+from tidemill.replay.table_config import SelectorKind, TableConfig, shard_config
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import unpack_sample, unpack_stored
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES

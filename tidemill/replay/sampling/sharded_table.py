@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -253,26 +252,3 @@ class ShardedTable:
         if not self._exhaustible or not state.items:
             return state.total_weight
         return state.total_weight * max(state.items - state.asked_items, 0) / state.items
-
-
-def shard_config(config: TableConfig, shard_count: int) -> TableConfig:
-    """Return the configuration of the part of a table that one of `shard_count` shards holds."""
-    if shard_count == 1:
-        return config
-    limiter = config.rate_limiter
-    part = dataclasses.replace(
-        limiter,
-        min_size=_divided(limiter.min_size, shard_count),
-        error_buffer=limiter.error_buffer / shard_count,
-        queue_size=_divided(limiter.queue_size, shard_count),
-    )
-    return dataclasses.replace(
-        config,
-        max_items=_divided(config.max_items, shard_count),
-        max_bytes=_divided(config.max_bytes, shard_count),
-        rate_limiter=part,
-    )
-
-
-def _divided(value: int, parts: int) -> int:
-    return -(-value // parts)
