@@ -26,6 +26,7 @@ CHECKS = {
     "wire": ("python", "-m", "scripts.docs.wire", "--check"),
     "chart": ("python", "-m", "scripts.helm_chart", "--check"),
     "links": ("python", "-m", "scripts.check_links"),
+    "words": ("python", "-m", "scripts.check_words"),
     "locks": ("python", "-m", "pip", "check"),
 }
 """Name of each check and its command, the program taken from the environment this script runs in."""

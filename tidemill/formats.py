@@ -57,7 +57,7 @@ def check_format(kind: str, number: object, where: object) -> None:
     newest, oldest = NEWEST[kind], _OLDEST.get(kind, 1)
     number = 1 if number is None else number
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise UnknownFormat(f"{where}: format {number!r} is no format; expected a whole number from 1 to {newest}")
+        raise UnknownFormat(f"{where}: format {number!r} is not a format; expected a whole number from 1 to {newest}")
     if number > newest:
         raise UnknownFormat(f"{where}: format {number}; this Tidemill reads up to {newest}: use a newer Tidemill")
     if number < oldest:

@@ -71,7 +71,7 @@ def read_scores(file: Path) -> list[Score]:
     try:
         header, *rows = csv.reader(lines)
     except csv.Error as error:
-        raise DataLoss(f"{file} is no table of scores: {error}; move it aside") from error
+        raise DataLoss(f"{file} is not a table of scores: {error}; move it aside") from error
     if formats.KEY in header and rows:
         _check_format(file, rows[-1][header.index(formats.KEY) :])
     if tuple(header) not in (FILE_COLUMNS, COLUMNS, _FIRST_COLUMNS):
@@ -106,7 +106,7 @@ def _parse(file: Path, number: int, header: list[str], cells: list[str]) -> Scor
         row.pop(formats.KEY, None)
         return score_of(row)
     except ValueError as error:
-        raise DataLoss(f"{file} line {number} is no score: {','.join(cells)!r}") from error
+        raise DataLoss(f"{file} line {number} is not a score: {','.join(cells)!r}") from error
 
 
 def _value(name: str, cell: str) -> float | None:

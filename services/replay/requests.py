@@ -97,7 +97,7 @@ def read(kind: type[M], raw: bytes) -> M:
             _check_flat(raw, kind.DESCRIPTOR.name, _MOST_BYTES[kind])
         return kind.FromString(raw)
     except (DecodeError, IndexError) as error:
-        raise InvalidArgument(f"the request is no {kind.DESCRIPTOR.name}: {error}") from None
+        raise InvalidArgument(f"the request cannot be read as {kind.DESCRIPTOR.name}: {error}") from None
 
 
 async def read_each(kind: type[M], requests: AsyncIterable[bytes]) -> AsyncIterator[M]:

@@ -257,5 +257,5 @@ def _scores(
     ]
     noops = config.env.noop_max if config.evaluator.noop_max is None else config.evaluator.noop_max
     starts = f", up to {noops} no-op starts" if config.env.is_atari else ""
-    protocol = f"Raw returns of full episodes, each of its own seed{starts}; mean ± standard deviation over episodes."
+    protocol = f"Raw returns of full episodes, each with its own seed{starts}; mean ± standard deviation over episodes."
     return [*(lines or ["This version has not been evaluated."]), "", protocol]

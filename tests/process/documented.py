@@ -159,6 +159,8 @@ ELSEWHERE = (
         "tests/process/test_ranks_recover.py::test_killed_rank_brings_all_back_from_the_checkpoint",
         "the command of docs/by-hand.md, which is run here, with another config",
     ),
+    Elsewhere("make chaos .*", "tests/chaos/test_chaos.py", "kills processes for minutes, and writes down the result"),
+    Elsewhere("make release-rehearsal", "tests/process/test_release.py", "makes every file of a release"),
     Elsewhere("grpcurl .*", "tests/integration/test_security.py::test_health_is_open_and_reflection_is_not", "grpcurl"),
     Elsewhere("python3 -m venv env|env/bin/pip install .", f"{_ALONE}test_tutorial_works_as_it_stands", "installs"),
     Elsewhere(
@@ -167,9 +169,22 @@ ELSEWHERE = (
         "needs minari, which is in an environment of its own, and a dataset",
     ),
     Elsewhere(
-        "cd examples|.* retrace.yaml", "tests/process/test_examples.py::test_example_trains", "the same, in a copy"
+        r"cd examples|tidemill train --config (own|dict|masked|batched|hindsight|retrace)(_\w+)?\.yaml.*",
+        "tests/process/test_examples.py::test_example_trains",
+        "the same, in a copy",
     ),
-    Elsewhere("python examples/replay/dqn.py", f"{_ALONE}test_example_outlives_its_server", "the same, and a kill"),
+    Elsewhere(
+        r"tail -n 1 runs/events/.*|tidemill sweep sweeps/.*",
+        "tests/process/test_examples.py::test_example_trains",
+        "is in the folder of the examples; another page has the sweep",
+        page="examples/README.md",
+    ),
+    Elsewhere(
+        r"python examples/replay/\w+\.py( write| learn)?",
+        f"{_ALONE}test_example_outlives_its_server",
+        "the same, and a kill",
+        page="examples/replay/README.md",
+    ),
     Elsewhere(
         "(TIDEMILL_ACTORS=4 )?docker compose (build|up -d|ps|logs -f .*)",
         f"{_STACK}test_every_container_becomes_healthy",

@@ -114,7 +114,7 @@ def _mapping(option: str, words: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"option {option} needs names and values in turn, as in {option} continuous true")
         return {name: parse(value) for name, value in zip(words[::2], words[1::2], strict=True)}
     except yaml.YAMLError as error:
-        raise ConfigError(f"option {option} has a value that is no YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"option {option} has a value that is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _owner(settings: object, sections: Sequence[str]) -> object | None:

@@ -90,8 +90,9 @@ class ClusterSettings:
     learner: str = "127.0.0.1:7403"
     """Address of the learner's control service."""
     inference: tuple[str, ...] = ()
-    """Addresses of inference services that pass through the network for the actors, which spread over them and go on
-    to the next when one is lost; empty: each actor does so itself."""
+    """Addresses of inference services that compute actions for the actors.
+
+    Actors are spread across them and fail over to the next. Empty: each actor runs the network itself."""
     connect_timeout_s: float = 60.0
     """How long a process waits at its start for a service it needs, in seconds."""
 

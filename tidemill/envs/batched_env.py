@@ -255,7 +255,7 @@ def make_batched(settings: EnvSettings, num_envs: int, *, training: bool, render
     name, limit = settings.vector, settings.max_steps(training=training)
     function = user_object("env.vector", name)
     if not callable(function):
-        raise ConfigError(f"env.vector is {name!r}, which is no function or class")
+        raise ConfigError(f"env.vector is {name!r}, which is not a function or class")
     parameters = inspect.signature(function).parameters
     arguments = purpose(function, training=training) | dict(settings.kwargs) | {"num_envs": num_envs}
     if limit:

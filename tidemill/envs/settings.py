@@ -61,7 +61,7 @@ class EnvSettings:
     evaluator once the run is over."""
     flatten: bool = False
     """Whether any observation (dict, tuple, image) becomes one float32 vector; discrete parts are one-hot.
-    Without it a Dict or Tuple is stored as a column of each part, and images and vectors have networks of their own."""
+    Without it a Dict or Tuple is stored as one column per part, and images and vectors have separate networks."""
     observation_indices: tuple[int, ...] = ()
     """Positions of the numbers of a vector observation that the agent sees, the first being 0; empty shows all.
     `[0, 2]` of CartPole are its positions without its velocities: a task that needs memory."""

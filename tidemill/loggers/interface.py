@@ -33,7 +33,7 @@ class LoggedRun:
 class RunLogger:
     """Sends what a run wrote down somewhere else; one is made by calling what `--to` names with a `LoggedRun`.
 
-    A process of its own reads the run's files and calls it, so it may block and fail without touching the run. What
+    A separate process reads the run's files and calls it, so it may block and fail without touching the run. What
     was sent when that process died may be sent again.
 
     Example:
@@ -66,7 +66,7 @@ class RunLogger:
         """
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """The run has ended: `result` is its result.json. Called before `close`, and not for a run that may go on."""
+        """The run has ended: `result` is its result.json. Called before `close`, not for a run that may continue."""
 
     def close(self) -> None:
         """Nothing more is sent; called once."""

@@ -29,7 +29,7 @@ def load() -> None:
         FailedPrecondition: torch is imported already, is not installed, or there is no C++ compiler that can build it.
     """
     if "torch" in sys.modules:
-        raise FailedPrecondition("a rehearsal must begin before torch is imported; start a process of its own")
+        raise FailedPrecondition("a rehearsal must begin before torch is imported; start a separate process")
     with tempfile.TemporaryDirectory(prefix="tidemill-rehearsal-") as folder:
         ctypes.CDLL(str(build(_SOURCE, Path(folder))), mode=ctypes.RTLD_GLOBAL)  # stays mapped when the file is gone
 

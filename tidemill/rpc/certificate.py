@@ -83,7 +83,7 @@ def _decoded(text: bytes) -> bytes:
     try:
         return base64.b64decode(b"".join(text.split()), validate=True)
     except binascii.Error as error:
-        raise ValueError(f"a certificate is no base64: {error}") from error
+        raise ValueError(f"a certificate is not base64: {error}") from error
 
 
 def _end_of_der(certificate: bytes) -> datetime.datetime:

@@ -35,7 +35,7 @@ _SECONDS = Histogram("grpc_server_handling_seconds", "Duration of a call until i
 _RECEIVED = Counter("grpc_server_msg_received_total", "Messages received on streams and calls.", _LABELS)
 _SENT = Counter("grpc_server_msg_sent_total", "Messages sent on streams and calls.", _LABELS)
 _UNDECODABLE = Counter(
-    "grpc_server_undecodable_total", "Requests that are no message of their type.", ("grpc_service", "grpc_method")
+    "grpc_server_undecodable_total", "Requests that are not a message of their type.", ("grpc_service", "grpc_method")
 )
 
 _log = LateLogger()
@@ -63,7 +63,7 @@ class Requests:
         except DecodeError as error:
             _UNDECODABLE.labels(service, method).inc()
             self._tell(f"{service}/{method}", len(data))
-            raise InvalidArgument(f"the request's {len(data)} bytes are no message of {service}/{method}") from error
+            raise InvalidArgument(f"the request's {len(data)} bytes are not a message of {service}/{method}") from error
 
     async def stream(
         self, decode: Decode | None, requests: AsyncIterator[Any], service: str, method: str

@@ -160,7 +160,7 @@ def why_not_bound(address: str, setting: str = "server.address") -> str:
             probe.bind(target)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            return f"{host} is no address of this machine; use 127.0.0.1 or one that is"
+            return f"{host} is not an address of this machine; use 127.0.0.1 or one that is"
         if error.errno == errno.EACCES:
             return f"port {port} needs privileges; {another}, with a port from 1024 up"
     return f"another process listens there; {another}, or port 0 for a free one"

@@ -136,5 +136,5 @@ def read_pem(path: str, setting: str) -> bytes:
     except OSError as error:
         raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}") from error
     if b"-----BEGIN CERTIFICATE-----" not in data:
-        raise ConfigError(f"{setting}: {path} is no certificate in PEM format")
+        raise ConfigError(f"{setting}: {path} is not a certificate in PEM format")
     return data

@@ -34,7 +34,7 @@ _SETTINGS, _BEFORE, _REFUSAL, _NOTICE, _OUTPUT = "settings.yaml", "before.yaml",
 _SHOWN_LINES = 8
 _TEXTS = "of the observations of {} the text is left out: {}"
 _ENDLESS = (
-    "{} has no limit of steps. If its episodes may go on for ever, so does an evaluation: "
+    "{} has no limit of steps, so an evaluation may never end: "
     "--env.max-evaluation-steps cuts it, --env.max-episode-steps training"
 )
 

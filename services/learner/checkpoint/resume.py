@@ -175,7 +175,7 @@ class ResumableState:
         where = f"{path.stem}: {counters.learner_steps:,} updates, {counters.env_steps:,} agent decisions"
         lost = ["batches that were ready and not trained on"]
         if self._draws_anew:
-            lost.append("the generator of the agent's noise, which was on another kind of device and begins anew")
+            lost.append("the generator of the agent's noise, which was on another kind of device and is seeded again")
         if not fits_devices(checkpoint.rng):
             lost.append("random generators of the GPUs, whose number is another")
         before, now = checkpoint.written_by, self._written_by

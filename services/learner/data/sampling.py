@@ -91,7 +91,7 @@ class LearnerRows:
             shared = self._open_door(door, opening) if self._keeps else None
             mirror = self._mirror_for_all(table, shape, shared) if shared is not None else None
             if self._any_lacks(self._keeps and mirror is None):  # and no door is knocked at before it is open
-                _log.info("each learner keeps a mirror of its own: not all machines could share one")
+                _log.info("each learner keeps its own mirror: not all machines could share one")
                 return None
             if shared is not None and mirror is not None:
                 ranks = self._rank.local_size

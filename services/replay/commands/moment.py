@@ -23,7 +23,7 @@ def moment(text: str, clock: Callable[[], float] = time.time) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time: write 2026-11-23, 2026-11-23T14:30 or 2026-11-23T14:30+01:00, or how long ago: "
+            f"{text!r} is not a time: write 2026-11-23, 2026-11-23T14:30 or 2026-11-23T14:30+01:00, or how long ago: "
             "30s, 90m, 12h, 7d"
         ) from None
 

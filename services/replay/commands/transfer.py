@@ -21,7 +21,7 @@ def export(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="tidemill replay export",
         description="Writes a table of a running replay server into a new folder of safetensors files, as it is at one "
-        "moment; writers and learners go on. The folder is there only once it is whole. Items meet every condition "
+        "moment; writers and learners continue. The folder is there only once it is whole. Items meet every condition "
         "given.",
     )
     parser.add_argument("address", help=_ADDRESS)
@@ -142,7 +142,7 @@ def copy(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="tidemill replay copy",
         description="Copies tables of a running replay server to another one, such as for a fork of an experiment: "
-        "each as it is at one moment; writers and learners of the source go on. The target must not have them.",
+        "each as it is at one moment; writers and learners of the source continue. The target must not have them.",
     )
     parser.add_argument("source", help="where the server with the tables listens, such as 127.0.0.1:7401")
     parser.add_argument("target", help="where the other one listens")

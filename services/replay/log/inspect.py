@@ -126,7 +126,7 @@ _UNLIMITED = 2**31 - 1
 _ABOUT = """Reads the log of a replay service that is stopped, checks every byte that a start would need, and says what
 is in it: its tables, their items by priority, age, times sampled and writer, and one of them decoded; its segments and
 the chunks and items in use in each; what is corrupt, missing or lost. Nothing is changed. The exit code is 0 for an
-intact log, 1 for a corrupt one; an unfinished record at the end, as a killed service leaves it, is no corruption."""
+intact log, 1 for a corrupt one; an unfinished record at the end, as a killed service leaves it, is not corruption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     path = parser.parse_args(arguments).folder
     if not path.is_dir():
-        raise FatalError(f"{path} is no folder; give the one of a replay log, such as runs/NAME/replay/0")
+        raise FatalError(f"{path} is not a folder; give the one of a replay log, such as runs/NAME/replay/0")
     shards = _shards_in(path)
     whole = []
     for each in shards:

@@ -114,7 +114,7 @@ def certificates(folder: Path, now: datetime.datetime | None = None) -> list[Fin
         try:
             days = (end_of(file.read_bytes()) - now).days
         except (OSError, ValueError) as error:
-            found.append(Finding("FAIL", f"{file} is no certificate that can be read: {error}", _renewed(folder)))
+            found.append(Finding("FAIL", f"{file} is not a readable certificate: {error}", _renewed(folder)))
             continue
         text = f"{file} has expired" if days < 0 else f"{file} is valid for {days} days"
         mark = "FAIL" if days < 0 else "note" if days < _MIN_DAYS else "ok"

@@ -142,7 +142,7 @@ def test_commands_take_times(dated: LocalServer, tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out == "deleted 16 items of t\n"
     with pytest.raises(SystemExit):
         main(["export", dated.address, "t", "--out", str(tmp_path / "again"), "--since", "yesterday"])
-    assert "'yesterday' is no time: write 2026-11-23" in capsys.readouterr().err
+    assert "'yesterday' is not a time: write 2026-11-23" in capsys.readouterr().err
 
 
 def test_copy_takes_times(dated: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

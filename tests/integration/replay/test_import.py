@@ -58,7 +58,7 @@ def _damaged(folder: Path, how: str) -> None:
         ("flipped", DataLoss, r"steps-000000.safetensors is damaged: its bytes do not match their SHA-256"),
         ("cut", DataLoss, r"is damaged: it has \d+ bytes, must have \d+"),
         ("missing", DataLoss, "steps-000000.safetensors is missing"),
-        ("foreign", InvalidArgument, "is no manifest of an exported table"),
+        ("foreign", InvalidArgument, "is not the manifest of an exported table"),
         ("no manifest", InvalidArgument, "has no manifest.json: give a folder that `tidemill replay export` wrote"),
         ("no json", DataLoss, "manifest.json is damaged"),
         ("newer", FatalError, "format 2; this Tidemill reads up to 1: use a newer Tidemill"),

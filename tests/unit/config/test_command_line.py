@@ -102,7 +102,7 @@ def _read(*words: str) -> RunConfig:
         (["--evaluator.no-episodes"], "unknown option --evaluator.no-episodes"),
         (["--table.sampler", "alphabetical"], "table.sampler is 'alphabetical', allowed: one of 'uniform'"),
         (["--env.kwargs", "size"], "option --env.kwargs needs names and values in turn"),
-        (["--env.kwargs", "size", "[1"], "option --env.kwargs has a value that is no YAML"),
+        (["--env.kwargs", "size", "[1"], "option --env.kwargs has a value that is not YAML"),
         (["--run", "3"], "unknown option --run"),
     ],
 )

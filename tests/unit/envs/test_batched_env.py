@@ -264,7 +264,7 @@ def test_batch_that_keeps_a_last_observation_to_itself_is_found_out() -> None:
         ("_Odd", {"mode": "Sometimes"}, "is 'Sometimes', must say how it resets"),
         ("_Odd", {"speed": 3}, r"env.kwargs are \{'speed': 3\}, which .*:_Odd refuses"),
         ("_Od", {}, "has no '_Od'"),
-        ("_ROWS", {}, "which is no function or class"),
+        ("_ROWS", {}, "which is not a function or class"),
         ("make_fewer", {}, "made 2 environments instead of 3"),
         ("make_three", {}, "made int, allowed: a gymnasium.vector.VectorEnv or a tidemill.VectorEnv"),
     ],

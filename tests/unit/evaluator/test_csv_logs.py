@@ -67,7 +67,7 @@ def test_scores_name_the_line_that_is_none(tmp_path: Path) -> None:
     """A broken line in the middle is reported with its number."""
     file = tmp_path / "scores.csv"
     file.write_text(_HEADER + "1,2,3\n2.5,300,3000,3,25,1.5,0.25,-1.0,3.0\n")
-    with pytest.raises(DataLoss, match="line 2 is no score"):
+    with pytest.raises(DataLoss, match="line 2 is not a score"):
         read_scores(file)
 
 

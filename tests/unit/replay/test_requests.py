@@ -77,14 +77,22 @@ HOSTILE: dict[str, Callable[[], Hostile]] = {  # each is made by its test: toget
     "keys one by one": lambda: (pb.DeleteItemsRequest, (b"\x11" + bytes(8)) * 2000, "has more than 1032 fields"),
     "a name": lambda: (pb.DescribeTableRequest, field(1, b"a" * MIB), "DescribeTableRequest has 1048580 bytes"),
     "a group": lambda: (pb.DescribeTableRequest, b"\x1b\x1c", "wire type 3"),
-    "half a field": lambda: (pb.AppendRequest, data(field(1, b"")[:-1]), "the request is no AppendRequest"),
+    "half a field": lambda: (pb.AppendRequest, data(field(1, b"")[:-1]), "the request cannot be read as AppendRequest"),
     "a field beyond its message": lambda: (
         pb.AppendRequest,
         data(b"\x0a\x01") + b"\x08\x00",
         "data ends in the middle of a field",
     ),
-    "an endless number": lambda: (pb.AppendRequest, b"\x08" + b"\xff" * 100, "the request is no AppendRequest"),
-    "a name that is no text": lambda: (pb.DescribeTableRequest, field(1, b"\xff"), "is no DescribeTableRequest"),
+    "an endless number": lambda: (
+        pb.AppendRequest,
+        b"\x08" + b"\xff" * 100,
+        "the request cannot be read as AppendRequest",
+    ),
+    "a name that is no text": lambda: (
+        pb.DescribeTableRequest,
+        field(1, b"\xff"),
+        "cannot be read as DescribeTableRequest",
+    ),
 }
 
 

@@ -70,7 +70,7 @@ def test_scalar_of_numpy_keeps_its_dtype(dtype: str) -> None:
         ({"a": {1: 1}}, "key 1 of a must be a string"),
         ({"Reward": 1}, "column name is 'Reward', must match"),
         ({"a": "text"}, "column 'a' has dtype 'str"),
-        ({"a": [[1], [1, 2]]}, "column 'a' is no array.*name it in max_lengths"),
+        ({"a": [[1], [1, 2]]}, "column 'a' is not an array.*name it in max_lengths"),
     ],
 )
 def test_example_that_is_no_step(step: Any, message: str) -> None:  # noqa: ANN401 - what a user may hand in
@@ -118,7 +118,7 @@ def test_step_is_read_in_the_dtypes_of_its_columns() -> None:
         ({"image": np.zeros((2, 2))}, "column 'image' has dtype float64, which does not convert to uint8"),
         ({"tokens": [1, 2, 3, 4]}, r"column 'tokens' has shape \(4,\), must have \('0 .. 3',\)"),
         ({"tokens": [[1]]}, r"column 'tokens' has shape \(1, 1\)"),
-        ({"tokens": [[1], [1, 2]]}, "column 'tokens' is no array"),
+        ({"tokens": [[1], [1, 2]]}, "column 'tokens' is not an array"),
     ],
 )
 def test_step_that_does_not_fit(change: dict[str, Any], message: str) -> None:

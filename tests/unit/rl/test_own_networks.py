@@ -156,7 +156,7 @@ def _check_torso_gradients(
     [
         ("odd_torsos:Torso", {"width": 3}, r"network_settings are \{'width': 3\}, which 'odd_torsos:Torso' refuses"),
         ("odd_torsos:Torsi", {}, "odd_torsos has no 'Torsi'; did you mean 'Torso'"),
-        ("odd_torsos:number", {}, "which is no function or class"),
+        ("odd_torsos:number", {}, "which is not a function or class"),
         ("odd_torsos:no_module", {}, "which made int, allowed: a torch.nn.Module"),
         ("odd_torsos:fussy", {"width": 3}, r"\{'width': 3\} failed: ValueError: width is 3, must be even"),
         ("odd_torsos:Torso", {"outputs": 0}, "whose attribute `outputs` is None, must be the number of its features"),

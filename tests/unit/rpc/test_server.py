@@ -121,11 +121,11 @@ def test_request_that_is_no_message_is_invalid_and_told_once(
         stream: Any = channel.stream_stream(f"/{_SERVICE}/Sample")
         good = pb.SampleRequest(credit=7).SerializeToString()
         for _ in range(20):
-            with pytest.raises(InvalidArgument, match="the request's 3 bytes are no message of"), translated():
+            with pytest.raises(InvalidArgument, match="the request's 3 bytes are not a message of"), translated():
                 call(b"\xff\xff\xff", timeout=5)
         answers = stream(iter([good, b"\xff\xff\xff"]), timeout=5)
         assert pb.SampleResponse.FromString(next(answers)).table_items == 7
-        with pytest.raises(InvalidArgument, match=f"no message of {_SERVICE}/Sample"), translated():
+        with pytest.raises(InvalidArgument, match=f"not a message of {_SERVICE}/Sample"), translated():
             next(answers)
         assert _check(channel, "") == health_pb2.HealthCheckResponse.NOT_SERVING
     assert _undecodable() - before == 21

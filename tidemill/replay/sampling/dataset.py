@@ -139,7 +139,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 came within `timeout_s`. It takes a single table and server.
             end_on_timeout: Whether the iteration ends where no batch comes within `timeout_s`, such as that of a queue
                 whose writers have ended, instead of raising `Unavailable`.
-            schedule: Draws each sample by a seed of its own at a step count, for runs in lock-step. It takes a single
+            schedule: Draws each sample by a separate seed at a step count, for runs in lock-step. It takes a single
                 server and table, and no threads.
             shard_count: Over how many servers the tables are divided; 0 takes the number of addresses.
             directory: The servers behind `addresses`, if the caller has them already; stays the caller's to close.

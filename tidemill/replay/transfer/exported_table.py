@@ -198,7 +198,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataLoss(f"{path} is damaged: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise InvalidArgument(f"{path} is no manifest of an exported table: its format is not {FORMAT!r}")
+        raise InvalidArgument(f"{path} is not the manifest of an exported table: its format is not {FORMAT!r}")
     formats.check_format(formats.TABLE, document.get("version"), path)
     if document.pop("sha256", None) != digest_of(document):
         raise DataLoss(f"{path} is damaged: its text does not match its checksum")

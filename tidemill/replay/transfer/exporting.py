@@ -45,7 +45,7 @@ def export_table(  # noqa: PLR0913 - each is a condition of its own
     until_s: float | None = None,
     timeout_s: float = 60.0,
 ) -> TransferReport:
-    """Write a table of a running server into a new folder, as it is at one moment, whatever goes on meanwhile.
+    """Write a table of a running server into a new folder, as it is at one moment, while writers and learners continue.
 
     The files are safetensors (docs/replay.md says what is in them). Memory holds one file of 64 MiB at a time, twice
     while it is written, however large the table is. Of a table over several servers, each server's part is exported by

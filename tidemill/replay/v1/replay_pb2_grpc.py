@@ -234,7 +234,7 @@ class ReplayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteMatchingItems(self, request, context):
-        """Removes the items of a table that meet every condition that is set; their streams go on. Never blocks, except on the
+        """Removes the items of a table that meet every condition that is set; their streams continue. Never blocks, except on the
         disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
         are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
         """

@@ -139,7 +139,7 @@ class ReplayServiceStub:
     NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
     """
     DeleteMatchingItems: _grpc.UnaryUnaryMultiCallable[_replay_pb2.DeleteMatchingItemsRequest, _replay_pb2.DeleteMatchingItemsResponse]
-    """Removes the items of a table that meet every condition that is set; their streams go on. Never blocks, except on the
+    """Removes the items of a table that meet every condition that is set; their streams continue. Never blocks, except on the
     disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
     are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
     """
@@ -250,7 +250,7 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
     """
     DeleteMatchingItems: _aio.UnaryUnaryMultiCallable[_replay_pb2.DeleteMatchingItemsRequest, _replay_pb2.DeleteMatchingItemsResponse]  # type: ignore[assignment]
-    """Removes the items of a table that meet every condition that is set; their streams go on. Never blocks, except on the
+    """Removes the items of a table that meet every condition that is set; their streams continue. Never blocks, except on the
     disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
     are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
     """
@@ -413,7 +413,7 @@ class ReplayServiceServicer:
         request: _replay_pb2.DeleteMatchingItemsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.DeleteMatchingItemsResponse, _abc.Awaitable[_replay_pb2.DeleteMatchingItemsResponse]]:
-        """Removes the items of a table that meet every condition that is set; their streams go on. Never blocks, except on the
+        """Removes the items of a table that meet every condition that is set; their streams continue. Never blocks, except on the
         disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
         are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
         """

@@ -122,7 +122,7 @@ def _example(name: str, value: Any, batched: bool, ragged: bool) -> Array:  # no
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise InvalidArgument(f"column {name!r} is no array: {error}; name it in max_lengths?") from None
+        raise InvalidArgument(f"column {name!r} is not an array: {error}; name it in max_lengths?") from None
     if batched and not ragged:
         if not array.ndim:
             raise InvalidArgument(f"column {name!r} is a scalar, must have one entry for each environment")
@@ -298,4 +298,4 @@ def _as_array(spec: ColumnSpec, value: Any) -> Array:  # noqa: ANN401
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise InvalidArgument(f"column {spec.name!r} is no array: {error}") from None
+        raise InvalidArgument(f"column {spec.name!r} is not an array: {error}") from None

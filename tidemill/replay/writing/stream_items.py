@@ -43,7 +43,7 @@ class ItemWindow:
             the beginning there are fewer.
         across_episodes: Whether items cover the ends of episodes, with starts counted from the writer's first step:
             for learners that find the ends by a column.
-        keep_all: Whether even a step that is no decision starts an item, and one whose history was lost with its server
+        keep_all: Whether even a step without a decision starts an item, and one whose history was lost with its server
             is sent without it: for a learner that waits for as many items as there are streams.
     """
 

@@ -63,7 +63,7 @@ class ReplayWriter(Reopened):
     Every method raises `InvalidArgument` for a value that does not fit, naming it, and changes nothing then; the
     `TidemillError` of a server that refused for good, such as one that has another table of that name; and
     `FailedPrecondition` once it is closed, and in a process forked from the one that made the writer. Pickled, it is
-    another writer with the same arguments where it arrives: it has streams of its own, and none of the steps that this
+    another writer with the same arguments where it arrives: it has its own streams, and none of the steps that this
     one has not sent.
 
     Example:
@@ -407,12 +407,12 @@ class ReplayWriter(Reopened):
         return is_sent
 
     def state(self) -> bytes:
-        """Return all that another writer needs to go on here: steps and items that are not stored, and the place.
+        """Return everything that another writer needs to continue: steps and items that are not stored, and the place.
 
-        It waits for nothing. Save it together with what your program needs to go on, such as its environments, and give
-        it to the writer of the restarted process; no two processes may go on with one. It is about as large as the
-        steps of the present chunks, those that items may still reach back to, and what is unacknowledged: call `flush`
-        before to make it small.
+        The call does not wait. Save the bytes together with the rest of your program's state, such as its environments,
+        and give them to the writer of the restarted process. Give them to one process only. They are about as large as
+        the steps of the present chunks, the steps that items may still reach back to, and everything unacknowledged:
+        call `flush` first to make them small.
         """
         self._owner.check()
         self._check_not_held()
@@ -423,9 +423,9 @@ class ReplayWriter(Reopened):
     def interrupted(self) -> NDArray[np.bool_]:
         """Environments of which the server has more than the `state` that this writer continued, bool [N].
 
-        The writer before it wrote more after it had saved its state. That stays, and what comes now is behind it, as a
-        new episode: nothing is lost or stored twice. A program that begins these environments anew has nothing to do;
-        one that repeats what it did says so by `replays`, and no environment is interrupted.
+        The previous writer stored more steps after it saved its state. They are kept; new steps follow them as a new
+        episode, so nothing is lost or stored twice. A program that resets these environments has nothing to do. If it
+        repeats the same calls, it passes `replays`, and no environment is interrupted.
         """
         return self._interrupted
 

@@ -147,7 +147,7 @@ def _named_class(algorithm: str) -> type[AgentConfig]:
     builds = all(callable(getattr(found, name, None)) for name in ("build_agent", "build_policy"))
     if not (isinstance(found, type) and dataclasses.is_dataclass(found) and builds):
         raise ConfigError(
-            f"agent.algorithm is {algorithm!r}, which is no dataclass with the methods build_agent and build_policy"
+            f"agent.algorithm is {algorithm!r}, which is not a dataclass with the methods build_agent and build_policy"
         )
     if (own := getattr(found, "algorithm", None)) != algorithm:
         raise ConfigError(f"agent.algorithm is {algorithm!r}, but the field `algorithm` of that class is {own!r}")

@@ -55,7 +55,7 @@ def build_torso(
         return ours
     build = user_object("agent.network", name if ":" in name else f"{name}:build")
     if not callable(build):
-        raise ConfigError(f"agent.network is {name!r}, which is no function or class")
+        raise ConfigError(f"agent.network is {name!r}, which is not a function or class")
     _check_settings(name, build, (env_spec, rng), settings)
     torso = _built(name, build, env_spec, rng, settings)
     _check_features(name, torso, env_spec)

@@ -111,7 +111,7 @@ class DQNConfig(QLearningSettings):
     cosines: int = 64
     """Cosines that a level of `iqn` is described by."""
     munchausen_scale: float = 0.0
-    """Share of its own log-probability that the reward of an action grows by (Vieillard et al. 2020: 0.9); 0 is off.
+    """Factor of an action's log-probability that is added to its reward (Vieillard et al. 2020: 0.9); 0 is off.
 
     Targets are then those of a soft policy of the target network, so that `double` must be off, and the distribution
     must not be `c51`. Of `n_step` rewards the first one grows.

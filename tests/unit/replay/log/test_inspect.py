@@ -155,7 +155,7 @@ def test_run_is_the_logs_of_its_shards(given: str, tmp_path: Path, capsys: pytes
 
 def test_folder_without_a_log_is_refused(tmp_path: Path) -> None:
     """What is no folder, or has no log in it, is answered with what to give."""
-    with pytest.raises(FatalError, match="is no folder; give the one of a replay log"):
+    with pytest.raises(FatalError, match="is not a folder; give the one of a replay log"):
         inspect_log.main([str(tmp_path / "nothing")])
     with pytest.raises(FatalError, match="no replay log is in"):
         inspect_log.main([str(tmp_path)])
