@@ -196,6 +196,12 @@ $(VENV)-reverb/.installed: requirements/reverb.txt
 slurm-rehearsal: $(VENV)/.dev ## deploy/slurm on Debian's Slurm with six nodes on this machine, as root: lost nodes, requeues, scancel
 	TIDEMILL_REQUIRE_SLURM=1 $(BIN)/python -m pytest tests/slurm
 
+# `make race ARGS="--task cartpole_ppo --peer tidemill sb3"`; peers are installed into build/race when they first race.
+ARGS ?=
+.PHONY: race
+race: $(VENV)/.runtime ## whole trainings beside SB3, CleanRL's way, TorchRL, RLlib and Sample Factory, in turns, into benchmarks/results/race.json
+	$(BIN)/python -m benchmarks.race $(ARGS)
+
 # `make learn-cartpole-dqn` runs configs/cartpole_dqn.yaml; LEARN="--sb3 .venv-sb3" puts Stable-Baselines3 beside it.
 SEEDS ?= 1 2 3
 LEARN ?=

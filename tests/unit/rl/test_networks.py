@@ -44,6 +44,8 @@ def images(env_spec: EnvSpec, count: int = 2) -> torch.Tensor:
         ("nature", 8_224 + 32_832 + 36_928, 64 * 7 * 7),
         # no biases, but a scale and a shift for each of 32 + 64 + 64 channels
         ("nature_group_norm", 8_192 + 32_768 + 36_864 + 320, 64 * 7 * 7),
+        # convolutions 4*32*25+32, 32*64*25+64; 84 -> 16 -> 3 pixels a side
+        ("data_efficient", 3_232 + 51_264, 64 * 3 * 3),
         # by section: first convolution, then four of a section's width; 84 -> 42 -> 21 -> 11 pixels a side
         ("impala", (592 + 4 * 2_320) + (4_640 + 4 * 9_248) + (9_248 + 4 * 9_248), 32 * 11 * 11),
     ],
@@ -121,7 +123,8 @@ def test_colours_and_frames_become_channels_frame_by_frame() -> None:
 def test_unknown_torso_is_refused_with_the_nearest_name() -> None:
     """The message names what there is."""
     with pytest.raises(
-        ConfigError, match=r"network is 'impla', but must be auto, one of impala, .*did you mean 'impala'"
+        ConfigError,
+        match=r"network is 'impla', but must be auto, one of data_efficient, impala, .*did you mean 'impala'",
     ):
         check_torso("impla")
 

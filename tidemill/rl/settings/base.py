@@ -31,7 +31,7 @@ class AgentSettings:
     algorithm: str = ""
     """Algorithm; decides which other `agent` settings there are."""
     network: str = "auto"
-    """Torso of each network: `mlp` (none) for vectors; `nature`, `nature_group_norm` or `impala` for
+    """Torso of each network: `mlp` (none) for vectors; `nature`, `nature_group_norm`, `data_efficient` or `impala` for
     images; or your own by `module:name`. `auto`: `mlp` for vectors, `nature` for images if they are large enough."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
     """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""

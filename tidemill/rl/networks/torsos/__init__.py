@@ -11,7 +11,7 @@ from tidemill.types import EnvSpec
 
 AUTO, MLP = "auto", "mlp"
 
-MIN_SIZES = {"nature": 36, "nature_group_norm": 36, "impala": 8}
+MIN_SIZES = {"nature": 36, "nature_group_norm": 36, "data_efficient": 25, "impala": 8}
 """Pixels of the smallest side of an image that a torso takes."""
 
 NetworkSetting = bool | int | float | str | tuple[int, ...]

@@ -8,20 +8,23 @@ from torch import Tensor, nn
 from tidemill.rl.networks.image import as_channels, convolution, image_channels, pixel_scale
 from tidemill.types import EnvSpec
 
-LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+Layers = tuple[tuple[int, int, int], ...]
 """Channels, kernel and stride of each convolution."""
+LAYERS: Layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 
 
 class NatureCNN(nn.Module):
     """Images [B, ...] -> features [B, outputs]; with `groups` each convolution has a group norm instead of a bias."""
 
-    def __init__(self, name: str, env_spec: EnvSpec, rng: torch.Generator, groups: int = 0) -> None:
+    def __init__(
+        self, name: str, env_spec: EnvSpec, rng: torch.Generator, groups: int = 0, shapes: Layers = LAYERS
+    ) -> None:
         super().__init__()
         self._env_spec = env_spec
         channels, height, width = image_channels(name, env_spec)
         layers: list[nn.Module] = []
         scale = pixel_scale(env_spec)
-        for outputs, kernel, stride in LAYERS:
+        for outputs, kernel, stride in shapes:
             layers.append(convolution(channels, outputs, kernel, rng, stride=stride, bias=not groups, scale=scale))
             if groups:
                 layers.append(nn.GroupNorm(groups, outputs))

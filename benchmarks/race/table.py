@@ -1,0 +1,173 @@
+"""docs/race.md, made from the rows of the race."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.learn.atomic import write_text
+from benchmarks.race.contenders import CONTENDERS, ROOT
+from benchmarks.race.results import Row
+from benchmarks.race.tasks import DQN, EVALUATION_EPISODES, EVALUATIONS, PPO, SEEDS, TASKS, TEST_EPISODES, Task
+
+PAGE = ROOT / "docs" / "race.md"
+_NONE = "not measured"
+
+_HEAD = f"""\
+# The race
+
+Whole trainings with the programs people would pick instead: the same machine, task, network, updates, batch and
+number of decisions. Time counts from the start of a contender's first process to the end of its last, imports and
+evaluations included. Everything runs in turns on two cores of one quiet machine, with {len(SEEDS)} seeds that were
+declared before.
+
+## Wall time
+
+Seconds, median of the seeds (lowest to highest); the fastest is bold.
+"""
+_NOTES = f"""
+## Reading it
+
+- **Score**: mean return of the last policy on {TEST_EPISODES} fresh episodes, without exploration; mean of the seeds
+  (lowest to highest).
+- **To target**: seconds to the first evaluation whose mean reached the target. A training has {EVALUATIONS} evaluations
+  of {EVALUATION_EPISODES} episodes. "2 of 3" counts the seeds that reached it.
+- **Processor**: user and system time of all processes. **Memory**: largest sum of the proportional memory (PSS) of all
+  processes, sampled every two seconds.
+- A time is published only if other programs used at most a tenth of a core meanwhile. A score needs no quiet machine.
+
+## What one process does better
+
+A program of one process has no serialisation, no RPC and no second Python to start. It uses less memory, and less
+processor time for the same training. Its order of steps is fixed, so a seed repeats its result without
+[lock-step](lock-step.md). Tidemill acts, learns and evaluates at the same time: it uses the second core, keeps training
+when a process is killed, and the same command runs on several machines.
+"""
+_SETTINGS = """
+## Settings
+
+All contenders: Adam, the settings below, layers of the task's sizes, float32 on the CPU. Tidemill's PPO bootstraps from
+one step in each rollout that is not trained on, so it makes slightly fewer updates from as many decisions.
+
+| Task | Decisions | Environments | Network | Settings | From |
+|---|---|---|---|---|---|
+"""
+_END = """
+Run it with `make race`: it installs each peer into `build/race/` and continues where it stopped. `make race
+ARGS=--table` makes this page from `benchmarks/results/race.json`, which has every training, its curve and its versions.
+"""
+
+
+def write_page(rows: Sequence[Row], page: Path = PAGE) -> str:
+    """Write the page and return it."""
+    text = _HEAD + _wall(rows) + "".join(_details(task, rows) for task in TASKS.values()) + _NOTES
+    text += _SETTINGS + "".join(_settings(task) for task in TASKS.values())
+    text += "\n| Contender | Processes and threads | Versions |\n|---|---|---|\n" + "".join(_who(rows)) + _END
+    write_text(page, text)
+    return text
+
+
+def _wall(rows: Sequence[Row]) -> str:
+    """Return a row for each task, a column for each contender."""
+    head = f"\n| Task | {' | '.join(each.title for each in CONTENDERS.values())} |\n"
+    lines = [head, "|---" * (len(CONTENDERS) + 1) + "|\n"]
+    for task in TASKS.values():
+        times = {name: _times(rows, task, name, "wall_s") for name in CONTENDERS}
+        medians = [statistics.median(found) for found in times.values() if found]
+        cells = [
+            _no_algorithm(name, task) or _failure(rows, task, name) or _spread(found, best=min(medians, default=0.0))
+            for name, found in times.items()
+        ]
+        lines.append(f"| {task.title}, {task.decisions:,} | {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+def _details(task: Task, rows: Sequence[Row]) -> str:
+    """Return the table of a task that was measured; empty if it was not."""
+    measured = [name for name in CONTENDERS if _of(rows, task, name)]
+    if not measured:
+        return ""
+    lines = [f"\n## {task.title}, {task.decisions:,} decisions\n\n"]
+    lines.append(f"| | Wall s | Processor s | Memory MiB | Decisions/s | Updates | Score | To {task.target:g}, s |\n")
+    lines.append("|---|---|---|---|---|---|---|---|\n")
+    for name in measured:
+        own = _of(rows, task, name)
+        cells = [
+            CONTENDERS[name].title,
+            _failure(rows, task, name) or _spread(_times(rows, task, name, "wall_s")),
+            _spread(_times(rows, task, name, "processor_s")),
+            _spread(_times(rows, task, name, "peak_mib"), digits=0),
+            _spread(_times(rows, task, name, "decisions_per_s"), digits=0),
+            _spread([row["updates"] for row in own], digits=0),
+            _spread([row["score"] for row in own if row.get("score") is not None], middle=statistics.fmean),
+            _to_target(rows, task, name),
+        ]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+def _of(rows: Sequence[Row], task: Task, contender: str) -> list[Row]:
+    """Return the trainings of a contender that ended by themselves."""
+    return [row for row in rows if (row["task"], row["contender"]) == (task.name, contender) and "failed" not in row]
+
+
+def _times(rows: Sequence[Row], task: Task, contender: str, name: str) -> list[float]:
+    """Return a figure of each training on a quiet machine."""
+    return [row[name] for row in _of(rows, task, contender) if row["quiet"]]
+
+
+def _failure(rows: Sequence[Row], task: Task, contender: str) -> str:
+    """Return how a contender's trainings failed, if all of them did."""
+    own = [row for row in rows if (row["task"], row["contender"]) == (task.name, contender)]
+    return str(own[0]["failed"]) if own and all("failed" in row for row in own) else ""
+
+
+def _no_algorithm(contender: str, task: Task) -> str:
+    return "" if task.algorithm in CONTENDERS[contender].algorithms else f"has no {task.algorithm.upper()}"
+
+
+def _spread(
+    found: Sequence[float],
+    *,
+    best: float | None = None,
+    middle: Callable[[Sequence[float]], float] = statistics.median,
+    digits: int = 1,
+) -> str:
+    """Return the middle of some figures and their range."""
+    if not found:
+        return _NONE
+    value = f"{middle(found):,.{digits}f}"
+    if best is not None and middle(found) == best:
+        value = f"**{value}**"
+    ends = (
+        f" ({min(found):,.{digits}f} to {max(found):,.{digits}f})" if len(found) > 1 and min(found) < max(found) else ""
+    )
+    return value + ends
+
+
+def _to_target(rows: Sequence[Row], task: Task, contender: str) -> str:
+    quiet = [row for row in _of(rows, task, contender) if row["quiet"]]
+    found = [row["to_target_s"] for row in quiet if row["to_target_s"] is not None]
+    if not quiet:
+        return _NONE
+    return f"{_spread(found)}, {len(found)} of {len(quiet)}" if found else f"0 of {len(quiet)}"
+
+
+def _settings(task: Task) -> str:
+    settings = task.settings
+    layers = ", ".join(map(str, settings.hidden))
+    if isinstance(settings, PPO):
+        words = f"PPO: rollouts of {settings.rollout}, {settings.epochs} epochs, {settings.minibatches} minibatches"
+    else:
+        kind = "DQN" if isinstance(settings, DQN) else "SAC"
+        words = f"{kind}: batch {settings.batch_size}, {settings.updates_per_decision:g} updates per decision"
+    return f"| {task.title} | {task.decisions:,} | {task.num_envs} | {layers} | {words} | {task.source} |\n"
+
+
+def _who(rows: Sequence[Row]) -> Iterator[str]:
+    for name, contender in CONTENDERS.items():
+        own = (row["versions"] for row in reversed(rows) if row["contender"] == name and "versions" in row)
+        found: dict[str, str] = next(own, {})
+        said = ", ".join(f"{package} {number}" for package, number in found.items()) or _NONE
+        yield f"| {contender.title} | {contender.shape} | {said} |\n"
