@@ -15,6 +15,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def _class(name: str, kind: type) -> Iterator[str]:
 
 
 def _member(dotted: str, member: object) -> Iterator[str]:
-    if isinstance(member, property):
+    if isinstance(member, property | cached_property):
         yield f"#### {dotted}\n\n{markdown(inspect.getdoc(member) or '')}"
     elif isinstance(member, classmethod | staticmethod):
         yield from _member(dotted, member.__func__)

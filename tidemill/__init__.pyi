@@ -4,8 +4,10 @@ __version__: str
 __all__: list[str]
 
 # Running a cluster
+from tidemill.programs.train import train as train
 from tidemill.programs.cluster import Cluster as Cluster
-from tidemill.programs.cluster import RunResult as RunResult
+from tidemill.programs.result import RunResult as RunResult
+from tidemill.programs.result import LearningCurve as LearningCurve
 from tidemill.config.sections import RunConfig as RunConfig
 from tidemill.config.load import load_config as load_config
 

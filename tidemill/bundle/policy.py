@@ -112,6 +112,10 @@ class TrainedPolicy:
         """Forget the episodes so far: the next observations are the first of theirs."""
         self._builder = None
 
+    def __call__(self, observation: ArrayLike | Mapping[str, Any] | tuple[Any, ...]) -> NDArray[Any]:
+        """Choose the action for an observation, or one for each of N: `act` without its options."""
+        return self.act(observation)
+
     def act(
         self,
         observation: ArrayLike | Mapping[str, Any] | tuple[Any, ...],

@@ -1,4 +1,4 @@
-"""The texts of `--help`: a command's overview, the settings of a section, the options of a command without sections."""
+"""Texts of `--help`: the overview of a command, the settings of a section, and options without sections."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tidemill.rl.agents.registry import algorithms, config_class
 from tidemill.settings.check import nearest
 
 ALL = "all"
+ALGORITHMS = "algorithms"
 _WIDEST = 120
 SCREEN_LINES = 40
 """What is longer has a line for each setting, cut to the width; all of one setting is a command away."""
@@ -24,34 +25,33 @@ _INDENT = 2
 
 
 def overview(values: Any, prog: str, description: str) -> str:  # noqa: ANN401 - any dataclass of sections
-    """Return what `--help` prints: what the command does, its sections and the algorithms, on a screen."""
+    """Return the text of `--help`: the command's purpose and its sections, for a terminal of 24 lines."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    agent = getattr(values, "agent", None)
     sections = [(field.name, summary(type(getattr(values, field.name)))) for field in dataclasses.fields(values)]
-    further = [
-        ("--help SECTION", "settings of a section"),
-        ("--help SECTION.NAME", "one setting in full"),
-        ("--help all", "every setting in full"),
-    ]
-    lines = [
-        *_filled(description, width),
-        "",
-        f"usage: {prog} [--config FILE_OR_PRESET] [--section.name VALUE ...]",
-        "",
-        "Sections, set in the file or preset, then by options:",
-        *_in_columns([(name, text) for name, text in sections if name != "agent"], width),
-        "",
-    ]
-    if agent is not None:
-        described = [(name, (config_class(name).__doc__ or "").splitlines()[0]) for name in algorithms()]
-        other = "dqn" if agent.algorithm != "dqn" else "sac"
-        further.append((f"--agent.algorithm {other} --help agent", f"settings of {other}"))
-        lines += [
-            "Algorithms, chosen by --agent.algorithm NAME; table and learner adapt:",
-            *_in_columns(described, width),
+    has_agent = any(name == "agent" for name, _ in sections)
+    rows = [(name, ", ".join(algorithms()) if name == "agent" else text) for name, text in sections]
+    further = "`--help SECTION` lists settings, `--help SECTION.NAME` explains one, `--help all` explains all."
+    if has_agent:
+        further += f" `--help {ALGORITHMS}` lists algorithms, `--agent.algorithm NAME --help agent` settings of one."
+    return "\n".join(
+        [
+            f"usage: {prog} [--config FILE_OR_PRESET] [--SECTION.NAME VALUE ...]",
             "",
+            *_filled(description, width),
+            "",
+            *_in_columns(rows, width),
+            "",
+            *_wrap(further, width),
         ]
-    return "\n".join([*lines, *_in_columns([(f"{prog} {words}", text) for words, text in further], width)])
+    )
+
+
+def describe_algorithms() -> str:
+    """Return the text of `--help algorithms`: a line for each algorithm."""
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    described = [(name, (config_class(name).__doc__ or "").splitlines()[0]) for name in algorithms()]
+    head = "Chosen by --agent.algorithm NAME; the defaults of table, learner and env follow it:"
+    return "\n".join([*_wrap(head, width), *_in_columns(described, width)])
 
 
 def _filled(description: str, width: int) -> list[str]:
@@ -74,7 +74,7 @@ def _in_columns(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
 
 
 def describe_options(prog: str, description: str, options: Any) -> str:  # noqa: ANN401 - any flat dataclass
-    """Return what `--help` prints of a command whose options are one dataclass: each in full."""
+    """Return the text of `--help` for a command whose options are one dataclass: each in full."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     found = [field._replace(value=getattr(options, field.name)) for field in fields_of(type(options))]
     usage = f"usage: {prog} [--config FILE_OR_PRESET] [--name VALUE ...]"
@@ -82,10 +82,10 @@ def describe_options(prog: str, description: str, options: Any) -> str:  # noqa:
 
 
 def describe_section(prog: str, asked: str, values: Any) -> str:  # noqa: ANN401 - any dataclass of sections
-    """Return what `--help SECTION` or `--help SECTION.BEGINNING` prints.
+    """Return the text of `--help SECTION` or `--help SECTION.BEGINNING`.
 
     Args:
-        prog: The command, for what it says to go on with.
+        prog: The command, for the commands that the text suggests.
         asked: A section, `agent`, or the beginning of settings' names, `agent.noisy`: those are described in full, and
             so is everything by `all`.
         values: The dataclass of sections, with the values of a config file if there is one.
@@ -105,16 +105,17 @@ def describe_section(prog: str, asked: str, values: Any) -> str:  # noqa: ANN401
     chosen = [setting for setting in found if asked == section or setting.name.startswith(wanted)]
     if not chosen:
         hint = nearest(wanted, [setting.name for setting in found])
-        raise ConfigError(f"no setting begins with {asked!r}{hint}")
+        raise ConfigError(f"no setting starts with {asked!r}{hint}")
     if asked != section:
         return "\n".join(_in_full(chosen, width))
-    notes = [f"Of another algorithm: `{prog} --agent.algorithm NAME --help agent`."] if section == "agent" else []
+    other = f"Settings of another algorithm: `{prog} --agent.algorithm NAME --help agent`."
+    notes = [other] if section == "agent" else []
     head, foot = _wrap(f"{asked}: {summary(type(own))}", width), _wrap(" ".join(notes), width)
     room = SCREEN_LINES - len(head) - len(foot)
     body = _in_full(chosen, width)
     if len(body) > room:
         longest = max(chosen, key=lambda setting: len(setting.text)).name
-        notes.append(f"All of a setting, or of those that begin alike: `{prog} --help {longest}`.")
+        notes.append(f"`{prog} --help {longest}` explains a setting in full, or all settings with that prefix.")
         foot = _wrap(" ".join(notes), width)
         body = _shortened(chosen, width, SCREEN_LINES - len(head) - len(foot))
     return "\n".join([*head, *body, *foot])
@@ -170,7 +171,7 @@ def _option(setting: Setting) -> str:
 
 
 def _kind(kind: Any) -> str:  # noqa: ANN401 - what get_type_hints gives
-    """Return what an option takes, as a command line has it."""
+    """Return the kind of value that an option takes, as a command line has it."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return "|".join(map(str, arguments))

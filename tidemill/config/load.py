@@ -14,7 +14,7 @@ import yaml
 from tidemill import formats
 from tidemill.config.algorithm_defaults import DEFAULT_ALGORITHM, adapted, merged, with_defaults
 from tidemill.config.command_line import document_of
-from tidemill.config.help_text import ALL, describe_section, overview
+from tidemill.config.help_text import ALGORITHMS, ALL, describe_algorithms, describe_section, overview
 from tidemill.config.hindsight import check_hindsight
 from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
@@ -54,17 +54,62 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     asked = _take_help(rest, config)
     if asked is not None:
         settings = from_document(config, document, algorithm)
-        text = describe_section(prog, asked, settings) if asked else overview(settings, prog, description)
+        if asked == ALGORITHMS:
+            text = describe_algorithms()
+        else:
+            text = describe_section(prog, asked, settings) if asked else overview(settings, prog, description)
         sys.stdout.write(f"{text}\n")
         raise SystemExit(0)
     refuse(_no_sections(document))
     options = document_of(rest, _skeleton(config, algorithm or _algorithm_of(document)))
-    document, notes = adapted(document, options, algorithm, is_preset=file is not None and file.parent == FOLDER)
-    settings = from_document(config, merged(document, options), algorithm)
-    check_together(settings)
+    settings, notes = _combined(config, file, document, options, algorithm)
     for note in notes:
         sys.stderr.write(f"note: {note}\n")
     return settings if config is RunConfig else _with_absolute_paths(settings)
+
+
+def load_run(config: str | Path | None, options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
+    """Return the settings of a run from a file or preset and options put over it, as a command line gives them.
+
+    Args:
+        config: Path of a YAML file or name of a preset; None for the defaults.
+        options: Settings by their dotted names, `{"agent.algorithm": "dqn"}`, or by sections, as a file holds them.
+
+    Returns:
+        The settings, and a note for each group of settings of the file that does not apply to the options' algorithm
+        or environment.
+
+    Raises:
+        ConfigError: The file cannot be read, or a setting is unknown or out of range; a line for each.
+    """
+    file = find_config(str(config)) if config is not None else None
+    document = read_document(file) if file else {}
+    given = _by_sections(options)
+    refuse([*_no_sections(document), *_no_sections(given)])
+    algorithm = (given.get("agent") or {}).get("algorithm")
+    return _combined(RunConfig, file, document, given, None if algorithm is None else str(algorithm))
+
+
+def _combined(
+    config: type[_T], file: Path | None, document: dict[str, Any], options: Mapping[str, Any], algorithm: str | None
+) -> tuple[_T, list[str]]:
+    """Return a file's settings with options put over them, and notes on settings that were left out; see `adapted`."""
+    document, notes = adapted(document, options, algorithm, is_preset=file is not None and file.parent == FOLDER)
+    settings = from_document(config, merged(document, options), algorithm)
+    check_together(settings)
+    return settings, notes
+
+
+def _by_sections(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as sections: `{"run.seed": 3}` as `{"run": {"seed": 3}}`."""
+    document: dict[str, Any] = {}
+    for name, value in options.items():
+        *sections, last = str(name).split(".")
+        nested: dict[str, Any] = {last: value}
+        for section in reversed(sections):
+            nested = {section: nested}
+        document = merged(document, nested)
+    return document
 
 
 _SERVER_FILES = ("tls_cert", "tls_key", "tls_client_ca", "tokens")
@@ -190,11 +235,15 @@ def write_document(settings: object, path: Path) -> None:
 
 
 def _take_help(arguments: list[str], config: type[Any]) -> str | None:
-    """Return the section, or the beginning of settings' names, that help is asked for; empty for all, None for none."""
+    """Return the topic that help is asked for: a section, the beginning of settings' names, all of them or algorithms.
+
+    Empty without a topic; None if no help is asked for.
+    """
     names = {field.name for field in dataclasses.fields(config)}
     for first, second in zip_longest(arguments, arguments[1:], fillvalue=""):
         if first in ("--help", "-h"):
-            return second if second.partition(".")[0] in names or second == ALL else ""
+            known = second.partition(".")[0] in names or second == ALL or (second == ALGORITHMS and "agent" in names)
+            return second if known else ""
     return None
 
 

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,25 +20,11 @@ from tidemill.errors import FailedPrecondition, FatalError, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
 from tidemill.process import ENDS_WITH_INPUT
+from tidemill.programs.result import RunResult
+from tidemill.rpc.channel import DEADLINE_S
 
 _POLL_S = 0.2
 _LAST_LINES = 12
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended.
-
-    Attributes:
-        exit_code: 0 if it finished or was stopped as asked, 1 if it failed, 2 if a setting was wrong.
-        folder: The run's folder, with scores, plots, parameters, checkpoints and logs.
-        summary: What `result.json` holds: `solved`, `mean_return`, `wall_s` (s), `env_steps` (agent decisions),
-            `learner_steps` (updates) and more; empty if the run ended before it wrote one.
-    """
-
-    exit_code: int
-    folder: Path
-    summary: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Cluster:
@@ -115,7 +100,7 @@ class Cluster:
         return self._process is not None and self._process.poll() is None
 
     def status(self, *, timeout_s: float = 30.0) -> LearnerStatus:
-        """Return what the learner is doing, waiting for it to start.
+        """Return the status of the learner, waiting for it to start.
 
         Args:
             timeout_s: Longest wait in seconds.
@@ -127,15 +112,27 @@ class Cluster:
         deadline_s = time.monotonic() + timeout_s
         while True:
             if not self.is_running:
-                raise FatalError(f"the run has ended:\n{self._last_lines()}")
+                lines = "\n".join(self.output()[-_LAST_LINES:])
+                raise FatalError(f"the run has ended:\n{lines}")
             try:
-                address = str(read_document(self.folder / "cluster.yaml")["cluster"]["learner"])
-                with LearnerClient(address) as learner:
-                    return learner.get_status()
+                return self._ask()
             except Exception as error:
                 if time.monotonic() > deadline_s:
                     raise Unavailable(f"the learner of {self.folder} did not answer within {timeout_s:g} s") from error
             time.sleep(_POLL_S)
+
+    def poll(self) -> LearnerStatus | None:
+        """Return the learner's status now; None while it does not answer, as before its start and after its end."""
+        try:
+            return self._ask(deadline_s=1.0)
+        except Exception:
+            return None
+
+    def _ask(self, deadline_s: float = DEADLINE_S) -> LearnerStatus:
+        """Ask the learner for its status; raises whatever keeps it from answering."""
+        address = str(read_document(self.folder / "cluster.yaml")["cluster"]["learner"])
+        with LearnerClient(address, deadline_s=deadline_s) as learner:
+            return learner.get_status()
 
     def wait(self, timeout_s: float | None = None) -> RunResult:
         """Wait until the run ends by itself, at its target or a limit.
@@ -175,6 +172,12 @@ class Cluster:
                 self._process.wait()
         return self.result()
 
+    def output(self) -> list[str]:
+        """Return the lines that the run has printed, as `tidemill train` prints them; none before `start`."""
+        if self._scratch is None:
+            return []
+        return (Path(self._scratch.name) / "output.log").read_text(encoding="utf-8", errors="replace").splitlines()
+
     def result(self) -> RunResult:
         """Return how the run ended.
 
@@ -195,11 +198,6 @@ class Cluster:
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch = None
-
-    def _last_lines(self) -> str:
-        if self._scratch is None:
-            return ""
-        return "\n".join((Path(self._scratch.name) / "output.log").read_text().splitlines()[-_LAST_LINES:])
 
     def __enter__(self) -> Self:
         """Start, and return itself."""

@@ -1,4 +1,4 @@
-"""What was probably meant by the name of a setting that there is not: a near one, or what other tools call it."""
+"""Hints for unknown names of settings: a similar name, or the name that another tool has for the setting."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _LEARNING_RATE = ("agent.learning_rate", "agent.critic_learning_rate")
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "algo": ("agent.algorithm",),
     "algorithm": ("agent.algorithm",),
+    "batch_size": ("agent.batch_size",),
     "batchsize": ("agent.batch_size",),
     "mini_batch_size": ("agent.batch_size",),
     "buffer_size": ("table.max_items",),

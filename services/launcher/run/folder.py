@@ -148,7 +148,7 @@ def check_free(path: Path, *, fresh: bool) -> None:
         return
     raise AlreadyExists(
         f"{path} already holds a run; continue it: `{typed('resume', path)}`, move it aside to "
-        f"{_free_name(path)} and start from scratch: --fresh, or choose another --run.name"
+        f"{_free_name(path)} and start from scratch: --fresh (fresh=True in Python), or choose another --run.name"
     )
 
 
@@ -177,7 +177,7 @@ def check_is_run(path: Path) -> None:
 
 
 def log_file(folder: Path, service: str) -> Path:
-    """Return where a service's log is appended, in the run's folder."""
+    """Return the file of a service's log, in the run's folder."""
     return folder / "logs" / f"{service}.log"
 
 

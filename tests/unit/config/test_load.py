@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.config.load import from_document, load, write_document
+from tidemill.config.load import from_document, load, load_run, write_document
 from tidemill.config.sections import ActorConfig, LearnerConfig, ReplayConfig, RunConfig
 from tidemill.errors import ConfigError
 
@@ -129,7 +129,7 @@ def test_load_documents_every_option(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as caught:
         _load(ReplayConfig, "--help", "replay.")
     assert caught.value.code == 0
-    assert "Most tables it keeps" in capsys.readouterr().out
+    assert "--replay.max-tables" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "sac"])
@@ -138,3 +138,34 @@ def test_write_document_is_read_back_unchanged(tmp_path: Path, algorithm: str) -
     config = from_document(RunConfig, {"run": {"target_return": 200}}, algorithm)
     write_document(config, tmp_path / "config.yaml")
     assert _load(RunConfig, "--config", str(tmp_path / "config.yaml")) == config
+
+
+def test_run_from_python_is_what_the_command_line_gives(tmp_path: Path) -> None:
+    """Settings by dotted names or by sections, over a file, a preset or nothing."""
+    file = tmp_path / "run.yaml"
+    file.write_text("run: {seed: 5, name: pong}\nenv: {id: CartPole-v1}\nagent: {algorithm: dqn, batch_size: 8}\n")
+    words = ("--config", str(file), "--run.seed", "9", "--agent.hidden-sizes", "32", "16")
+    dotted = {"run.seed": 9, "agent.hidden_sizes": [32, 16]}
+    nested = {"run": {"seed": 9}, "agent": {"hidden_sizes": (32, 16)}}
+    for options in (dotted, nested):
+        assert load_run(file, options) == (_load(RunConfig, *words), [])
+    config, notes = load_run("cartpole_dqn", {"agent.algorithm": "ppo"})
+    assert config == _load(RunConfig, "--config", "cartpole_dqn", "--agent.algorithm", "ppo")
+    assert any("ppo" in note for note in notes)
+    assert load_run(None, {})[0] == RunConfig()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"run.sed": 3}, "run.seed"),
+        ({"rnu.seed": 3}, "'run'"),
+        ({"run": 3}, "run is 3"),
+        ({"run.name": 3}, "run.name is '3'"),
+        ({"agent.algorithm": "dnq"}, "dqn"),
+    ],
+)
+def test_mistake_in_settings_from_python_is_told_by_name(options: dict[str, object], words: str) -> None:
+    """As on the command line."""
+    with pytest.raises(ConfigError, match=words):
+        load_run(None, options)

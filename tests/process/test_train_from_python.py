@@ -1,0 +1,161 @@
+"""`tidemill.train`: in an event loop, in a thread, without a terminal, interrupted, refused; and its notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tidemill
+from tests.support.forked_service import children
+from tests.support.launched import ROOT
+from tests.support.waiting import wait_until
+from tidemill.errors import AlreadyExists, ConfigError, FatalError, TidemillError
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+
+_NOTEBOOK = ROOT / "docs" / "tutorials" / "notebook.ipynb"
+_SHORT: dict[str, Any] = {
+    "run.max_learner_steps": 150,
+    "env.num_envs": 4,
+    "agent.network": "mlp",
+    "agent.hidden_sizes": [16],
+    "agent.batch_size": 16,
+    "table.min_size": 100,
+    "evaluator.episodes": 2,
+    "evaluator.num_envs": 2,
+    "evaluator.min_interval_s": 0.2,
+    "evaluator.video_max_steps": 20,
+}
+
+
+async def test_call_in_a_running_event_loop_trains_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The result has the curve, the best score, a policy that acts, and what a notebook shows of it."""
+    settings = {**_SHORT, "run.root": str(tmp_path)}
+    before = children()
+    result = tidemill.train("CartPole-v1", algorithm="dqn", settings=settings)
+    assert children() == before
+    assert (result.exit_code, result.summary["learner_steps"]) == (0, 150)
+    steps, score = result.curve
+    assert steps.shape == score.shape
+    assert steps.size
+    assert result.best_score == score.max()
+    assert result.policy(np.zeros(4, np.float32)) in (0, 1)
+    result.policy.reset()
+    assert result.policy(np.zeros((3, 4), np.float32)).shape == (3,)
+    assert result.video is not None
+    shown = result._repr_html_()
+    assert shown.count("base64,") == 2
+    assert str(result.folder) in shown
+    said = capsys.readouterr().out
+    assert "starting" in said
+    assert said.rstrip().endswith(f"results are in {result.folder}")
+    with pytest.raises(AlreadyExists, match="fresh=True"):
+        tidemill.train("CartPole-v1", algorithm="dqn", settings=settings, progress=False)
+    assert not (result.folder / "cluster.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "settings, kind, words",
+    [
+        ({"learner.batch_sise": 1}, ConfigError, "learner.batch_sise"),
+        ({"lerner.threads": 1}, ConfigError, "learner"),
+        ({"run": 3}, ConfigError, "run is 3"),
+        ({"agent.network": "nature"}, ConfigError, "agent.network"),
+        ({"env.id": "json:nothing"}, ConfigError, "json:nothing"),
+        ({"learner.callbacks": ["ends_at_once:Callback"]}, TidemillError, "told to fail"),
+    ],
+)
+async def test_mistake_is_an_exception_of_the_project_also_in_a_thread(
+    settings: dict[str, Any], kind: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the setting, or the last words of what failed; no process is left."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ends_at_once.py").write_text("raise RuntimeError('told to fail')\n")
+    given = {**_SHORT, "env.id": "CartPole-v1", "agent.algorithm": "dqn", **settings}
+    before = children()
+    with pytest.raises(kind, match=words):
+        await asyncio.to_thread(tidemill.train, settings=given, progress=False)
+    assert children() == before
+
+
+def test_run_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+    """A service that ends again and again ends the call with the exception for it."""
+    settings = {
+        **_SHORT,
+        "run.root": str(tmp_path),
+        "launcher.max_restarts": 0,
+        "learner.device": "cuda:77",
+    }
+    with pytest.raises((ConfigError, FatalError), match="cuda"):
+        tidemill.train("CartPole-v1", algorithm="dqn", settings=settings, progress=False)
+
+
+_SCRIPT = """
+import json, sys, tidemill
+result = tidemill.train("CartPole-v1", algorithm="dqn", settings=json.loads(sys.argv[1]))
+print("kept", result.exit_code, result.curve.score.size > 0, flush=True)
+"""
+
+
+def test_interrupt_ends_the_run_in_order_and_keeps_its_result(tmp_path: Path) -> None:
+    """One, to a program without a terminal: the call returns, everything is saved and no process is left."""
+    settings = {**_SHORT, "run.root": str(tmp_path), "run.max_learner_steps": 0, "actor.max_env_steps_per_s": 100.0}
+    script = subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, json.dumps(settings)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        scores = tmp_path / "run" / "scores.csv"
+        wait_until(lambda: scores.exists() and len(scores.read_text().splitlines()) > 1, "an evaluation", 200)
+        (launcher,) = Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
+        script.send_signal(signal.SIGINT)
+        said, _ = script.communicate(timeout=200)
+    finally:
+        script.kill()
+        script.wait()
+    assert "the run has no end" in said
+    assert "stopping" in said
+    assert "kept 0 True" in said
+    assert script.returncode == 0
+    assert not Path(f"/proc/{launcher}").exists()
+    assert list((tmp_path / "run" / "checkpoints").glob("checkpoint-*.safetensors"))
+
+
+def test_tutorial_notebook_runs_from_its_first_cell_to_its_last(tmp_path: Path) -> None:
+    """Its cells in one namespace, with a smaller budget; it is committed without outputs."""
+    notebook = json.loads(_NOTEBOOK.read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert notebook["nbformat"] == 4
+    assert len(cells) >= 4
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    code = "\n".join("".join(cell["source"]) for cell in cells)
+    code, count = re.subn(r'("run.max_env_steps": )[\d_]+', r"\g<1>2_000", code)
+    assert count
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {"MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "results are in" in done.stdout
