@@ -51,6 +51,8 @@ def exec_module(module: str) -> Command:
     return command
 
 
+_ONE_SERVICE = "start one service"
+
 COMMANDS = {
     "train": Entry("run a whole cluster on this machine", "launcher.commands.train:train"),
     "resume": Entry("continue a run from where it stopped", "launcher.commands.train:resume"),
@@ -64,11 +66,11 @@ COMMANDS = {
     "ctl": Entry("pause, resume, checkpoint or stop a running cluster", "launcher.commands.control:ctl"),
     "page": Entry("serve the status page of a running cluster", "tools.page:page"),
     "replay": Entry("start one replay service; look at, change or check its tables", "replay"),
-    "paramserver": Entry("start one parameter server", "paramserver"),
-    "learner": Entry("start one learner", "learner"),
-    "inference": Entry("start one inference service, which computes actions for actors", "inference"),
-    "actor": Entry("start one actor; it joins a running cluster", "actor"),
-    "evaluator": Entry("start one evaluator", "evaluator"),
+    "paramserver": Entry(_ONE_SERVICE, "paramserver"),
+    "learner": Entry(_ONE_SERVICE, "learner"),
+    "inference": Entry(_ONE_SERVICE, "inference"),
+    "actor": Entry(_ONE_SERVICE, "actor"),
+    "evaluator": Entry(_ONE_SERVICE, "evaluator"),
     "configs": Entry("list the presets that --config takes by name", "tools.configs:configs"),
     "certs": Entry("make certificates and tokens for a cluster of several machines", "tools.certs:certs"),
     "plan": Entry("compute how many processes of each kind fill a machine", "tools.plan:plan"),
@@ -110,19 +112,18 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def usage() -> str:
-    """Return the text of `tidemill --help`."""
+    """Return the text of `tidemill --help`, which fits a terminal of 24 lines: services alone share one."""
+    services = [name for name, entry in COMMANDS.items() if entry.summary.startswith(_ONE_SERVICE)]
     width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in COMMANDS.items()]
+    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in COMMANDS.items() if name not in services]
     return "\n".join(
         [
-            "usage: tidemill COMMAND [...]",
+            "usage: tidemill COMMAND [...]; `tidemill COMMAND --help` explains a command",
             "",
-            "Trains deep reinforcement learning agents with a cluster of small services.",
+            "Distributed deep reinforcement learning as a cluster of gRPC services.",
             "",
-            "commands:",
             *lines,
-            "",
-            "`tidemill COMMAND --help` explains a command and documents each of its settings.",
+            f"  {', '.join(services)}: {_ONE_SERVICE}",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""`tidemill page`: the status page of a cluster that was started by something else, such as Docker Compose."""
+"""`tidemill page`: the status page of a cluster that another program started, such as Docker Compose."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from tidemill.services.launcher.view.poller import StatusPoller
 from tidemill.services.launcher.view.processes import AskedServices
 from tidemill.services.launcher.view.status import ClusterStatus
 from tidemill.services.launcher.view.terminal import QuietView
-from tidemill.services.launcher.view.warnings import BY_HAND, BY_LAUNCHER
 
 _ABOUT = """Serve the status page of a running cluster, until it is stopped: tidemill page [RUN] [options].
 
-RUN is the folder of a run that `tidemill train` started. For services that were started one by one, or by an engine,
-the options name their addresses (cluster.*) and the run (run.root, run.name), as the services' own do.
+RUN is the folder of a run that `tidemill train` started. For services started by hand or by an engine, the options
+give their addresses (cluster.*) and the run (run.root, run.name).
 
   --insecure   listen on every address of this machine, not only on 127.0.0.1, without TLS: for a container whose port
                is published on 127.0.0.1. Whoever reaches the port can look; buttons need the token that is printed."""
@@ -57,7 +56,7 @@ def page(argv: Sequence[str]) -> int:
         contextlib.closing(asked),
         with_status_page(config, config.run.folder, _AddressView(sys.stdout), host=host, lines_of=lines_of) as view,
     ):
-        poller = StatusPoller(config, config.run.folder, asked, BY_LAUNCHER if run else BY_HAND)
+        poller = StatusPoller(config, config.run.folder, asked)
         with contextlib.closing(poller):
             while True:
                 view.show(_of_the_run(poller.poll()))
@@ -68,7 +67,7 @@ def page(argv: Sequence[str]) -> int:
 
 
 class _AddressView(QuietView):
-    """Warnings, and where the page is."""
+    """Prints warnings and the address of the page."""
 
     def event(self, message: str, details: Sequence[str] = ()) -> None:
         """Print the message and the lines that explain it."""

@@ -25,7 +25,7 @@ from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
 from tidemill.services.launcher.view.terminal import PlainView
 
 _SIZES = {"phone": (375, 812), "desktop": (1280, 900)}
-_LONG = "the learner waits 80% of the time for actors: where cores are idle, more --launcher.actors help, " * 3
+_LONG = "no parameters were published for 31 s and 250 updates: actors act by version 10; see paramserver.log, " * 3
 
 _CONTRAST = """
 const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ _FILES = (
     ("params", "every kept version of the parameters"),
     ("checkpoints", "the learner's checkpoints"),
     ("replay", "the log of experience"),
-    ("tensorboard", "curves for TensorBoard"),
+    ("tensorboard", "curves for `tensorboard --logdir`"),
     ("metrics.jsonl", "the learner's metrics, an object per line"),
-    ("curves", "those of the actors and of the cluster"),
+    ("curves", "curves of the actors and of the cluster"),
     ("logs", "one log per process"),
     ("config.yaml", "resolved settings and versions"),
 )
@@ -55,14 +54,14 @@ def _next_commands(folder: Path, *, has_result: bool) -> list[str]:
     command = command_name()
     if not has_trained(folder):
         return [f"It never trained: `{command} train` with the same run.name starts from scratch in its folder"]
-    lines = [f"Test it:   {typed('evaluate', folder)}"] if has_result else []
-    lines.append(f"Resume:    {typed('resume', folder)}")
+    commands = [(typed("resume", folder), "continue training")]
     if has_result:
-        lines.append(f"Pass on:   {typed('export', folder)}")
-    if _has_content(folder / "tensorboard"):
-        lines.append(f"Curves:    tensorboard --logdir {shlex.quote(str(folder / 'tensorboard'))}")
+        measure = (typed("evaluate", folder), "play fresh episodes with the best policy")
+        commands = [measure, *commands, (typed("export", folder), "write the policy to a folder to pass on")]
+    width = max(len(words) for words, _ in commands)
+    lines = ["Next:", *(f"  {words:{width}}  {meaning}" for words, meaning in commands)]
     if command != "tidemill" and activation():
-        lines.append(f"           after `{activation()}` it is just `tidemill` in this shell")
+        lines.append(f"After `{activation()}` it is just `tidemill` in this shell.")
     return lines
 
 
@@ -92,7 +91,7 @@ def describe_restored(folder: Path) -> list[str]:
     checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("[!.]*.safetensors"))
     has_params = any((folder / "params").glob("*"))
     lines = [f"resuming {folder}"]
-    params = "the parameter server takes up its versions" if has_params else "none were published"
+    params = "the parameter server restores its versions" if has_params else "none were published"
     lines.append(f"  params       {params}")
     if checkpoints:
         lines.append(f"  learner      from its newest checkpoint ({checkpoints[-1]}); see below")
@@ -112,5 +111,5 @@ def describe_restored(folder: Path) -> list[str]:
 
 def _replay(folder: Path) -> str:
     if any(folder.glob("**/*")):
-        return "its tables come back from the log; the learner says below how many items it found"
-    return "not restored: its tables were in memory only and fill again before training continues"
+        return "its tables are restored from the log; the learner reports the number of items below"
+    return "not restored: its tables were in memory only and must fill again before training continues"

@@ -14,6 +14,7 @@ from tidemill.config.fixed import check_fixed, fixed_settings
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
+from tidemill.installation import command_name
 from tidemill.learner.status import LearnerStatus
 from tidemill.loggers.interface import check_logger
 from tidemill.params.run_end import read_divergence
@@ -43,19 +44,26 @@ from tidemill.services.launcher.view.poller import StatusPoller
 from tidemill.services.launcher.view.processes import SupervisedProcesses
 from tidemill.services.launcher.view.terminal import View, make_view
 
-_TRAIN = """Run a whole cluster on this machine: replay service, parameter server, learner, actors and evaluator, each a
-process. The run ends at run.target_return, at a limit (run.max_*) or on Ctrl-C. ROOT/NAME then holds result, scores,
-curve, video, parameters and logs.
+_TRAIN = """Run a whole cluster on this machine until run.target_return, a limit (run.max_*) or Ctrl-C. ROOT/NAME then
+holds scores, curve, video, parameters and logs. --fresh moves an earlier run of this name to NAME-1."""
 
-  --fresh   start from scratch; an earlier run of this name is moved to NAME-1"""
+_RESUME = """Continue the run in folder RUN, e.g. runs/quickstart, from where it stopped. Its config.yaml is read;
+options change settings from here on."""
 
-_RESUME = """Continue a run from where it stopped: tidemill resume RUN [options].
-
-RUN is its folder, e.g. runs/quickstart. Its config.yaml is read; the options below change settings from here on."""
+_WHAT = """tidemill train: what shall it train? Try one of these:
+  {command} train --config quickstart
+      a preset; `{command} configs` lists all
+  {command} train --env.id CartPole-v1 --agent.algorithm dqn
+      an environment of gymnasium, or `module:Id` of your own
+  {command} train --config mine.yaml
+      a file of settings; `{command} configs quickstart > mine.yaml` starts one"""
 
 
 def train(argv: Sequence[str]) -> int:
     """Start a new run; return the exit code."""
+    if not argv:
+        print(_WHAT.format(command=command_name()), file=sys.stderr)
+        return 2
     arguments = list(argv)
     fresh = "--fresh" in arguments
     if fresh:

@@ -19,7 +19,7 @@ from tidemill.scores import EVALUATING, Score, read_scores
 from tidemill.services.launcher.view.curves import training_return
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
-from tidemill.services.launcher.view.warnings import BY_LAUNCHER, ClusterSample, WarningTracker
+from tidemill.services.launcher.view.warnings import ClusterSample, WarningTracker
 
 _DEADLINE_S = 1.0
 
@@ -57,7 +57,6 @@ class StatusPoller:
         config: RunConfig,
         folder: Path,
         processes: Callable[[], tuple[ProcessRow, ...]],
-        actors: str = BY_LAUNCHER,
     ) -> None:
         """Prepare; nothing is contacted yet.
 
@@ -65,11 +64,10 @@ class StatusPoller:
             config: Settings of the run, with the addresses of its services.
             folder: Of the run; it need not be there yet.
             processes: What is known of its processes, for each poll.
-            actors: What warnings say that there should be more or fewer of.
         """
         self._client = LearnerClient(config.cluster.learner, deadline_s=_DEADLINE_S)
         self._tables = ReplayTables(config.cluster.replay)
-        self._tracker = WarningTracker(folder, config.learner.publish_every, actors)
+        self._tracker = WarningTracker(folder, config.learner.publish_every)
         self._folder, self._scores_file = folder, folder / "scores.csv"
         self._processes = processes
         self._env_rate = RateMeter()

@@ -9,20 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.learner.status import LearnerStatus
 from tidemill.replay.table_config import TableDescription
 
 FULL_BYTES = 32 * 2**20
 """With less than this left a disk counts as full: a checkpoint, a segment or a version may no longer fit."""
 
-BY_LAUNCHER = "--launcher.actors"
-BY_HAND = "actors (TIDEMILL_ACTORS)"
-"""What one has more or fewer of, where the launcher has started the actors and where something else has."""
-
 _LOW_BYTES = 2**30
-_LASTING_S = 20.0
 _STALE_S = 30.0
-_MANY = 0.5
 
 
 @dataclass(frozen=True)
@@ -46,12 +40,11 @@ class ClusterSample:
 
 
 class WarningTracker:
-    """Tracks how long conditions have lasted, and warns of those that persist."""
+    """Warns of problems of a run. Services that wait for each other are its normal state, which gets no warning."""
 
-    def __init__(self, folder: Path, publish_every: int, actors: str = BY_LAUNCHER) -> None:
-        """Know the run's folder, after how many updates the learner publishes, and what says how many actors."""
-        self._folder, self._publish_every, self._actors = folder, publish_every, actors
-        self._since_s: dict[str, float] = {}
+    def __init__(self, folder: Path, publish_every: int) -> None:
+        """Know the run's folder and after how many updates the learner publishes."""
+        self._folder, self._publish_every = folder, publish_every
         self._published = (0, 0, 0.0)  # newest version, updates and time when it was first seen
 
     def warnings(self, sample: ClusterSample, now_s: float) -> tuple[str, ...]:
@@ -66,7 +59,6 @@ class WarningTracker:
             found += [
                 self._checkpoint(sample.learner),
                 self._params(sample.learner, now_s),
-                self._starved(sample.learner, now_s),
             ]
         return tuple(line for line in found if line)
 
@@ -105,16 +97,3 @@ class WarningTracker:
             f"no parameters were published for {now_s - seen_s:.0f} s and {late:,} updates: actors act by version "
             f"{version}; see {self._folder / 'logs' / 'paramserver.log'}"
         )
-
-    def _starved(self, learner: LearnerStatus, now_s: float) -> str:
-        share = learner.wait_fraction if learner.state is LearnerState.TRAINING else 0.0
-        if not self._lasts("starved", share >= _MANY, now_s):
-            return ""
-        return f"the learner waits {share:.0%} of the time for actors: where cores are idle, more {self._actors} help"
-
-    def _lasts(self, name: str, is_so: bool, now_s: float) -> bool:
-        """Return whether a condition has lasted long enough to warn of it."""
-        if not is_so:
-            self._since_s.pop(name, None)
-            return False
-        return now_s - self._since_s.setdefault(name, now_s) >= _LASTING_S

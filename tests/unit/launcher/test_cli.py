@@ -74,14 +74,37 @@ def test_output_whose_reader_has_left_ends_without_a_traceback(arguments: list[s
     assert (ended.stderr, ended.returncode) == ("", 128 + signal.SIGPIPE)
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["resume", "--help"], ["train"]])
+def test_first_screens_fit_a_terminal(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 lines of 80 characters, one of them for the prompt."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("tidemill.services.launcher.commands.train.command_name", lambda: "tidemill")
+    cli.main(arguments)
+    lines = "".join(capsys.readouterr()).splitlines()
+    assert len(lines) <= 23
+    assert max(map(len, lines)) <= 80
+
+
+def test_train_without_arguments_says_what_one_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """A preset, an environment, a file of settings; nothing is started, and it is bad usage."""
+    assert cli.main(["train"]) == 2
+    said = capsys.readouterr().err
+    assert all(option in said for option in ("--config quickstart", "--env.id CartPole-v1", "--config mine.yaml"))
+
+
 def test_help_of_train_lists_every_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has a line on what it is, and how to see its settings."""
+    """The overview by their names, `--help algorithms` in a line each; the overview says how to see their settings."""
     assert cli.main(["train", "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    overview = capsys.readouterr().out
+    assert cli.main(["train", "--help", "algorithms"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
     assert len(algorithms()) == 10
     for name in algorithms():
-        assert f" {name} {str(config_class(name).__doc__).splitlines()[0][:40]}" in shown
-    assert "tidemill train --agent.algorithm dqn --help agent" in shown
+        assert name in overview
+        assert f" {name} {str(config_class(name).__doc__).splitlines()[0][:40]}" in listed
+    assert "--agent.algorithm NAME --help agent" in " ".join(overview.split())
 
 
 @pytest.mark.parametrize("algorithm, option", [("dqn", "--agent.dueling"), ("r2d2", "--agent.burn-in")])

@@ -9,7 +9,7 @@ import pytest
 
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig, TableDescription
-from tidemill.services.launcher.view.warnings import BY_HAND, ClusterSample, WarningTracker
+from tidemill.services.launcher.view.warnings import ClusterSample, WarningTracker
 from tidemill.types import ColumnSpec
 
 _LEARNER = LearnerStatus(LearnerState.TRAINING, learner_steps=1_000, params_version=10, checkpoint_steps=900)
@@ -57,34 +57,13 @@ def test_failed_checkpoint_is_told_with_what_a_resume_would_find(tracker: Warnin
     assert "there is none" in line
 
 
-def test_learner_that_waits_for_long_asks_for_actors(tracker: WarningTracker) -> None:
-    """Twenty seconds of it, not a moment; a learner that is paused does not wait."""
-    waiting = replace(_WELL, learner=replace(_LEARNER, wait_fraction=0.8))
-    assert tracker.warnings(waiting, 0.0) == ()
-    assert tracker.warnings(waiting, 19.0) == ()
-    (line,) = tracker.warnings(waiting, 20.0)
-    assert "the learner waits 80% of the time for actors" in line
-    assert "--launcher.actors" in line
-    assert tracker.warnings(_WELL, 21.0) == ()
-    assert tracker.warnings(waiting, 22.0) == ()
-    paused = replace(_LEARNER, state=LearnerState.PAUSED, wait_fraction=1.0)
-    assert tracker.warnings(replace(_WELL, learner=paused), 90.0) == ()
-
-
-def test_cluster_in_containers_is_scaled_by_the_engine() -> None:
-    """Its actors are no launcher's: the line names the command that there is for them."""
-    tracker = WarningTracker(Path("runs/lander"), 100, BY_HAND)
-    waiting = replace(_WELL, learner=replace(_LEARNER, wait_fraction=0.8))
-    tracker.warnings(waiting, 0.0)
-    (line,) = tracker.warnings(waiting, 20.0)
-    assert line.endswith("more actors (TIDEMILL_ACTORS) help")
-
-
-def test_actors_that_wait_for_the_learner_are_the_normal_state(tracker: WarningTracker) -> None:
-    """The rate limiter holds actors back wherever the learner sets the pace: nothing is wrong."""
-    for now_s in range(45):
+def test_services_that_wait_for_each_other_are_the_normal_state(tracker: WarningTracker) -> None:
+    """Whichever side sets the pace, the rate limiter holds back the other one: nothing is wrong."""
+    for now_s in range(90):
         tables = (replace(_TABLE, insert_blocked_s=0.99 * now_s),)
+        learner = replace(_LEARNER, wait_fraction=0.95)
         assert tracker.warnings(replace(_WELL, tables=tables), float(now_s)) == ()
+        assert tracker.warnings(replace(_WELL, learner=learner), float(now_s)) == ()
 
 
 def test_parameters_that_are_not_published_are_stale(tracker: WarningTracker) -> None:
