@@ -91,7 +91,7 @@ def _count_bytes() -> list[int]:
         total[0] += answer.ByteSize()
         answered(self, call, answer)
 
-    SampleStream.answered = counted  # type: ignore[assignment, method-assign]
+    SampleStream.answered = counted  # type: ignore[method-assign]
     return total
 
 

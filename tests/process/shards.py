@@ -14,8 +14,8 @@ from tests.support.replay_service import CHUNK_LENGTH, ServerProcess, items_of
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.sampler import ReplaySampler
-from tidemill.replay.sampling.sharded_stream import ShardedSampleStream
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import shard_config
 from tidemill.replay.writing.append_call import StreamRestarted
@@ -163,7 +163,7 @@ class Taker:
 
     BOUND_S = 15.0
 
-    def __init__(self, stream: ShardedSampleStream) -> None:
+    def __init__(self, stream: SampleStream) -> None:
         """Start to take."""
         self.stream, self.batches = stream, 0
         self._stop = threading.Event()

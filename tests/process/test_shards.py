@@ -15,7 +15,7 @@ import pytest
 
 from tests.process.shards import COUNT, TABLE, Shards, Taker, Writer, writers
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.replay.sampling.sharded_stream import ShardedSampleStream
+from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,13 +37,13 @@ def directory(shards: Shards) -> Iterator[ShardDirectory]:
 
 
 @pytest.fixture
-def stream(directory: ShardDirectory) -> Iterator[ShardedSampleStream]:
+def stream(directory: ShardDirectory) -> Iterator[SampleStream]:
     """A sampler of all three."""
-    with closing(ShardedSampleStream(directory, TABLE, COUNT, 32, rng=np.random.default_rng(2))) as opened:
+    with closing(SampleStream(directory, TABLE, 32, shard_count=COUNT, rng=np.random.default_rng(2))) as opened:
         yield opened
 
 
-def live(stream: ShardedSampleStream) -> list[str]:
+def live(stream: SampleStream) -> list[str]:
     """Return the names of the shards that are sampled."""
     return [report.name for report in stream.reports() if report.live]
 
@@ -63,7 +63,7 @@ def assert_acknowledged_is_stored(stored: dict[str, list[tuple[int, int]]], ever
 
 
 def test_killed_shard_is_left_out_and_taken_back(
-    shards: Shards, directory: ShardDirectory, stream: ShardedSampleStream
+    shards: Shards, directory: ShardDirectory, stream: SampleStream
 ) -> None:
     """Batches continue, its writers move away and return to it; nothing is twice, nothing acknowledged is lost.
 
@@ -98,7 +98,7 @@ def test_killed_shard_is_left_out_and_taken_back(
 
 @pytest.mark.parametrize("shards", ["log"], indirect=True)
 def test_frozen_shard_is_left_out_and_taken_back(
-    shards: Shards, directory: ShardDirectory, stream: ShardedSampleStream
+    shards: Shards, directory: ShardDirectory, stream: SampleStream
 ) -> None:
     """It is noticed although no connection breaks; what it had acknowledged is there when it thaws, and nothing twice.
 
@@ -135,7 +135,7 @@ def test_closing_beside_a_frozen_shard_takes_a_bounded_time(shards: Shards, dire
         stream.close()
 
     with (
-        closing(ShardedSampleStream(directory, TABLE, COUNT, 32, rng=np.random.default_rng(2))) as stream,
+        closing(SampleStream(directory, TABLE, 32, shard_count=COUNT, rng=np.random.default_rng(2))) as stream,
         writers(directory, 3) as everybody,
     ):
         wait_until(lambda: len(live(stream)) == COUNT, "all shards")
@@ -149,6 +149,6 @@ def test_closing_beside_a_frozen_shard_takes_a_bounded_time(shards: Shards, dire
         assert not closing_all.is_alive()
 
 
-def samples_of(stream: ShardedSampleStream, shard: str) -> int:
+def samples_of(stream: SampleStream, shard: str) -> int:
     """Return how many items a shard has given."""
     return next(report.samples for report in stream.reports() if report.name == shard)

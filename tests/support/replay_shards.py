@@ -14,7 +14,7 @@ from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampling.sharded_stream import ShardedSampleStream
+from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig, shard_config
 from tidemill.replay.writing.appender import StreamAppender
@@ -40,14 +40,14 @@ def sampling(
     *,
     credit: int = 4,
     without_replacement: bool = False,
-) -> Iterator[ShardedSampleStream]:
+) -> Iterator[SampleStream]:
     """Sample a table from shards."""
     directory = ShardDirectory(addresses)
-    stream = ShardedSampleStream(
+    stream = SampleStream(
         directory,
         table,
-        len(addresses),
         batch_size,
+        shard_count=len(addresses),
         rng=np.random.default_rng(11),
         max_in_flight_batches=credit,
         without_replacement=without_replacement,
@@ -67,7 +67,7 @@ def fill(address: str, stream: int, priorities: Sequence[float]) -> None:
         assert appender.flush(WAIT_S)
 
 
-def taken(stream: ShardedSampleStream) -> SampledBatch:
+def taken(stream: SampleStream) -> SampledBatch:
     """Return the next batch; there must be one."""
     batch = stream.take(WAIT_S)
     assert batch is not None

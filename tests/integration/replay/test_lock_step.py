@@ -14,9 +14,9 @@ from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import DataLoss, FailedPrecondition, FatalError
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.sampling.schedule import Schedule, SeededDraw
-from tidemill.replay.sampling.seeded_stream import SeededSampleStream
 from tidemill.replay.writing.append_message import AppendMessage
 from tidemill.replay.writing.appender import StreamAppender
 
@@ -34,17 +34,17 @@ def _store(appender: StreamAppender, stream: int, first: int, at: int) -> None:
 
 
 @contextmanager
-def _stream(address: str, at: Callable[[int], int], first: int = 0, in_flight: int = 3) -> Iterator[SeededSampleStream]:
+def _stream(address: str, at: Callable[[int], int], first: int = 0, in_flight: int = 3) -> Iterator[SampleStream]:
     def draw(number: int) -> SeededDraw:
         return SeededDraw(number, at(number))
 
     with closing(
-        SeededSampleStream(address, _TABLE, 8, Schedule(draw, first), max_in_flight_batches=in_flight)
+        SampleStream(address, _TABLE, 8, schedule=Schedule(draw, first), max_in_flight_batches=in_flight)
     ) as stream:
         yield stream
 
 
-def _take(stream: SeededSampleStream) -> list[tuple[int, int]]:
+def _take(stream: SampleStream) -> list[tuple[int, int]]:
     batch = stream.take(WAIT_S)
     assert batch is not None
     return items_of(batch)

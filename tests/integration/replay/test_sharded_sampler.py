@@ -23,7 +23,7 @@ from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampling.sharded_stream import ShardedSampleStream
+from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 
@@ -144,7 +144,7 @@ def test_ratio_is_held_over_all_shards() -> None:
             assert (first + second) * 4 in range(40, 40 + 3 * 4 + 1)
 
 
-def _batches(stream: ShardedSampleStream, due: int) -> int:
+def _batches(stream: SampleStream, due: int) -> int:
     """Take the batches that are due, however long they take, and what comes soon after each; return how many came."""
     for _ in range(due):
         assert stream.take(WAIT_S) is not None
@@ -222,7 +222,7 @@ def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
         rng = np.random.default_rng(3)
         with (
             closing(directory),
-            closing(ShardedSampleStream(directory, config, 2, 8, rng=rng, max_in_flight_batches=1)) as stream,
+            closing(SampleStream(directory, config, 8, shard_count=2, rng=rng, max_in_flight_batches=1)) as stream,
         ):
             wait_until(lambda: [report.live for report in stream.reports()] == [True], "the first shard")
             fill(servers[0].address, 0, [1.0] * 4)

@@ -15,10 +15,10 @@ from tests.support.replay_streams import make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
-from tidemill.replay.sampling import sharded_stream
+from tidemill.replay.sampling import sample_stream
 from tidemill.replay.sampling.mirror import MirrorSize
 from tidemill.replay.sampling.sample_call import SampleCallOwner
-from tidemill.replay.sampling.sharded_stream import SILENT_S, ShardedSampleStream
+from tidemill.replay.sampling.sample_stream import SILENT_S, SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -43,7 +43,9 @@ class _Link:
         item_counts: bool,
         settles: bool,
         max_message_bytes: int,
+        allow_smaller: bool,
     ) -> None:
+        assert not allow_smaller
         assert not item_counts
         assert not settles
         assert max_message_bytes > 0
@@ -108,15 +110,15 @@ def clock() -> _Clock:
 
 
 @pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[ShardedSampleStream]:
+def stream(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[SampleStream]:
     """A sampler of shards 0, 1 and 2, all silent."""
-    monkeypatch.setattr(sharded_stream, "SampleCall", _Link)
+    monkeypatch.setattr(sample_stream, "SampleCall", _Link)
     _Link.links.clear()
     rng = np.random.default_rng(4)
     with (
         closing(ShardDirectory(["a", "b", "c"])) as directory,
         closing(
-            ShardedSampleStream(directory, make_config(), 3, 12, rng=rng, max_in_flight_batches=1, clock=clock)
+            SampleStream(directory, make_config(), 12, shard_count=3, rng=rng, max_in_flight_batches=1, clock=clock)
         ) as opened,
     ):
         # `take` raises what the stream's thread ended with, such as a link that cannot be made
@@ -132,7 +134,7 @@ def live(weights: dict[str, float]) -> list[_Link]:
     return [_Link.links[shard] for shard in weights]
 
 
-def taken(stream: ShardedSampleStream) -> SampledBatch:
+def taken(stream: SampleStream) -> SampledBatch:
     """Return a batch; there must be one."""
     batch = stream.take(WAIT_S)
     assert batch is not None
@@ -144,7 +146,7 @@ def shares(batch: SampledBatch) -> dict[int, float]:
     return {int(incarnation): float(p) * 8 for (_, incarnation), p in zip(batch.keys, batch.probabilities, strict=True)}
 
 
-def test_batch_is_asked_of_all_shards_by_mass(stream: ShardedSampleStream) -> None:
+def test_batch_is_asked_of_all_shards_by_mass(stream: SampleStream) -> None:
     """Masses 3, 2 and 1 give 6, 4 and 2 of 12 items, which report these shares."""
     links = live({"0": 3.0, "1": 2.0, "2": 1.0})
     wait_until(lambda: all(link.asked for link in links), "a part of each")
@@ -155,7 +157,7 @@ def test_batch_is_asked_of_all_shards_by_mass(stream: ShardedSampleStream) -> No
 
 
 @pytest.mark.parametrize("answered_before", [False, True])
-def test_lost_part_of_a_batch_is_made_up_for(stream: ShardedSampleStream, answered_before: bool) -> None:
+def test_lost_part_of_a_batch_is_made_up_for(stream: SampleStream, answered_before: bool) -> None:
     """The others give what the lost shard was to give, and every item reports the share among those that are left."""
     first, second, third = live({"0": 3.0, "1": 2.0, "2": 1.0})
     wait_until(lambda: first.asked and second.asked and third.asked, "a part of each")
@@ -171,7 +173,7 @@ def test_lost_part_of_a_batch_is_made_up_for(stream: ShardedSampleStream, answer
     assert shares(batch) == pytest.approx({1: 2 / 3, 2: 1 / 3})
 
 
-def test_batch_is_drawn_anew_when_all_shards_are_lost(stream: ShardedSampleStream) -> None:
+def test_batch_is_drawn_anew_when_all_shards_are_lost(stream: SampleStream) -> None:
     """Nobody is left to make up for it; the first shard that is back gives a whole one."""
     links = live({"0": 3.0, "1": 2.0, "2": 1.0})
     wait_until(lambda: all(link.asked for link in links), "a part of each")
@@ -182,9 +184,7 @@ def test_batch_is_drawn_anew_when_all_shards_are_lost(stream: ShardedSampleStrea
     assert shares(taken(stream)) == pytest.approx({1: 1.0})
 
 
-def test_silent_shard_is_cut_and_one_that_is_asked_nothing_is_looked_at(
-    stream: ShardedSampleStream, clock: _Clock
-) -> None:
+def test_silent_shard_is_cut_and_one_that_is_asked_nothing_is_looked_at(stream: SampleStream, clock: _Clock) -> None:
     """Silence counts from the oldest question without an answer; only a shard that owes one can be silent."""
     first, second, third = live({"0": 4.0, "1": 4.0, "2": 4.0})
     wait_until(lambda: first.asked and second.asked and third.asked, "a part of each")
@@ -199,7 +199,7 @@ def test_silent_shard_is_cut_and_one_that_is_asked_nothing_is_looked_at(
     assert (first.cuts, second.cuts) == (0, 0)
 
 
-def test_first_batch_waits_for_all_shards_but_not_for_long(stream: ShardedSampleStream, clock: _Clock) -> None:
+def test_first_batch_waits_for_all_shards_but_not_for_long(stream: SampleStream, clock: _Clock) -> None:
     """Two of three live shards are asked nothing but how they are, until the third has had its time."""
     first, second = live({"0": 4.0, "1": 4.0})
     assert not any(draw.items for draw in (*first.asked, *second.asked))
@@ -207,7 +207,7 @@ def test_first_batch_waits_for_all_shards_but_not_for_long(stream: ShardedSample
     wait_until(lambda: any(draw.items for draw in (*first.asked, *second.asked)), "a batch of the two")
 
 
-def test_refusal_of_one_shard_is_raised(stream: ShardedSampleStream) -> None:
+def test_refusal_of_one_shard_is_raised(stream: SampleStream) -> None:
     """Such as a table of another configuration."""
     live({"0": 4.0})
     stream.failed(AlreadyExists("the table differs"))
@@ -215,7 +215,7 @@ def test_refusal_of_one_shard_is_raised(stream: ShardedSampleStream) -> None:
         stream.take(WAIT_S)
 
 
-def test_closed_stream_gives_nothing_and_does_not_wait(stream: ShardedSampleStream) -> None:
+def test_closed_stream_gives_nothing_and_does_not_wait(stream: SampleStream) -> None:
     """Whoever waits in `take` gets None at once."""
     found: list[object] = []
     waiting = threading.Thread(target=lambda: found.append(stream.take(WAIT_S)))

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.replay_streams import make_config
-from tidemill.replay.sampling.sharded_table import Plan, ShardedTable, ShardRequest
+from tidemill.replay.sampling.plan import Draw, Plan
+from tidemill.replay.sampling.sharded_table import ShardedTable
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, shard_config
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
 
@@ -23,7 +24,7 @@ def union_of(
     union = ShardedTable(config, len(states), np.random.default_rng(1))
     for shard, told in states.items():
         union.join(shard)
-        union.answered(ShardRequest(shard, 0, 0), *told)
+        union.answered(Draw(shard, 0, 0), *told)
     return union
 
 
@@ -52,17 +53,17 @@ def test_min_size_is_that_of_the_whole_table() -> None:
     """Two shards with 6 items each make up a minimum of 12; later fewer items are enough."""
     union = union_of({"a": (6, 6.0, 0.0), "b": (5, 5.0, 0.0)}, RateLimiterConfig(min_size=12))
     assert union.plan(4) is None
-    union.answered(ShardRequest("b", 0, 0), 6, 6.0, 0.0)
+    union.answered(Draw("b", 0, 0), 6, 6.0, 0.0)
     assert union.plan(4) is not None
     union.leave("b")
     assert union.plan(4) is not None
     union.leave("a")
     union.join("a")
     assert union.plan(4) is None
-    union.answered(ShardRequest("a", 0, 0), 6, 6.0, 0.0)
+    union.answered(Draw("a", 0, 0), 6, 6.0, 0.0)
     assert union.plan(4) is not None  # it came back with what it had
-    union.answered(ShardRequest("a", 0, 0), 0, 0.0, 0.0)
-    union.answered(ShardRequest("a", 0, 0), 6, 6.0, 0.0)
+    union.answered(Draw("a", 0, 0), 0, 0.0, 0.0)
+    union.answered(Draw("a", 0, 0), 6, 6.0, 0.0)
     assert union.plan(4) is None  # every item was lost: it begins again
 
 
@@ -72,12 +73,12 @@ def test_inserts_before_min_size_are_taken_off_the_count() -> None:
     union = union_of({"a": (60, 60.0, 20.5), "b": (0, 0.0, 0.0)}, limiter)
     assert union.plan(4) is None
     look = union.probe("a")
-    assert look == ShardRequest("a", 0, 21)
+    assert look == Draw("a", 0, 21)
     union.asked(look)
     assert union.probe("a").counted == 0  # not twice
     union.answered(look, 100, 100.0, -0.5)
     assert union.plan(4) is not None
-    union.answered(ShardRequest("a", 0, 0), 110, 110.0, 20.5)
+    union.answered(Draw("a", 0, 0), 110, 110.0, 20.5)
     assert union.probe("a").counted == 0
 
 
@@ -93,21 +94,21 @@ def test_whole_batch_is_counted_where_inserts_are_furthest_ahead() -> None:
     """Even by a shard that gives no item of it."""
     limiter = RateLimiterConfig(min_size=1, samples_per_insert=1.0, error_buffer=100.0)
     plan = planned(union_of({"a": (9, 9.0, 3.0), "b": (9, 0.0, 8.0)}, limiter), 5)
-    assert plan.draws == (ShardRequest("a", 5, 0), ShardRequest("b", 0, 5))
+    assert plan.draws == (Draw("a", 5, 0), Draw("b", 0, 5))
 
 
 def test_items_that_may_be_sampled_once_are_not_promised_twice() -> None:
     """With 6 items of which 4 are asked for, a batch of 4 waits and one of 2 is drawn from those left."""
     union = union_of({"a": (4, 4.0, 0.0), "b": (2, 2.0, 0.0)}, max_times_sampled=1)
-    union.asked(ShardRequest("a", 4, 0))
+    union.asked(Draw("a", 4, 0))
     assert union.plan(4) is None
-    assert planned(union, 2).draws == (ShardRequest("b", 2, 0),)
+    assert planned(union, 2).draws == (Draw("b", 2, 0),)
 
 
 def test_shard_weighs_what_it_has_left_to_give() -> None:
     """Of 4 items of weight 4 that may be sampled once, 3 are asked for: 1 is left, beside 4 on the other shard."""
     union = union_of({"a": (4, 4.0, 0.0), "b": (4, 4.0, 0.0)}, max_times_sampled=1)
-    union.asked(ShardRequest("a", 3, 0))
+    union.asked(Draw("a", 3, 0))
     plan = planned(union, 5)
     assert plan.weights == {"a": 1.0, "b": 4.0}
     assert {draw.shard: draw.items for draw in plan.draws} == {"a": 1, "b": 4}
@@ -120,7 +121,7 @@ def test_shard_is_asked_for_no_more_than_it_has(max_times_sampled: int, without_
     union = ShardedTable(config, 2, np.random.default_rng(1), without_replacement=without_replacement)
     for shard, items, weight in (("heavy", 2, 98.0), ("light", 6, 2.0)):
         union.join(shard)
-        union.answered(ShardRequest(shard, 0, 0), items, weight, 0.0)
+        union.answered(Draw(shard, 0, 0), items, weight, 0.0)
     assert {draw.shard: draw.items for draw in planned(union, 8).draws} == {"heavy": 2, "light": 6}
     assert union.plan(9) is None
 
@@ -137,7 +138,7 @@ def test_lost_draws_go_to_the_others_with_unchanged_proportions(weights: list[fl
     assert again is not None
     kept = [draw for draw in plan.draws if draw.shard != "s0"]
     assert sum(draw.items for draw in (*kept, *again.draws)) == size
-    assert sum(draw.counted for draw in (*kept, *again.draws)) == size
+    assert sum(draw.counted or 0 for draw in (*kept, *again.draws)) == size
     for index, total_weight in enumerate(weights[1:], start=1):
         assert again.fraction(f"s{index}") == pytest.approx(total_weight / sum(weights[1:]))
 
@@ -211,7 +212,7 @@ class _Cluster:
             self._answer(self.union.probe(str(i)))
 
     def sample(self, batch_size: int) -> bool:
-        """ShardRequest a batch if the sampler may."""
+        """Draw a batch if the sampler may."""
         plan = self.union.plan(batch_size)
         if plan is None:
             return False
@@ -220,10 +221,10 @@ class _Cluster:
         self.samples += batch_size
         return True
 
-    def _answer(self, draw: ShardRequest) -> None:
+    def _answer(self, draw: Draw) -> None:
         shard = int(draw.shard)
         self.union.asked(draw)
-        self.limiters[shard].sampled(draw.counted)
+        self.limiters[shard].sampled(draw.counted or 0)
         size = self.sizes[shard]
         self.union.answered(draw, size, float(size), self.limiters[shard].diff)
 

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -30,7 +29,6 @@ from tidemill.replay.sampling.sample_decoder import SampleDecoder, Transform
 from tidemill.replay.sampling.sample_stream import seed_of
 from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler, check_seed
 from tidemill.replay.sampling.schedule import Schedule
-from tidemill.replay.sampling.seeded_stream import SeededSampleStream
 from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.sampling.source import Keep, OpenedSource, SampleSource
 from tidemill.replay.sampling.table_feed import TableFeed
@@ -190,6 +188,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             max_message_bytes=max_message_bytes,
             allow_smaller=allow_smaller,
             by_epoch=epochs is not None,
+            schedule=schedule,
             create=True,  # those that must be there were found above
             stop=self._stop,
         )
@@ -217,9 +216,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         with ExitStack() as stack:
             for i, (table, size) in enumerate(zip(self._tables, self._sizes, strict=True)):
                 seeds = seed_of(seed, i) if seed is not None else None
-                connect: Callable[..., SampleSource] = partial(sampler, table, size * splits, seed=seeds)
-                if schedule is not None:
-                    connect = partial(SeededSampleStream, self._addresses[0], table, size * splits, schedule)
+                connect = partial(sampler, table, size * splits, seed=seeds)
                 opened = _open(keep, table, size * splits, ahead, connect, stack)
                 corrupt = CorruptItemFilter(opened.source.delete_items, time.monotonic)
                 made = decoder(table, size, splits, corrupt, number=i, mirror=opened.mirror)
@@ -368,7 +365,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 if self._allow_smaller and left_s <= 0:
                     if self._asked_s != began_s:
                         self._asked_s = began_s
-                        self._ask_smaller(table)
+                        self._opened[table].source.ask_smaller()
                     left_s += _SMALLER_S
                 part = self._feeds[table].take(min(wait_s, max(left_s, 0.0)))
                 if part is None and left_s <= 0 and self._timeout_s is not None:
@@ -381,11 +378,6 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             for feed, part in zip(self._feeds, parts, strict=False):
                 feed.put_back(part)  # for the next attempt
         return whole[0] if len(whole) == 1 else ReplayBatch.joined(whole)
-
-    def _ask_smaller(self, table: int) -> None:
-        source = self._opened[table].source
-        if isinstance(source, ReplaySampler):
-            source.ask_smaller()
 
     def _overdue(self, table: int) -> Unavailable | EndOfBatches:
         """Return what is raised where no batch comes in time: what is known of why, or the end."""
@@ -484,7 +476,4 @@ def _open(
     def connected(mirror: TableMirror | None, in_flight: int) -> SampleSource:
         return stack.enter_context(closing(connect(mirror=mirror, max_in_flight_batches=in_flight)))
 
-    opened = keep.open(table, items, in_flight, connected, stack)
-    if isinstance(opened.source, SeededSampleStream):
-        return replace(opened, again=opened.source.again)
-    return opened
+    return keep.open(table, items, in_flight, connected, stack)

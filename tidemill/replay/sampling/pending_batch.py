@@ -1,4 +1,4 @@
-"""A batch that is being put together from what several shards give."""
+"""A batch that is being put together from what one or several servers give."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tidemill.replay.batch import SampledBatch, StoredSteps
-from tidemill.replay.sampling.sharded_table import Plan, ShardRequest
+from tidemill.replay.sampling.plan import Draw, Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ class PendingBatch:
     """
 
     plan: Plan
-    waiting: list[ShardRequest]
+    waiting: list[Draw]
     answers: list[tuple[int, str, SampledBatch]] = field(default_factory=list)
 
     @classmethod
@@ -86,13 +86,13 @@ class PendingBatch:
         """Whether every draw is answered."""
         return not self.waiting
 
-    def answer(self, draw: ShardRequest, incarnation: int, answer: SampledBatch) -> None:
+    def answer(self, draw: Draw, incarnation: int, answer: SampledBatch) -> None:
         """Take the answer to a draw; one without items was only to be counted."""
         self.waiting.remove(draw)
         if draw.items:
             self.answers.append((incarnation, draw.shard, answer))
 
-    def replace(self, lost: list[ShardRequest], plan: Plan) -> None:
+    def replace(self, lost: list[Draw], plan: Plan) -> None:
         """Put other draws in the place of lost ones."""
         self.waiting = [draw for draw in self.waiting if draw not in lost] + list(plan.draws)
         # a shard that gave a part before it was lost keeps its weight: its own items were drawn with it in the split
@@ -103,6 +103,11 @@ class PendingBatch:
             if shard in given or shard in plan.weights
         }
         self.plan = Plan(weights, plan.draws)
+
+    def only(self) -> SampledBatch:
+        """Return the batch of one server that has the whole table, as it came."""
+        (_, _, sample), *_ = self.answers
+        return sample
 
     def batch(
         self,

@@ -1,23 +1,48 @@
-"""Batches of one table of one server, received ahead of use by credit."""
+"""Batches of one table of one or several servers, received ahead of use."""
 
 from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.errors import FatalError
+from tidemill.logger import LateLogger
 from tidemill.replay.batch import EpochPlace, SampledBatch
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.limits import MAX_DRAWS
 from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.sampling.one_server import OneServer
+from tidemill.replay.sampling.pending_batch import PendingBatch
+from tidemill.replay.sampling.plan import Draw, Planner
 from tidemill.replay.sampling.sample_call import SampleCall
-from tidemill.replay.sampling.shard import ShardReport
-from tidemill.replay.table_config import TableConfig
+from tidemill.replay.sampling.schedule import Schedule
+from tidemill.replay.sampling.shard import Shard, ShardReport
+from tidemill.replay.sampling.shard_priorities import ShardedPriorities
+from tidemill.replay.sampling.sharded_table import ShardedTable
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.table_config import SelectorKind, TableConfig, shard_config
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import unpack_sample
-from tidemill.rpc.channel import MAX_MESSAGE_BYTES
+from tidemill.rpc.channel import DEADLINE_S, MAX_MESSAGE_BYTES
+
+SILENT_S = 8.0
+"""A shard that answers nothing for so long is left out until it answers again, in seconds."""
+
+_TICK_S = 0.05
+_LOOK_S = 0.5  # how old the knowledge about a shard may be while nothing is drawn from it
+_SHARD_DEADLINE_S = 5.0  # of unary calls to a shard
+_OPENING_S = 5.0  # longest wait for all shards before the first batch
+
+_RANDOM = (SelectorKind.UNIFORM, SelectorKind.PRIORITIZED)
+
+_log = LateLogger()
 
 
 def seed_of(seed: int, part: int) -> int:
@@ -26,23 +51,32 @@ def seed_of(seed: int, part: int) -> int:
 
 
 class SampleStream:
-    """What a `ReplaySampler` takes batches from when there is one server, whose limiter holds it back (ADR 0034).
+    """Batches of a table, of which at most `max_in_flight_batches` are under way or ready.
 
-    At most `max_in_flight_batches` are under way or ready: the server sends what it has credit for, and each one taken
-    grants another. When the call breaks, batches under way are lost and count as sampled, and the table is created
-    again if the server lost it. With `max_times_sampled` the items of batches that were not taken are in the table
-    again when the call breaks or is closed, so what is ready then is dropped, and drawn again. Every method may be
-    called from any thread; each batch goes to one of them.
+    A `Planner` decides what each server is asked for: `OneServer` where a single one has the whole table, which holds
+    samples back itself, and `ShardedTable` where several have a part each. When a call breaks, the batches under way
+    are lost and count as sampled, and the table is created again if the server lost it. With `max_times_sampled` the
+    items of batches that were not taken are in the table again when a call breaks or is closed, so what is ready then
+    is dropped, and drawn again. Every method may be called from any thread; each batch goes to one of them.
+
+    Of several servers items have the probability with which they were drawn from all of them together, and keys [B, 2]:
+    the key, and the number of the shard it belongs to, for `client_of`. A shard whose connection breaks, or that is
+    silent for `SILENT_S`, is left out at once; the others make up for what it was to give, and with `max_times_sampled`
+    what they gave for batches that are dropped is returned. It is taken back with its first answer.
+
+    With a schedule each batch has a number, and the same number gives the same batch, always. The table must not change
+    while batches are on their way: who writes to it has to know that all of a step count are taken. `take` and `again`
+    are then called from one thread.
     """
-
-    priorities_dropped = unknown_keys = 0  # its priorities are answered one by one, so nothing has to be counted
 
     def __init__(  # noqa: PLR0913 - those of `ReplaySampler`
         self,
-        address: str,
+        servers: str | ShardDirectory,
         table: TableConfig,
         batch_size: int,
         *,
+        shard_count: int = 1,
+        rng: np.random.Generator | None = None,
         max_in_flight_batches: int = 4,
         without_replacement: bool = False,
         mirror: TableMirror | None = None,
@@ -51,56 +85,142 @@ class SampleStream:
         seed: int | None = None,
         allow_smaller: bool = False,
         by_epoch: bool = False,
+        schedule: Schedule | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start connecting in the background; the arguments are those of `ReplaySampler`."""
-        self._table, self._max_in_flight, self._mirror = table.name, max_in_flight_batches, mirror
-        self._settles = bool(table.max_times_sampled)
-        self._seed = seed
+        """Start connecting in the background.
+
+        Args:
+            servers: Address of the only server, or the shards, which stay the caller's to close. Shards take neither
+                `seed`, `allow_smaller` and `by_epoch` nor `schedule`.
+            table: The whole table; each shard gets its part, see `shard_config`.
+            batch_size: See `ReplaySampler`.
+            shard_count: Over how many shards it is divided, the same for everybody who creates it.
+            rng: Source of all splits; None for a new one.
+            max_in_flight_batches: See `ReplaySampler`.
+            without_replacement: See `ReplaySampler`.
+            mirror: See `ReplaySampler`; has a part for each shard.
+            item_counts: See `ReplaySampler`.
+            max_message_bytes: See `ReplaySampler`.
+            seed: See `ReplaySampler`.
+            allow_smaller: See `ReplaySampler`.
+            by_epoch: See `ReplaySampler`.
+            schedule: See `ReplaySampler`.
+            clock: Monotonic time in seconds.
+        """
+        assert schedule is None or 1 <= max_in_flight_batches <= MAX_DRAWS
+        self._batch_size, self._max_in_flight = batch_size, max_in_flight_batches
+        self._mirror, self._rng, self._clock = mirror, rng or np.random.default_rng(), clock
+        self._settles, self._is_random = bool(table.max_times_sampled), table.sampler.kind in _RANDOM
+        self._seed, self._schedule = seed, schedule
         self._epoch = EpochPlace(seed if seed is not None else secrets.randbits(64)) if by_epoch else None
-        self._changed = threading.Condition()  # guards everything below
-        self._ready: deque[SampledBatch] = deque()
-        self._is_connected = self._is_closed = False
-        self._calls = 0  # opened so far
-        self._error: BaseException | None = None
-        size = mirror.size if mirror is not None else None
-        self._call = SampleCall(
-            table.name,
-            address,
-            table,
-            batch_size,
-            without_replacement,
-            self,
-            size,
+        self._directory = servers if isinstance(servers, ShardDirectory) else None
+        self._part = table if self._directory is None else shard_config(table, shard_count)
+        self._open_call = partial(
+            SampleCall,
+            table=self._part,
+            without_replacement=without_replacement,
+            owner=self,
+            mirror=mirror.size if mirror is not None else None,
             item_counts=item_counts,
             settles=self._settles,
             max_message_bytes=max_message_bytes,
             allow_smaller=allow_smaller,
         )
-        self._call.start()
+        self._changed = threading.Condition()  # guards everything below
+        self._shards: dict[str, Shard] = {}
+        self._free_parts = list(range(mirror.parts)) if mirror is not None else []
+        self._incarnations: list[str] = []  # shard of each incarnation number
+        self._underway: list[PendingBatch] = []
+        self._ready: deque[PendingBatch] = deque()
+        self._reconnects = 0
+        self._error: BaseException | None = None
+        self._closed = threading.Event()
+        self._open_at_s: float | None = None  # until then all shards are waited for
+        self._one: OneServer | None = None
+        self._union: ShardedTable | None = None
+        self._planner: Planner
+        self._priorities: ShardedPriorities | None = None
+        self._thread: threading.Thread | None = None
+        if isinstance(servers, str):
+            self._planner = self._one = OneServer(schedule)
+            call = self._open_call(table.name, servers, batch_size=batch_size, deadline_s=DEADLINE_S)
+            self._shards[table.name] = Shard(servers, call, self._new_incarnation(table.name))
+            call.start()
+        else:
+            self._planner = self._union = ShardedTable(
+                table, shard_count, self._rng, without_replacement=without_replacement
+            )
+            self._most = _largest_draw(self._part, batch_size, without_replacement)
+            self._open_at_s = clock() + _OPENING_S
+            self._priorities = ShardedPriorities(table, self.client_of)
+            self._thread = threading.Thread(target=self._run, name=f"sample-shards-{table.name}", daemon=True)
+            self._thread.start()
 
     def take(self, timeout_s: float) -> SampledBatch | None:
         """Return the next batch, or None if it takes longer than `timeout_s` seconds or the stream was closed.
 
         Raises:
-            TidemillError: The server refused for good.
+            TidemillError: A server refused for good, such as one that has the table with another configuration; or,
+                with a schedule, it has lost the table.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._error or self._is_closed, timeout_s)
-            if self._is_closed:
+            self._changed.wait_for(lambda: self._ready or self._error or self._closed.is_set(), timeout_s)
+            if self._closed.is_set():
                 return None
             if self._error is not None:
                 raise self._error
             if not self._ready:
                 return None
-            batch = self._ready.popleft()
-            self._grant(1, taken=(batch.number,) if self._settles and batch.number else ())
-        return batch
+            pending = self._ready.popleft()
+            if self._settles:
+                self._tell_taken(pending)
+            batch = self._finish(pending)
+            self._advance()
+        return batch()
+
+    def again(self) -> None:
+        """With a schedule, draw the batch that was taken last once more, and then those after it."""
+        if self._one is None or self._schedule is None:
+            return
+        with self._changed:
+            (shard,) = self._shards.values()
+            self._one.again()
+            self._end_call(shard)
+        shard.call.cut()
 
     def ask_smaller(self) -> None:
-        """Ask that the next batch be as large as the table can make it now."""
+        """Ask that the next batch be as large as the table can make it now; batches of several servers are whole."""
         with self._changed:
-            if self._is_connected and not self._ready:
-                self._call.send(pb.SampleRequest(smaller=True))
+            if self._one is not None and not self._ready:
+                (shard,) = self._shards.values()
+                if shard.connected:
+                    shard.next_request.smaller = True
+                    shard.send()
+
+    def client_of(self, incarnation: int) -> ReplayClient | None:
+        """Return the client of the shard that keys of this number belong to; None if it is not live or lost them."""
+        with self._changed:
+            shard = self._shards.get(self._incarnations[incarnation])
+            return shard.call.client if shard and shard.live and shard.incarnation == incarnation else None
+
+    def reports(self) -> tuple[ShardReport, ...]:
+        """Return every shard as it is now, silent ones included, in order of name; nothing for one server."""
+        if self._union is None:
+            return ()
+        with self._changed:
+            states = self._union.states
+            return tuple(
+                ShardReport(
+                    name,
+                    shard.address,
+                    shard.live,
+                    states[name].items if shard.live else 0,
+                    states[name].total_weight if shard.live else 0.0,
+                    shard.samples,
+                )
+                for name, shard in sorted(self._shards.items())
+            )
 
     def update_priorities(
         self,
@@ -109,63 +229,282 @@ class SampleStream:
         fencing_token: int = 0,
         deadline_s: float | None = None,
     ) -> None:
-        """Set the priorities [N] of items by key [N], see `ReplayClient.update_priorities`."""
-        self._call.client.update_priorities(self._table, keys, priorities, fencing_token, deadline_s=deadline_s)
+        """Set the priorities [N] of items by key, see `ReplaySampler.update_priorities`."""
+        if self._priorities is not None:
+            self._priorities.send(keys, priorities, fencing_token)
+            return
+        (shard,) = self._shards.values()
+        shard.call.client.update_priorities(self._part.name, keys, priorities, fencing_token, deadline_s=deadline_s)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
-        """Remove items by key [N], see `ReplayClient.delete_items`."""
-        self._call.client.delete_items(self._table, keys)
+        """Remove items by key, see `ReplayClient.delete_items`; those of an unavailable shard stay.
 
-    def reports(self) -> tuple[ShardReport, ...]:
-        """Return nothing: there are no shards."""
-        return ()
+        Raises:
+            FatalError: There is a schedule: a corrupt item ends a run in lock-step.
+        """
+        if self._schedule is not None:
+            raise FatalError(
+                f"{len(keys)} items cannot be decoded: what follows would not be what another run with this seed gives"
+            )
+        if self._one is not None:
+            (shard,) = self._shards.values()
+            shard.call.client.delete_items(self._part.name, keys)
+            return
+        for incarnation in np.unique(keys[:, 1]).tolist():
+            if client := self.client_of(incarnation):
+                client.delete_items(self._part.name, keys[keys[:, 1] == incarnation, 0])
 
     @property
     def reconnects(self) -> int:
-        """How often the call was lost and opened again."""
-        return max(self._calls - 1, 0)
+        """How often a server's call was lost and opened again, those of all servers together."""
+        return self._reconnects
+
+    @property
+    def priorities_dropped(self) -> int:
+        """Priorities that were not delivered because their shard was unavailable or behind."""
+        return self._priorities.dropped if self._priorities is not None else 0
+
+    @property
+    def unknown_keys(self) -> int:
+        """Priorities that were delivered to a shard when their item had left it."""
+        return self._priorities.unknown_keys if self._priorities is not None else 0
 
     def close(self) -> None:
-        """End the call and the thread, and every wait, within a bounded time. May be called twice."""
+        """End every call and thread, and every wait, within a bounded time. May be called twice."""
+        self._closed.set()
         with self._changed:
-            self._is_closed = True
             self._changed.notify_all()
-        self._call.close()
+            calls = [shard.call for shard in self._shards.values()]
+        if self._priorities is not None:
+            self._priorities.close()
+        if self._thread is not None:
+            self._thread.join(SILENT_S)
+        for call in calls:  # all at once: silent servers are waited for together
+            call.stop()
+        for call in calls:
+            call.close()
 
-    def opened(self, _call: SampleCall, _created: bool) -> None:
-        """Grant what is not ready; with nothing to grant the next `take` opens the stream (`SampleCallOwner`)."""
+    def opened(self, call: SampleCall, created: bool) -> None:
+        """Ask the only server for what may be under way, and a shard how it is first (`SampleCallOwner`)."""
+        if self._schedule is not None:
+            if created:
+                raise FatalError(
+                    "the replay service has lost its table: a run in lock-step needs one with a log "
+                    "(replay.storage.folder)"
+                )
+            self._schedule.prepare(call.client)
         with self._changed:
-            # batches that are ready are kept: what follows them is drawn by another seed, or from the place behind them
-            seed = None if self._seed is None or self._epoch is not None else seed_of(self._seed, self._calls)
-            self._call.draw_by(seed=seed, epoch=self._epoch)
-            self._is_connected = True
-            self._calls += 1
-            self._grant(self._max_in_flight - len(self._ready))
+            if (shard := self._of(call)) is None:
+                return
+            if created:
+                shard.incarnation = self._new_incarnation(call.name)  # keys of a table that it lost are not its own
+            self._reconnects += shard.was_connected
+            shard.connected, shard.was_connected, shard.heard_s = True, True, self._clock()
+            if self._one is not None:
+                # batches that are ready are kept: what follows them is drawn by another seed, or behind their place
+                seed = None if self._seed is None or self._epoch is not None else seed_of(self._seed, self._reconnects)
+                call.draw_by(seed=seed, epoch=self._epoch)
+                shard.live = True
+                self._planner.join(call.name)
+            else:
+                look = Draw(call.name, 0, 0)
+                shard.asked.append((look, None))
+                look.add_to(shard.next_request)
+            self._advance()
 
-    def answered(self, _call: SampleCall, answer: pb.SampleResponse) -> None:
-        """Keep a batch, its rows in the order in which the server sends them (`SampleCallOwner`)."""
-        batch = unpack_sample(answer, mirrored=self._mirror is not None)
-        if self._mirror is not None:
-            batch = self._mirror.keep(batch)
+    def answered(self, call: SampleCall, answer: pb.SampleResponse) -> None:
+        """Take an answer, its rows in the order in which the server sends them, and draw what it allows."""
+        batch = self._received(call, answer)
         with self._changed:
+            if (shard := self._of(call)) is None or not shard.asked:
+                return  # given up, and drawn again
+            draw, pending = shard.asked.popleft()
+            shard.heard_s, shard.stored = self._clock(), batch.stored[""]
+            shard.samples += len(batch.keys)
             if batch.epoch is not None:
                 self._epoch = batch.epoch
-            self._ready.append(batch)
-            self._changed.notify_all()
+            if not shard.live:
+                shard.live = True
+                self._planner.join(call.name)
+                self._planner.asked(draw)
+                _log.info("sampling from a replay shard", shard=call.name, address=shard.address)
+            self._planner.answered(draw, batch.table_items, batch.total_weight, batch.limiter_diff)
+            if pending is not None:
+                self._take_part(pending, draw, shard.incarnation, batch)
+            self._advance()
 
-    def lost(self, _call: SampleCall) -> None:
-        """Grant nothing before the next call (`SampleCallOwner`)."""
+    def lost(self, call: SampleCall) -> None:
+        """Leave a server out, and have the others make up for what it did not give (`SampleCallOwner`)."""
         with self._changed:
-            self._is_connected = False
-            if self._settles:
-                self._ready = deque(batch for batch in self._ready if not batch.number)  # those are back in the table
+            if (shard := self._of(call)) is None:
+                return
+            if self._union is not None and shard.live and not self._closed.is_set():
+                _log.warning("a replay shard is left out", shard=call.name, address=shard.address)
+            self._end_call(shard)
+            self._advance()
 
     def failed(self, error: BaseException) -> None:
-        """Keep what ended the calls for good; `take` raises it (`SampleCallOwner`)."""
+        """Keep what ended the calls to a server for good; `take` raises it (`SampleCallOwner`)."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
 
-    def _grant(self, credit: int, taken: Sequence[int] = ()) -> None:
-        if self._is_connected and credit:
-            self._call.send(pb.SampleRequest(credit=credit, taken=taken))
+    def _of(self, call: SampleCall) -> Shard | None:
+        shard = self._shards.get(call.name)
+        return shard if shard is not None and shard.call is call else None
+
+    def _finish(self, pending: PendingBatch) -> Callable[[], SampledBatch]:
+        """Return what puts a batch together, which needs no lock."""
+        if self._union is None:
+            assert self._one is not None
+            self._one.taken()
+            return pending.only
+        return partial(
+            pending.batch,
+            table_items=self._union.items,
+            total_weight=self._union.total_weight,
+            rotation=int(self._rng.integers(self._batch_size)),
+            random=self._is_random,
+            stored={name: shard.stored for name, shard in self._shards.items() if shard.stored is not None},
+        )
+
+    def _tell_taken(self, pending: PendingBatch) -> None:
+        for _, name, answer in pending.answers:
+            if answer.number:
+                self._shards[name].next_request.taken.append(answer.number)
+
+    def _received(self, call: SampleCall, answer: pb.SampleResponse) -> SampledBatch:
+        """Return an answer's items; their rows are kept in the order in which the server sends them."""
+        if self._mirror is None or not answer.keys:
+            return unpack_sample(answer)
+        with self._changed:
+            shard = self._of(call)
+            is_wanted = shard is not None and bool(shard.asked)
+        batch = unpack_sample(answer, mirrored=True)
+        return self._mirror.keep(batch, shard.mirror_part) if shard is not None and is_wanted else batch
+
+    def _take_part(self, pending: PendingBatch, draw: Draw, incarnation: int, batch: SampledBatch) -> None:
+        pending.answer(draw, incarnation, batch)
+        if self._settles and draw.items and pending not in self._underway:
+            self._shards[draw.shard].next_request.returned.append(batch.number)
+        if pending.is_complete and pending in self._underway:
+            self._underway.remove(pending)
+            self._ready.append(pending)
+            self._changed.notify_all()
+
+    def _end_call(self, shard: Shard) -> None:
+        """Leave a server out: what it was asked for is made up for, or the batches are drawn again."""
+        name = shard.call.name
+        self._planner.leave(name)
+        lost = shard.end_call()
+        for pending in [*self._underway, *self._ready]:
+            if self._is_void(pending, name):
+                self._give_up(pending)
+        for pending, draws in lost:
+            self._make_up(pending, draws)
+
+    def _is_void(self, pending: PendingBatch, lost: str) -> bool:
+        """Return whether a batch is worth nothing any more, as a server's call is over."""
+        if self._schedule is not None:
+            return True  # they are drawn again, in order
+        return self._settles and any(name == lost and answer.number for _, name, answer in pending.answers)
+
+    def _make_up(self, pending: PendingBatch, lost: list[Draw]) -> None:
+        if pending not in self._underway:
+            return
+        plan = self._planner.replan(pending.plan, lost)
+        if plan is None:
+            self._give_up(pending)  # nobody is left who could; the batch is drawn again from scratch
+            return
+        pending.replace(lost, plan)
+        for draw in plan.draws:
+            self._ask(draw, pending)
+
+    def _give_up(self, pending: PendingBatch) -> None:
+        """Forget a batch, and return what the servers that are connected gave for it."""
+        if pending in self._underway:
+            self._underway.remove(pending)
+        if pending in self._ready:
+            self._ready.remove(pending)
+        for _, name, answer in pending.answers if self._settles else ():
+            shard = self._shards.get(name)
+            if shard is not None and shard.connected:
+                shard.next_request.returned.append(answer.number)
+
+    def _advance(self) -> None:
+        """Ask for as many batches as may be under way and the planner allows, and send what is to be sent."""
+        if self._open_at_s is None and not self._closed.is_set():
+            while len(self._underway) + len(self._ready) < self._max_in_flight:
+                plan = self._planner.plan(self._batch_size)
+                if plan is None:
+                    break
+                pending = PendingBatch.of(plan)
+                self._underway.append(pending)
+                for draw in plan.draws:
+                    self._ask(draw, pending)
+        self._send()
+
+    def _ask(self, draw: Draw, pending: PendingBatch | None) -> None:
+        shard = self._shards[draw.shard]
+        if not shard.asked:
+            shard.heard_s = self._clock()  # silence counts from the first thing that is not answered
+        shard.asked.append((draw, pending))
+        self._planner.asked(draw)
+        draw.add_to(shard.next_request)
+
+    def _send(self) -> None:
+        for shard in self._shards.values():
+            shard.send()
+
+    def _run(self) -> None:
+        """Follow the shards, in a thread."""
+        try:
+            while not self._closed.wait(_TICK_S):
+                with self._changed:
+                    self._follow_directory()
+                    self._tick(self._clock())
+        except BaseException as error:  # raised by `take`
+            self.failed(error)
+
+    def _tick(self, now_s: float) -> None:
+        assert self._union is not None
+        held_back = self._union.is_held_back
+        for name, shard in self._shards.items():
+            if not shard.connected:
+                continue
+            silent_s = now_s - shard.heard_s
+            if shard.asked and silent_s > SILENT_S:
+                shard.heard_s = now_s
+                shard.call.cut()
+            elif shard.live and not shard.asked and (held_back or silent_s > _LOOK_S):
+                self._ask(self._union.probe(name), None)
+        if self._open_at_s is not None:
+            all_live = bool(self._shards) and all(shard.live for shard in self._shards.values())
+            if all_live or now_s > self._open_at_s:
+                self._open_at_s = None
+        self._advance()
+
+    def _follow_directory(self) -> None:
+        assert self._directory is not None
+        current = self._directory.current
+        for name, address in current.items():
+            if name not in self._shards and (self._mirror is None or self._free_parts):
+                call = self._open_call(name, address, batch_size=self._most, deadline_s=_SHARD_DEADLINE_S)
+                part = self._free_parts.pop(0) if self._mirror is not None else 0  # none: until another shard has gone
+                self._shards[name] = Shard(address, call, self._new_incarnation(name), mirror_part=part)
+                call.start()
+        for name in [name for name, shard in self._shards.items() if name not in current and not shard.connected]:
+            gone = self._shards.pop(name)
+            if self._mirror is not None:
+                self._free_parts.append(gone.mirror_part)
+            threading.Thread(target=gone.call.close, name=f"close-{name}", daemon=True).start()
+
+    def _new_incarnation(self, shard: str) -> int:
+        self._incarnations.append(shard)
+        return len(self._incarnations) - 1
+
+
+def _largest_draw(part: TableConfig, batch_size: int, without_replacement: bool) -> int:
+    """Return the most items of a batch that a shard's part of the table can give."""
+    is_limited = without_replacement or part.max_times_sampled
+    return min(batch_size, part.max_items) if is_limited else batch_size

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from types import TracebackType
-from typing import Self, TypedDict
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ from tidemill.replay.limits import LEAST_MESSAGE_BYTES
 from tidemill.replay.named_table import addresses_of, read_table
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_stream import SampleStream
+from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.sampling.shard import ShardReport
-from tidemill.replay.sampling.sharded_stream import ShardedSampleStream
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES
@@ -52,16 +52,6 @@ class EndOfBatches(StopIteration):
 
     `await asyncio.to_thread(next, dataset)` did so once the dataset was closed; with this it returns None.
     """
-
-
-class _StreamOptions(TypedDict):
-    """What a stream of samples from one server or several takes."""
-
-    max_in_flight_batches: int
-    without_replacement: bool
-    mirror: TableMirror | None
-    item_counts: bool
-    max_message_bytes: int
 
 
 class ReplaySampler(Reopened, Iterator[SampledBatch]):
@@ -105,6 +95,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         seed: int | None = None,
         allow_smaller: bool = False,
         by_epoch: bool = False,
+        schedule: Schedule | None = None,
         create: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
@@ -125,6 +116,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
             allow_smaller: Whether `ask_smaller` may be called.
             by_epoch: Whether items are drawn without replacement over an epoch, see `SampledBatch.epoch`: each once, in
                 random order, then all again. The last batch of an epoch may be smaller.
+            schedule: Draws each batch with its own seed at a step count, for runs in lock-step.
             create: Whether the table may be created, which takes its configuration. It need not be there then, and
                 neither does the server. A table that a server has lost since it was found is always created again.
             stop: Ends every wait when set.
@@ -132,7 +124,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         Raises:
             InvalidArgument: `addresses` is empty, has one twice, or mixes a DNS name with others, an argument is out of
                 range, a name is to be created, the table cannot be drawn by epochs, or there are several servers and
-                `seed`, `allow_smaller` or `by_epoch` is given.
+                `seed`, `allow_smaller`, `by_epoch` or `schedule` is given.
             TypeError: An argument is of another type.
             NotFound: No server has the table, and `create` is False.
             Unavailable: No server answered within 10 s, and `create` is False.
@@ -150,32 +142,25 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         with ExitStack() as stack:
             if directory is None and is_sharded(addresses):
                 directory = stack.enter_context(closing(ShardDirectory(addresses)))
-            options: _StreamOptions = {
-                "max_in_flight_batches": max_in_flight_batches,
-                "without_replacement": without_replacement,
-                "mirror": mirror,
-                "item_counts": item_counts,
-                "max_message_bytes": max_message_bytes,
-            }
-            self._stream: SampleStream | ShardedSampleStream
-            if directory is None:
-                self._stream = SampleStream(
-                    addresses[0],
-                    table,
-                    batch_size,
-                    seed=seed,
-                    allow_smaller=allow_smaller,
-                    by_epoch=by_epoch,
-                    **options,
+            if directory is not None and (seed is not None or allow_smaller or by_epoch or schedule is not None):
+                raise InvalidArgument(
+                    "seed, allow_smaller, epochs or schedule is given with several servers, takes a single one"
                 )
-            else:
-                if seed is not None or allow_smaller or by_epoch:
-                    raise InvalidArgument(
-                        "seed, allow_smaller or epochs is given with several servers, takes a single one"
-                    )
-                count = shard_count or len(addresses)
-                rng = np.random.default_rng()
-                self._stream = ShardedSampleStream(directory, table, count, batch_size, rng=rng, **options)
+            self._stream = SampleStream(
+                addresses[0] if directory is None else directory,
+                table,
+                batch_size,
+                shard_count=shard_count or len(addresses),
+                max_in_flight_batches=max_in_flight_batches,
+                without_replacement=without_replacement,
+                mirror=mirror,
+                item_counts=item_counts,
+                max_message_bytes=max_message_bytes,
+                seed=seed,
+                allow_smaller=allow_smaller,
+                by_epoch=by_epoch,
+                schedule=schedule,
+            )
             stack.enter_context(closing(self._stream))
             self._resources = stack.pop_all()
 
@@ -208,6 +193,11 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         """
         self._owner.check()
         self._stream.ask_smaller()
+
+    def again(self) -> None:
+        """With a schedule, have the batch that was taken last drawn once more, and then those after it."""
+        self._owner.check()
+        self._stream.again()
 
     def update_priorities(
         self,

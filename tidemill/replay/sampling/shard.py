@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.sampling.pending_batch import PendingBatch
+from tidemill.replay.sampling.plan import Draw
 from tidemill.replay.sampling.sample_call import SampleCall
-from tidemill.replay.sampling.sharded_table import ShardRequest
+from tidemill.replay.v1 import replay_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Shard:
         samples: Items it has given.
         stored: What it ever stored; None before its first answer.
         mirror_part: Which part of the sampler's mirror is for its chunks, from 0.
+        request: What is to be sent next; None if nothing is.
     """
 
     address: str
@@ -56,17 +58,32 @@ class Shard:
     connected: bool = False
     was_connected: bool = False
     live: bool = False
-    asked: deque[tuple[ShardRequest, PendingBatch | None]] = field(default_factory=deque)
+    asked: deque[tuple[Draw, PendingBatch | None]] = field(default_factory=deque)
     heard_s: float = 0.0
     samples: int = 0
     stored: StoredSteps | None = None
     mirror_part: int = 0
+    request: pb.SampleRequest | None = None
 
-    def end_call(self) -> list[tuple[PendingBatch, list[ShardRequest]]]:
+    @property
+    def next_request(self) -> pb.SampleRequest:
+        """What is to be sent next, to add to."""
+        if self.request is None:
+            self.request = pb.SampleRequest()
+        return self.request
+
+    def send(self) -> None:
+        """Send what is to be sent, if there is something."""
+        request, self.request = self.request, None
+        if request is not None:
+            self.call.send(request)
+
+    def end_call(self) -> list[tuple[PendingBatch, list[Draw]]]:
         """Forget what was asked; return the draws that batches wait for and will not get."""
         self.connected = self.live = False
+        self.request = None
         asked, self.asked = self.asked, deque()
-        lost: dict[int, tuple[PendingBatch, list[ShardRequest]]] = {}
+        lost: dict[int, tuple[PendingBatch, list[Draw]]] = {}
         for draw, pending in asked:
             if pending is not None:
                 lost.setdefault(id(pending), (pending, []))[1].append(draw)

@@ -1,4 +1,4 @@
-"""One table over several shards: what of a batch comes from which, and when. Decisions only, without I/O."""
+"""One table over several shards: what of a batch comes from which, and when (`Planner`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tidemill.replay.sampling.plan import Draw, Plan
 from tidemill.replay.table_config import RateLimiterConfig, TableConfig
 
 
@@ -49,38 +50,6 @@ def capped_split(count: int, weights: Sequence[float], caps: Sequence[int], rng:
         parts = [min(part + extra, cap) for part, extra, cap in zip(parts, more, caps, strict=True)]
         left = count - sum(parts)
     return parts
-
-
-@dataclass(frozen=True, slots=True)
-class ShardRequest:
-    """What one shard is asked for.
-
-    Attributes:
-        shard: Name of the shard.
-        items: Items it is to draw; 0 asks only how its table is.
-        counted: Samples its rate limiter is to count.
-    """
-
-    shard: str
-    items: int
-    counted: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One batch.
-
-    Attributes:
-        weights: Total weight of each shard by which the batch is split, as it was known then.
-        draws: What is asked for; may name a shard that has nothing to draw, to have its limiter count.
-    """
-
-    weights: Mapping[str, float]
-    draws: tuple[ShardRequest, ...]
-
-    def fraction(self, shard: str) -> float:
-        """Return the probability with which an item of the batch comes from a shard."""
-        return self.weights[shard] / sum(self.weights.values())
 
 
 @dataclass(slots=True)
@@ -179,17 +148,17 @@ class ShardedTable:
         """A shard is no longer live: nothing is drawn from it, and what it was asked for is forgotten."""
         self._states.pop(shard, None)
 
-    def asked(self, draw: ShardRequest) -> None:
+    def asked(self, draw: Draw) -> None:
         """A live shard was asked for something."""
         state = self._states[draw.shard]
         state.asked_items += draw.items
-        state.asked_counted += draw.counted
+        state.asked_counted += draw.counted or 0
 
-    def answered(self, draw: ShardRequest, items: int, total_weight: float, diff: float) -> None:
+    def answered(self, draw: Draw, items: int, total_weight: float, diff: float) -> None:
         """A live shard answered, and said how its table is now."""
         state = self._states[draw.shard]
         state.asked_items -= draw.items
-        state.asked_counted -= draw.counted
+        state.asked_counted -= draw.counted or 0
         state.items, state.total_weight, state.diff = items, total_weight, diff
         self._limit.observe(self.items)
 
@@ -203,7 +172,7 @@ class ShardedTable:
         counted = batch_size if self._limit.config.samples_per_insert else 0
         return Plan(weights, self._draws(weights, batch_size, counted))
 
-    def replan(self, plan: Plan, lost: Collection[ShardRequest]) -> Plan | None:
+    def replan(self, plan: Plan, lost: Collection[Draw]) -> Plan | None:
         """Return how the lost draws of a batch are made up for by the shards that it still has; None if by none.
 
         Proportional shares keep their proportions when one is taken away, so the items of the other draws, made by
@@ -211,25 +180,25 @@ class ShardedTable:
         """
         gone = {draw.shard for draw in lost}
         weights = {s: weight for s, weight in plan.weights.items() if s not in gone and s in self._states}
-        items, counted = sum(draw.items for draw in lost), sum(draw.counted for draw in lost)
+        items, counted = sum(draw.items for draw in lost), sum(draw.counted or 0 for draw in lost)
         if not sum(weights.values()) > 0 or self._most_items(weights) < items:
             return None
         return Plan(weights, self._draws(weights, items, counted))
 
-    def probe(self, shard: str) -> ShardRequest:
+    def probe(self, shard: str) -> Draw:
         """Return what asks a live shard how its table is.
 
         Before the whole table reaches its minimum size, inserts do not count: the ones a shard has counted are taken
         off again.
         """
         diff = self._states[shard].expected_diff
-        return ShardRequest(shard, 0, 0 if self._limit.reached else max(math.ceil(diff), 0))
+        return Draw(shard, 0, 0 if self._limit.reached else max(math.ceil(diff), 0))
 
-    def _draws(self, weights: Mapping[str, float], items: int, counted: int) -> tuple[ShardRequest, ...]:
+    def _draws(self, weights: Mapping[str, float], items: int, counted: int) -> tuple[Draw, ...]:
         parts = dict(zip(weights, self._split(weights, items), strict=True))
         counting = max(self._states, key=lambda shard: self._states[shard].expected_diff)
         parts.setdefault(counting, 0)
-        draws = (ShardRequest(shard, count, counted if shard == counting else 0) for shard, count in parts.items())
+        draws = (Draw(shard, count, counted if shard == counting else 0) for shard, count in parts.items())
         return tuple(draw for draw in draws if draw.items or draw.counted)
 
     def _split(self, weights: Mapping[str, float], items: int) -> list[int]:

@@ -182,6 +182,12 @@ class DealtSampler:
         answer = self._batches.ask({"ask": "batch"}, b"", timeout_s, resume=True)
         return None if answer is None else unpack_batch(*answer)
 
+    def again(self) -> None:
+        """Do nothing: no schedule is dealt."""
+
+    def ask_smaller(self) -> None:
+        """Do nothing: dealt batches are whole."""
+
     def update_priorities(
         self,
         keys: Keys,

@@ -1,4 +1,4 @@
-"""What gives a dataset its samples: a sampler, another rank's, or the seeded draws of a run in lock-step."""
+"""What gives a dataset its samples: a sampler, or that of another rank."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ class SampleSource(Protocol):
 
     def take(self, timeout_s: float, /) -> SampledBatch | None:
         """Return the next sample, or None if there is none in time."""
+
+    def again(self) -> None:
+        """Have the sample that was taken last drawn once more, where a schedule says which one it is."""
+
+    def ask_smaller(self) -> None:
+        """Ask that the next sample have what the table can give now."""
 
     def update_priorities(
         self,
@@ -63,12 +69,10 @@ class OpenedSource:
     Attributes:
         source: Gives them, and takes priorities and corrupt items.
         mirror: Keeps their rows; None if they bring them.
-        again: Has the sample that was taken last drawn once more; None if another one does as well.
     """
 
     source: SampleSource
     mirror: TableMirror | None = None
-    again: Callable[[], None] | None = None
 
 
 Connect = Callable[[TableMirror | None, int], SampleSource]

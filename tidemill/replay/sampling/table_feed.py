@@ -108,6 +108,6 @@ class TableFeed:
 
     def _decode(self, sample: SampledBatch) -> list[ReplayBatch]:
         batches = self._decoder.decode(sample, time.monotonic())
-        if not batches and self._opened.again is not None:  # the mirror was written over by a new call's batches
-            self._opened.again()
+        if not batches:  # the mirror was written over by a new call's batches
+            self._opened.source.again()
         return batches
