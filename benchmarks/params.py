@@ -1,4 +1,4 @@
-"""What a version costs to many readers on one machine, read from its file and sent in pieces.
+"""Cost of a version to many readers on one machine, read from its file and sent in pieces.
 
 Readers are processes of their own; versions go to them in turns one way and the other.
 

@@ -1,4 +1,4 @@
-"""Whether `tidemill plan` foretells what a cluster does: its figure for this machine beside a run as it says.
+"""Comparison of `tidemill plan` with a run: its figure for this machine and the rate of a run as planned.
 
 The run has all services but no evaluation, and the actors, decoder threads and shards of the plan. `peer` is the plan's
 rate, so a ratio of 1 is a plan that came true.

@@ -1,4 +1,4 @@
-"""How fast the ranks of one machine average gradients: one for each GPU over NCCL, two on a CPU over Gloo.
+"""Rate at which the ranks of one machine average gradients: one per GPU over NCCL, two on a CPU over Gloo.
 
 Two ranks share a GPU that is the only one; NCCL may refuse that, and then its reason is printed and the exit
 code is 0: what was to be learnt is whether it does.

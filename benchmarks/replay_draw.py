@@ -1,4 +1,4 @@
-"""What one replay server can give out: batches of 512 Atari items, drawn by priority from a table of a million.
+"""Output of one replay server: batches of 512 Atari items, drawn by priority from a table of a million.
 
 The server has core 0 and its client core 1, which reads no more than it must: nothing of whole batches, the keys of
 mirrored ones, to send new priorities for each; of these also several batches in one call, as learners draw small ones

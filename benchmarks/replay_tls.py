@@ -1,4 +1,4 @@
-"""What TLS and a token cost the replay service: over loopback TCP with both, beside without, in short turns.
+"""Cost of TLS and a token to the replay service: over loopback TCP with both and without, in short turns.
 
 A server with them and one without run side by side, and one client process has connections to both. It works with one
 for a moment, then with the other, again and again, the first of each pair changing, so that what else happens on the

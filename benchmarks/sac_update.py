@@ -1,4 +1,4 @@
-"""How many updates per second does SAC make on one core? Prints the median and best of short blocks.
+"""Updates per second of SAC on one core. Prints the median and best of short blocks.
 
 python -m benchmarks.sac_update --hidden 256 256
 """

@@ -1,4 +1,4 @@
-"""What ranks of one machine keep and receive of a table, with a mirror each and with one for all: `make bench-mirror`.
+"""Memory and traffic of the ranks of one machine, with a mirror each and with a shared one: `make bench-mirror`.
 
 Rows are counts, not times: MiB that all ranks together have (proportional set size) beyond what they had before they
 sampled, and MiB of samples that came from the replay service, once every rank has read so many items. Frames are made

@@ -1,4 +1,4 @@
-"""What forking the services of a run saves: time and processor time of a start and of a restart, and memory.
+"""Savings of forking the services of a run: time and processor time of a start and of a restart, and memory.
 
 Runs with `launcher.fork_services` and without it are started in turns, to the moment when all services serve; then an
 actor and the learner are killed, to the moment when each serves again. Memory is the proportional share (PSS) of all

@@ -19,7 +19,7 @@ def memory_bytes(root: Path = _ROOT, own: Path = _OWN) -> int | None:
 
 
 def free_memory_bytes(root: Path = _ROOT, own: Path = _OWN) -> int | None:
-    """Return what may still be taken below every limit; None without a limit.
+    """Return the amount that is left below every limit; None without a limit.
 
     Files that were read and are not in use count as free: the kernel drops them before it refuses memory.
     """

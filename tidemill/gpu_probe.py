@@ -1,4 +1,4 @@
-"""What torch can do with the GPUs of this machine: a program of its own, for `tidemill doctor`.
+"""Probe of torch's abilities on this machine's GPUs: a separate program, for `tidemill doctor`.
 
 `python -m tidemill.gpu_probe` prints each answer as a line of JSON at once. If the driver hangs or ends the process,
 the lines before stay, and the last one names the step.

@@ -1,4 +1,4 @@
-"""What this build of torch needs of GPUs and of their driver, and why those of this machine cannot be used."""
+"""Requirements of this build of torch on GPUs and their driver, and why those of this machine cannot be used."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def needed_capability() -> tuple[int, int] | None:
 
 
 def needs() -> str:
-    """Return what this build of torch needs, in words."""
+    """Return the requirements of this build of torch, in words."""
     driver, capability = needed_driver(), needed_capability()
     words = f"torch {torch.__version__} with CUDA {torch.version.cuda} needs "
     words += f"driver {driver} or newer" if driver else "a driver for that CUDA"

@@ -57,7 +57,7 @@ def _version(package: str) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """Return what installs an extra such as `learn`, in the way that this installation was made."""
+    """Return the command that installs an extra such as `learn`, in the way that this installation was made."""
     if "TIDEMILL_IMAGE" in os.environ:  # set by the images
         return _BUILT.get(extra, f"list the packages of tidemill[{extra}] in the file of {_OWN}")
     return _make(_TARGETS[extra]) if extra in _TARGETS and is_made() else f"pip install 'tidemill[{extra}]'"

@@ -84,7 +84,7 @@ class _Lossy:
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever else the stream has
-        """Return what the stream has."""
+        """Return an attribute of the stream."""
         return getattr(self._stream, name)
 
 
@@ -97,11 +97,11 @@ def survive_without_output() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with an exit code, but leave what it has imported to the system.
+    """Exit with a code, without tearing down imported modules.
 
-    Python takes every module apart at its end: over a quarter of the processor time that a process with torch needs to
-    start and end. Threads that are not daemons are waited for, exit handlers run and streams are flushed as ever, the
-    way `multiprocessing` ends its children.
+    The teardown takes over a quarter of the processor time that a process with torch needs to start and end. As usual,
+    threads that are not daemons are joined, exit handlers run and streams are flushed, the way `multiprocessing` ends
+    its children.
     """
     cast(Any, threading)._shutdown()
     cast(Any, atexit)._run_exitfuncs()

@@ -14,7 +14,7 @@ from tidemill.errors import InvalidArgument
 
 
 class Codec(enum.Enum):
-    """How one column of a chunk is stored."""
+    """Encoding of a column of a chunk."""
 
     RAW = "raw"
     """The little-endian bytes of the array, C order."""
@@ -50,7 +50,7 @@ Signature = tuple[ColumnSpec, ...]
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """Which steps of a stream an item of an agent covers.
+    """Steps of a stream that an item of an agent covers.
 
     An item that starts acting at step s covers steps `s - history .. s + steps`, that is
     `history + steps + 1` of them. Only at the very start of a stream is the history shorter.

@@ -141,7 +141,7 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
 
 
 class ActingPolicy(NamedTuple):
-    """What an actor acts by.
+    """Policy that an actor acts with.
 
     Attributes:
         policy: Chooses the actions.
@@ -157,7 +157,7 @@ class ActingPolicy(NamedTuple):
 def make_policy(
     config: ActorConfig, spec: EnvSpec, slot: ActorSlot, seed: int, stop: threading.Event, stack: ExitStack
 ) -> ActingPolicy:
-    """Return what the actor acts by: its own network, or with `cluster.inference` that of a service.
+    """Return the actor's policy: its own network, or with `cluster.inference` that of a service.
 
     Raises:
         ConfigError: The algorithm, or a setting, needs the own network.
@@ -188,7 +188,7 @@ def make_policy(
 
 
 def make_pacer(config: ActorConfig, params: PolicyParams | None) -> Callable[[threading.Event], bool] | None:
-    """Return what holds `learner.max_policy_lag`; None if there is no bound."""
+    """Return the pacing that keeps `learner.max_policy_lag`; None if there is no bound."""
     lag, count = config.learner.max_policy_lag, config.actor.count
     if lag < 0 or params is None:
         return None

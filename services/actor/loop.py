@@ -34,7 +34,7 @@ class ActingStopped(Exception):
 
 
 class ActingParams(Protocol):
-    """What the loop knows of the parameters that it acts with."""
+    """Version and counters of the parameters that the loop acts with."""
 
     @property
     def version(self) -> int:

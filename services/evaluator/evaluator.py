@@ -50,7 +50,7 @@ _NOT_CONFIRMED = "the mean reached the target, but fresh episodes did not confir
 
 @dataclass(frozen=True)
 class EvaluatorEvents:
-    """Who is told of what an evaluator does."""
+    """Receivers of an evaluator's events."""
 
     on_evaluation: Callable[[Score], None] = lambda _: None
     """Called with each recorded evaluation; must not block."""

@@ -140,10 +140,12 @@ def _parser() -> argparse.ArgumentParser:
         "each seed counted once.",
     )
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart, or one that was exported"
+        "run", type=Path, metavar="RUN", help="folder of the run, for example runs/quickstart, or an exported folder"
     )
     parser.add_argument(
-        "--trust", action="store_true", help="import the modules that an exported folder's settings name: your own only"
+        "--trust",
+        action="store_true",
+        help="let an exported folder's settings import modules: only for your own folders",
     )
     parser.add_argument(
         "--config",
@@ -165,10 +167,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, metavar="S", help="first seed (default: seeds the run never used)")
     _add_protocol(parser)
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="where the JSON report is written (default: in RUN/evaluations)"
+        "--output", type=Path, metavar="FILE", help="file of the JSON report (default: in RUN/evaluations)"
     )
     parser.add_argument(
-        "--video", type=Path, metavar="FILE", help="also record one episode as MP4, and its pictures beside it as PNG"
+        "--video", type=Path, metavar="FILE", help="also record one episode as MP4, and its pictures as PNG next to it"
     )
     return parser
 

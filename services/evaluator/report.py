@@ -33,7 +33,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. None where a value does not apply."""
+    """Result of a run. None where a value does not apply."""
 
     run: str
     """Name of the run."""

@@ -76,7 +76,7 @@ class WallClock:
 
 
 def session_start_s(now: Callable[[], float]) -> float:
-    """Return when the launcher started this session, or the present time without a launcher."""
+    """Return the start of this session by the launcher, or the present time without a launcher."""
     value = os.environ.get(SESSION_VARIABLE, "")
     return float(value) if value else now()
 

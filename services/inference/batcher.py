@@ -1,4 +1,4 @@
-"""When a batch of steps is due: by its size, by the longest wait, or because nobody else can come."""
+"""Decision when a batch of steps is due: by its size, by the longest wait, or because no more steps can come."""
 
 from __future__ import annotations
 

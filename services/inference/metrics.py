@@ -10,7 +10,7 @@ _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5
 
 
 class Metrics:
-    """What Prometheus scrapes."""
+    """Metrics for Prometheus."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         """Register every metric, once in a process."""

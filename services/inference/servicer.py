@@ -88,7 +88,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     yield pack_answer(answer)
 
     async def _opening(self, requests: AsyncIterator[pb.ActRequest]) -> Opening:
-        """Return what the first message says, checked."""
+        """Return the contents of the first message, checked."""
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 opening = unpack_open(await anext(requests, pb.ActRequest()))

@@ -1,4 +1,4 @@
-"""What the service keeps of one actor between two steps: stacks, recurrent states, and its noise."""
+"""State of one actor between two steps: stacks, recurrent states, and its noise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Session:
         """Where the noise of its environments comes from."""
 
     def take(self, seen: Seen) -> PolicyInput:
-        """Return what the policy sees of a step; its stacks change with the next one.
+        """Return the policy's input for a step; its stacks change with the next step.
 
         Raises:
             InvalidArgument: The first step lacks what came before it.

@@ -59,7 +59,7 @@ class Counters:
         self._waiting[shard] = max(env_steps, self._waiting.get(shard, 0))
 
     def state(self) -> dict[str, int]:
-        """Return what a checkpoint keeps; a new fencing_token is acquired at each start."""
+        """Return the state for a checkpoint; a new fencing_token is acquired at each start."""
         return {
             "learner_steps": self.learner_steps,
             "version": self.version,

@@ -15,7 +15,7 @@ _METRICS_EVERY_S = 10.0  # between two lines of metrics.jsonl
 
 
 class ScalarWriter(Protocol):
-    """Where scalars go."""
+    """Destination of scalars."""
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
         """Write scalars by name at a step."""

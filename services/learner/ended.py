@@ -37,7 +37,7 @@ _log = structlog.get_logger()
 
 
 class RunThatEnded:
-    """What is known of a run after its end."""
+    """Facts about a run after its end."""
 
     def __init__(self, config: LearnerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """Know nothing yet but the settings."""

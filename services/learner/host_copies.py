@@ -26,7 +26,7 @@ class HostCopies:
         self._pinned: dict[torch.dtype, Tensor] = {}
 
     def begin(self, state: Mapping[str, Tensor]) -> Callable[[], Arrays]:
-        """Return what copies tensors as they are once the calling thread's stream has come to this place.
+        """Return a function that copies tensors as they are once the calling thread's stream has come to this place.
 
         Args:
             state: By name, of one device; nobody writes to them any more.

@@ -116,7 +116,7 @@ def unregister_rank_0_metrics() -> None:
 
 
 class DatasetCounters(Collector):
-    """What datasets count of themselves, those that were closed included."""
+    """Counters of all datasets, including closed ones."""
 
     _ABOUT: ClassVar = {
         "priorities_dropped": "New priorities not delivered because the replay service was unavailable.",
@@ -167,10 +167,10 @@ def collect(dataset: ReplayDataset, stack: ExitStack) -> None:
 
 
 class Sampled(Protocol):
-    """What a sampler or a dataset tells of its servers."""
+    """Statistics of the servers that a sampler or a dataset uses."""
 
     def shards(self) -> tuple[ShardReport, ...]:
-        """Return what is known of each shard; nothing for a single server."""
+        """Return the status of each shard; empty for a single server."""
 
     @property
     def reconnects(self) -> int:
@@ -251,7 +251,7 @@ class _Rates(ctypes.Structure):
 
 
 class GpuUtilisation:
-    """How busy a GPU is, by the library that comes with NVIDIA's driver."""
+    """Utilisation of a GPU, from the library that comes with NVIDIA's driver."""
 
     def __init__(self, device: torch.device) -> None:
         """Find the device; without the library there is nothing to read, which is logged."""

@@ -1,4 +1,4 @@
-"""When a learner samples, publishes and writes checkpoints: what every pace has, and the pace of most runs.
+"""Pace of a learner: when it samples, publishes and writes checkpoints.
 
 Most learners train on what comes, and the table's rate limiter holds them back; those in lock-step have another pace
 (`lock_step/pace.py`).
@@ -32,7 +32,7 @@ from tidemill.types import Signature
 
 @dataclass(frozen=True)
 class Learning:
-    """What learns from which table.
+    """A learning agent and the table it learns from.
 
     Attributes:
         agent: Owns the networks.
@@ -47,7 +47,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Feed:
-    """What the trainer is connected to.
+    """Connections of the trainer.
 
     Attributes:
         batches: Where batches come from.

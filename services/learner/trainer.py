@@ -27,14 +27,14 @@ _POLL_S = 0.2  # how soon the thread notices a request while there is no batch
 
 
 class BatchSource(Protocol):
-    """Where batches come from."""
+    """Source of batches."""
 
     def take(self, timeout_s: float) -> Batch | None:
         """Return the next batch, or None if there is none in time; 0 does not wait."""
 
 
 class PrioritySink(Protocol):
-    """Where new priorities go."""
+    """Destination of new priorities."""
 
     def offer(self, keys: NDArray[np.uint64], priority: Tensor) -> None:
         """Take the priorities of one update; never blocks."""
@@ -44,7 +44,7 @@ class PrioritySink(Protocol):
 
 
 class Publisher(Protocol):
-    """Where parameters go."""
+    """Destination of parameters."""
 
     @property
     def version(self) -> int:
@@ -59,7 +59,7 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True)
 class TrainerOutputs:
-    """Where the results of training go, and who else trains.
+    """Destinations of the results of training, and the other ranks.
 
     Attributes:
         priorities: None for a table whose sampler has no use for them.
@@ -78,7 +78,7 @@ class TrainerOutputs:
 
 @dataclass(frozen=True)
 class Limits:
-    """When training is over; 0 means no limit."""
+    """Limits at which training is over; 0 means no limit."""
 
     max_learner_steps: int = 0
     """Updates."""

@@ -13,7 +13,7 @@ _PREFIX = "tidemill_paramserver"
 
 
 class Metrics:
-    """What Prometheus scrapes. The gauges read the catalog when they are scraped."""
+    """Metrics for Prometheus. The gauges read the catalog when they are scraped."""
 
     def __init__(self, catalog: Callable[[], Catalog], registry: CollectorRegistry = REGISTRY) -> None:
         """Register every metric.

@@ -93,7 +93,7 @@ class VersionFiles:
         self._folder = folder
 
     def path(self, number: int, kind: str) -> Path:
-        """Return where a version's description (`json`, `copy.json`) or encoding (`full`, `half`) is kept."""
+        """Return the file of a version's description (`json`, `copy.json`) or encoding (`full`, `half`)."""
         is_encoding = kind in (precision.value for precision in Precision)
         return self._folder / f"{number:010d}.{kind}{'.safetensors' if is_encoding else ''}"
 

@@ -136,7 +136,7 @@ class VersionStore:
         return repeated
 
     def begin(self, request: PublishRequest) -> Upload:
-        """Return where the bytes of a checked request go. Only one may be in use at a time."""
+        """Return the destination of a checked request's bytes. Only one may be in use at a time."""
         return Upload(self._incoming, request)
 
     def commit(self, upload: Upload, created: datetime.datetime) -> Version:

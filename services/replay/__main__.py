@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _help() -> str:
-    """Return what belongs to a server on its own, on a screen."""
+    """Return the help of a server on its own, on one screen."""
     options = [(f"{name} {value}", text) for name, (_, value, text) in _SHORT.items()]
     commands = [(name, text) for name, (_, _, text) in _COMMANDS.items()]
     lines = [

@@ -1,4 +1,4 @@
-"""Where calls wait: for the rate limiter and for memory, in order of arrival, in lock-step for a step count."""
+"""Queues in which calls wait: for the rate limiter and memory, in order of arrival, in lock-step for a step count."""
 
 from __future__ import annotations
 

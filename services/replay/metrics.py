@@ -1,4 +1,4 @@
-"""What a table says of itself, to callers and to Prometheus: read from the parts that know it when it is asked for."""
+"""Metrics of a table, for callers and for Prometheus, read from its parts when they are asked for."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _check_flat(raw: bytes, name: str, most_bytes: int) -> None:
 
 
 def append_limits() -> kernel.AppendLimits:
-    """Return what `check_append` lets an AppendRequest hold."""
+    """Return the limits of an AppendRequest in `check_append`."""
     return kernel.AppendLimits(
         open_bytes=_TABLE_BYTES,
         request_fields=_PLAIN_FIELDS,

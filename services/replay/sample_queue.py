@@ -47,7 +47,7 @@ class SampleDemand:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedSample:
-    """What a call of Sample asked for when it was opened.
+    """Request with which a call of Sample was opened.
 
     Attributes:
         table: The table.
@@ -84,7 +84,7 @@ class OpenedSample:
 
 
 class SampleQueue:
-    """What the reading side grants and the sending side takes, in that order."""
+    """Credit that the reading side grants and the sending side takes, in order."""
 
     def __init__(self, batch_size: int) -> None:
         """Begin with nothing; `batch_size` is the size of a batch that comes without one.

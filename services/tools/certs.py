@@ -38,7 +38,7 @@ COMMON_HOST = "tidemill"
 
 @dataclass(frozen=True)
 class Share:
-    """What one service needs.
+    """Credentials that one service needs.
 
     Attributes:
         role: Of the token that it brings to servers; empty if it calls none.
@@ -71,26 +71,26 @@ class _Authority:
     certificate: x509.Certificate
 
 
-_ABOUT = """Make what a cluster beyond one machine needs: ca.pem, server.pem and server.key for TLS, tokens.txt for
-servers, a file ROLE.token for the clients of each role, and client.pem and client.key for servers that ask for a
-certificate, too. Run it again to renew the certificates: the CA and the tokens stay, and servers that run take the new
-one by themselves. ca.key signs certificates: keep it off the cluster's machines."""
+_ABOUT = """Make certificates and tokens for a cluster of several machines: ca.pem, server.pem and server.key for TLS,
+tokens.txt for servers, ROLE.token for the clients of each role, and client.pem and client.key for servers that also ask
+for a certificate. Run it again to renew the certificates: the CA and the tokens stay, and running servers load the new
+certificate. ca.key signs certificates: keep it off the cluster's machines."""
 
-_ABOUT_SERVICES = """for containers: instead of server.* and client.*, write a folder for each service with the files it
-needs and no others: server.pem, server.key and the digests of all tokens for a server, ca.pem and token for a client"""
+_ABOUT_SERVICES = """for containers: instead of server.* and client.*, write a folder per service with only the files it
+needs: server.pem, server.key and the digests of all tokens for a server, ca.pem and token for a client"""
 
 
 def certs(argv: Sequence[str]) -> int:
     """Write the files and say what to do with them; return the exit code."""
     parser = argparse.ArgumentParser(prog="tidemill certs", description=_ABOUT)
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where the files go, created with mode 0700")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder of the files, created with mode 0700")
     parser.add_argument(
         "--host", metavar="NAME", nargs="+", action="extend", default=[],
-        help=f"name or address that clients reach servers by, besides {', '.join(LOCAL_HOSTS)}",
+        help=f"names or addresses by which clients reach servers, in addition to {', '.join(LOCAL_HOSTS)}",
     )  # fmt: skip
     parser.add_argument("--services", action="store_true", help=_ABOUT_SERVICES)
     parser.add_argument(
-        "--shards", metavar="N", type=int, default=0, help="with --services: the names replay-0 to replay-(N-1), too"
+        "--shards", metavar="N", type=int, default=0, help="with --services: also the names replay-0 to replay-(N-1)"
     )
     parser.add_argument(
         "--keep", action="store_true",
@@ -98,11 +98,11 @@ def certs(argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--rotate", metavar="ROLE", choices=ROLES, nargs="+", default=[],
-        help="give these roles a new token; those from before are accepted, too, until --retire",
+        help="issue new tokens for these roles; the old ones stay valid until --retire",
     )  # fmt: skip
     parser.add_argument(
         "--retire", metavar="ROLE", choices=ROLES, nargs="+", default=[],
-        help="accept no token of these roles but the newest",
+        help="accept only the newest token of these roles",
     )  # fmt: skip
     options = parser.parse_args(list(argv))
     folder: Path = options.folder.resolve()

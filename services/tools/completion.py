@@ -13,8 +13,8 @@ _ABOUT = """Print the completion of a shell: commands, the options of each, pres
   zsh:   tidemill completion zsh > ~/.zsh/_tidemill       # a folder of $fpath; or source it after compinit
   fish:  tidemill completion fish > ~/.config/fish/completions/tidemill.fish
 
-Options are those of `tidemill COMMAND --help all`, read when they are first needed and kept by the shell, so there is
-nothing to bring up to date."""
+Options are those of `tidemill COMMAND --help all`, read when they are first needed and kept by the shell, so they
+never need an update."""
 
 # Wide, so that no option of --help is broken over two lines. An algorithm on the line has options of its own.
 _BASH = r"""

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from tidemill.config.load import load_config
 from tidemill.config.presets import find_config, preset_names
 
-_ABOUT = """List the configs that come with Tidemill, each for `tidemill train --config NAME`; or print one, whose
-comments say where its settings come from, to be copied and changed: tidemill configs quickstart > mine.yaml"""
+_ABOUT = """List the presets, each for `tidemill train --config NAME`. With NAME, print one to copy and change; its
+comments name the sources of its settings: tidemill configs quickstart > mine.yaml"""
 
 
 def configs(argv: Sequence[str]) -> int:
     """List all, or print one; return the exit code."""
     parser = argparse.ArgumentParser(prog="tidemill configs", description=_ABOUT)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="preset to print")
     name = parser.parse_args(list(argv)).name
     if name is not None:
         print(find_config(name).read_text(encoding="utf-8"), end="")

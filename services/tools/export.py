@@ -1,4 +1,4 @@
-"""`tidemill export RUN`: writes what a run has learned as one folder to pass on."""
+"""`tidemill export RUN`: writes a run's trained policy as one folder to pass on."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def export(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--out",
         metavar="FOLDER",
-        help="what is written (default: NAME-policy here); - for a tar archive on standard output",
+        help="folder to write (default: NAME-policy here); - for a tar archive on standard output",
     )
     parser.add_argument(
         "--tag", metavar="TAG", help="parameters: best, latest or a version's number (default: best, or else latest)"

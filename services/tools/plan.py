@@ -33,8 +33,8 @@ RATES_FILE = Path(__file__).with_name("measured_rates.json")
 _ABOUT = """Print how many actors, learners, decoder threads and replay shards fill a machine, and the rates to expect.
 
 `--config FILE` or `--config PRESET` takes the environment, batch, network and ratio of a run; options override it.
-The estimate rests on rates that were measured on one core of an AMD EPYC (benchmarks/results of the repository); a
-faster core does more. Pass what was not measured: for GPUs that is --updates-per-s."""
+The estimate uses rates measured on one core of an AMD EPYC (benchmarks/results of the repository); a faster core does
+more. Pass rates that were not measured, such as --updates-per-s of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PlanOptions:
     """A machine and a run."""
 
     cores: int
-    """CPU cores, by default those of this machine. Each learner has one of its own, unless there is only one."""
+    """CPU cores; by default those of this machine. Each learner has its own core, unless there is only one."""
     env: str = ""
     """Environment, e.g. `ALE/Pong-v5`."""
     gpus: int = 0
@@ -52,15 +52,15 @@ class PlanOptions:
     batch_size: int = 256
     """Items per update, summed over all learners."""
     updates_per_env_step: float = 0.0
-    """Updates per agent decision, as `learner.updates_per_env_step`. 0: both as fast as they can."""
+    """Updates per agent decision, as `learner.updates_per_env_step`. 0: both sides as fast as possible."""
     case: str = ""
-    """Network, by its name in the learner's benchmark; empty: `nature_dueling_dqn` for Atari, else `sac_256_256`."""
+    """Network, by its name in the learner's benchmark. Empty: `nature_dueling_dqn` for Atari, else `sac_256_256`."""
     updates_per_s: float = 0.0
-    """Updates per second of one learner that never waits for data; 0 takes the measured rate of one core."""
+    """Updates per second of one learner that never waits for data. 0: the measured rate of one core."""
     actor_steps_per_s: float = 0.0
-    """Env steps per second of one actor on one core; 0 takes the measured rate."""
+    """Env steps per second of one actor on one core. 0: the measured rate."""
     mirror: bool = True
-    """Whether learners mirror their table, as they do by default where they have memory for it."""
+    """Learners mirror their table, the default if there is memory for it."""
 
     def __post_init__(self) -> None:
         check(self.cores >= 1, "cores", self.cores, "at least 1")
@@ -167,7 +167,7 @@ def make_plan(options: PlanOptions, rates_: Rates) -> Plan:
 
 
 def advice(options: PlanOptions, rates_: Rates, found: Plan) -> list[str]:
-    """Return what else the machine is good for: cores that this ratio leaves idle, and GPUs beyond the first."""
+    """Return advice on resources that the plan leaves idle: cores, and GPUs beyond the first."""
     lines = []
     if found.idle_cores > 0:
         free = make_plan(dataclasses.replace(options, updates_per_env_step=0.0), rates_)
@@ -272,7 +272,7 @@ def measured_case(agent: AgentConfig, env_id: str) -> str:
 
 
 def options_of(config: RunConfig, cores: int) -> PlanOptions:
-    """Return what a run's settings say of it.
+    """Return the options that a run's settings imply.
 
     Raises:
         FatalError: Its algorithm learns from each item once, so that no ratio of updates to steps is set.
@@ -301,7 +301,7 @@ def _measured() -> Mapping[str, Any]:
 
 
 def _options(argv: Sequence[str]) -> PlanOptions:
-    """Return what the command line says, over what a config file says of a run.
+    """Return the options of the command line, put over those that a config file implies.
 
     Raises:
         ConfigError: An option is unknown, missing or out of range, or the config cannot be read.

@@ -93,7 +93,7 @@ def test_environment_without_a_limit_is_noted() -> None:
     """Its evaluation may never end: the note names the setting that ends it, which then ends the note too."""
     env = EnvSettings(id=f"{__name__}:goes_on")
     config = dataclasses.replace(RunConfig(), env=env)
-    assert "goes_on has no limit of steps" in (said := check_environment(config))
+    assert "goes_on does not limit its episodes" in (said := check_environment(config))
     assert "--env.max-evaluation-steps" in said
     assert check_environment(dataclasses.replace(config, env=dataclasses.replace(env, max_evaluation_steps=9))) == ""
 

@@ -289,7 +289,7 @@ def test_run_is_watched_steered_stopped_and_resumed_from_its_checkpoint(config_f
     before = read_scores(folder / "scores.csv")[-1]
     with launched("resume", str(folder)) as resumed:
         url = resumed.until(r"http://127\.0\.0\.1:").split("| ")[1]
-        assert "come back from the log" in resumed.until("replay")
+        assert "from the log" in resumed.until("replay")
         resumed.until("learner restored checkpoint")
         resumed.until("evaluation  mean", count=2)
         wait_until(

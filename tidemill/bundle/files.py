@@ -133,7 +133,7 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mappi
 
 
 def find_shown(run: Path) -> dict[str, Path]:
-    """Return what a run has to show, by its name in a bundle."""
+    """Return the files of a run to show, by their names in a bundle."""
     found = {name: sorted(run.glob(pattern), key=lambda path: path.stat().st_mtime) for name, pattern in _SHOWN.items()}
     return {name: paths[-1] for name, paths in found.items() if paths}
 

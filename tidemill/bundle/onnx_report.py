@@ -1,4 +1,4 @@
-"""Whether a bundle has its policy as ONNX. Imports no torch; `tidemill.bundle.onnx_file` writes the file."""
+"""Report on a bundle's ONNX file. Imports no torch; `tidemill.bundle.onnx_file` writes the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """Whether a policy could be written as ONNX, and how well it agrees with torch.
+    """Result of writing a policy as ONNX, and its agreement with torch.
 
     Attributes:
         reason: Why there is no file; empty if there is.

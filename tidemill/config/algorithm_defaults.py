@@ -1,4 +1,4 @@
-"""Defaults that depend on the algorithm, and what a preset's settings become for another algorithm or environment.
+"""Defaults of each algorithm, and adaptation of presets to another algorithm or environment.
 
 A setting that neither file nor command line names has the default of its section, unless `run_defaults` of the
 algorithm's settings has another: that of its paper, or of RL Baselines3 Zoo and CleanRL.
@@ -81,7 +81,7 @@ def _total_envs(document: Mapping[str, Any]) -> int:
 def adapted(
     document: Document, options: Mapping[str, Any], algorithm: str | None, *, is_preset: bool
 ) -> tuple[Document, list[str]]:
-    """Return what is left of a file's settings if the command line names another algorithm or environment.
+    """Return a file's settings without those that do not apply to the command line's algorithm or environment.
 
     Those of its algorithm say nothing about another one, nor does a preset's target about another environment.
 

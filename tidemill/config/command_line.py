@@ -46,7 +46,7 @@ def document_of(words: Sequence[str], settings: object) -> dict[str, Any]:
         word = rest.pop(0)
         option, has_value, text = word.partition("=")
         if not option.startswith("--"):
-            problems.append(f"{word!r} belongs to no option; {_option_for(word, settings)}")
+            problems.append(f"{word!r} is not an option; {_option_for(word, settings)}")
             continue
         source = [text] if has_value else rest
         path = option.removeprefix("--").replace("-", "_").split(".")
@@ -73,7 +73,7 @@ def document_of(words: Sequence[str], settings: object) -> dict[str, Any]:
 
 
 def _option_for(word: str, settings: object) -> str:
-    """Return which option a word without one was probably meant for."""
+    """Return a hint at the option that a word without one was probably meant for."""
     if word in preset_names() or word.endswith((".yaml", ".yml")):
         return f"did you mean --config {word}?"
     has_sections = hasattr(settings, "run")
@@ -125,7 +125,7 @@ def _owner(settings: object, sections: Sequence[str]) -> object | None:
 
 
 def _hint(path: Sequence[str], settings: object, words: Sequence[str]) -> str:
-    """Return what was probably meant by an option that there is not, and has these words as its value."""
+    """Return a hint at the option that was probably meant by an unknown one with these words as its value."""
     agent = getattr(settings, "agent", None)
     if agent is not None and path[0] == "agent":
         name = ".".join(path[1:]).removeprefix("no_")

@@ -1,4 +1,4 @@
-"""What the settings of a dataclass are and mean: its fields, their types, and the docstrings below them."""
+"""Settings of a dataclass as documentation: its fields, their types, and the docstrings below them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that a run in lock-step keeps as long as it lives, because its parameters depend on them."""
+"""Settings that a run in lock-step may never change, because its parameters depend on them."""
 
 from __future__ import annotations
 

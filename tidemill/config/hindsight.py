@@ -1,4 +1,4 @@
-"""The items of a table whose goals may be relabelled: the steps they cover, and which settings allow it."""
+"""Items of a table whose goals may be relabelled: the steps they cover and the settings that allow it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _InitialPriority = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]]
 
 
 def item_window(agent: AgentConfig, table: TableSettings, frame_stack: int) -> WindowSpec:
-    """Return which steps of a stream an item covers: those the agent needs, and those that goals are taken from."""
+    """Return the steps of a stream that an item covers: those the agent needs and those that goals are taken from."""
     window = agent.window(frame_stack)
     return replace(window, steps=table.hindsight_steps) if table.hindsight else window
 

@@ -1,4 +1,4 @@
-"""The rounds of a run in lock-step: who plays, stores, trains and publishes when; and which settings allow it."""
+"""Rounds of a run in lock-step: when each service plays, stores, trains and publishes; the settings that allow it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def check_lock_step(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
             "table.sampler is 'fifo', but run.deterministic needs 'uniform' or 'prioritized'",
         )
     if learner is not None:
-        _require(learner.threads >= 1, "learner.threads is 0, but must be given with run.deterministic: at least 1")
+        _require(learner.threads >= 1, "learner.threads is 0, but must be at least 1 with run.deterministic")
     if learner is not None and table is not None and actor is not None:
         launched = getattr(launcher, "actors", 1)
         lock_step = lock_step_of(run, table, learner, settings.env.num_envs, max(actor.count, launched))
@@ -146,7 +146,10 @@ def _check_cluster(cluster: ClusterSettings, launcher: LauncherSettings | None, 
         "(replay.shards 1, a single address in cluster.replay)",
     )
     served = bool(cluster.inference) or getattr(launcher, "inference", 0) > 0
-    _require(not served, "actors act by an inference service, but with run.deterministic each by its own network")
+    _require(
+        not served,
+        "launcher.inference or cluster.inference is set, but not allowed with run.deterministic: leave both out",
+    )
     learners = getattr(launcher, "learners", 1)
     _require(learners == 1, f"launcher.learners is {learners}, but must be 1 with run.deterministic")
 

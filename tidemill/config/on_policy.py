@@ -1,4 +1,4 @@
-"""Which settings of table, learner and actors an algorithm that learns from each item once needs."""
+"""Settings of table, learner and actors that an algorithm needs if it learns from each item once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configs that come with Tidemill: one per published result or first try, called by name."""
+"""Presets: the configs that come with Tidemill, selected by name."""
 
 from __future__ import annotations
 

@@ -16,41 +16,35 @@ RESTORED = "restored.txt"
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Name and place of the run, and when it ends."""
+    """Name and folder of the run, and when it ends."""
 
     name: str = "run"
     """Name of the run: letters, digits, `_`, `-` and `.`."""
     root: str = "runs"
-    """Folder that holds all runs; this one is kept in ROOT/NAME."""
+    """Folder of all runs; this one is kept in ROOT/NAME."""
     seed: int = 1
     """Seed of networks, exploration and environments. Evaluation uses separate seeds."""
     target_return: float | None = None
-    """Mean evaluation return at which the run ends as solved; none means it does not end for that reason."""
+    """Mean evaluation return at which the run ends as solved. None: no target."""
     max_env_steps: int = 0
-    """Agent decisions after which the run ends; 0 means no limit."""
+    """Agent decisions after which the run ends. 0: no limit."""
     max_learner_steps: int = 0
-    """Updates after which the run ends; 0 means no limit."""
+    """Updates after which the run ends. 0: no limit."""
     max_wall_s: float = 0.0
-    """Seconds of training after which the run ends; 0 means no limit.
-
-    An evaluation that is under way then is broken off, and the newest parameters are evaluated once more.
-    """
+    """Seconds of training after which the run ends. 0: no limit. An evaluation in progress is then broken off, and the
+    newest parameters are evaluated once more."""
     deterministic: bool = False
-    """Whether the processes run in lock-step, so that a seed always gives the same parameters (docs/lock-step.md).
-
-    In each round all actors play `round_steps` steps, then the learner makes the updates due for them. Actors
-    wait for the learner and it for them, whatever the machine is doing.
-    """
+    """Run the processes in lock-step, so that a seed always gives the same parameters (docs/lock-step.md). In each
+    round all actors play `round_steps` steps, then the learner makes the updates due for them. Actors and learner wait
+    for each other, however fast the machine is."""
     round_steps: int = 64
-    """Steps of each environment in a round of a deterministic run; a multiple of `table.chunk_length`."""
+    """Steps of each environment in a round of a deterministic run. Must be a multiple of `table.chunk_length`."""
     supervisor: Literal["launcher", "engine", "job"] = "launcher"
-    """Who keeps learner and evaluator running.
-
-    `launcher`: `tidemill train`, which also ends them; both end with 0. With the other two they inform each
-    other through the parameter server that the run is over, and one that is started again after that does nothing.
-    `engine`: a container engine that restarts whatever ends: at the run's end they idle until stopped. `job`: one that
-    starts what fails: they end with 0 at the run's end, and with 143 when they were interrupted.
-    """
+    """The program that keeps the learner and the evaluator running. `launcher`: `tidemill train`, which also ends them;
+    both exit with 0. `engine`: a container engine that restarts every container that ends; at the end of the run they
+    idle until stopped. `job`: a scheduler that restarts processes that fail; they exit with 0 at the end of the run and
+    with 143 when interrupted. With `engine` and `job` they learn from the parameter server that the run is over, and a
+    process restarted after that does nothing."""
 
     def __post_init__(self) -> None:
         check(is_safe_name(self.name), "run.name", self.name, "letters, digits, `_`, `-`, `.`; at most 128")
@@ -79,22 +73,21 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Where the services of the run are: `host:port`, `dns:///name:port` or `unix:///path`."""
+    """Addresses of the run's services: `host:port`, `dns:///name:port` or `unix:///path`."""
 
     replay: tuple[str, ...] = ("127.0.0.1:7401",)
-    """Address of the replay service; of each shard if there are several; or one `dns:///name:port` for all of them."""
+    """Address of the replay service, or of each of its shards, or one `dns:///name:port` for all shards."""
     replay_shards: int = 0
-    """Shards over which the table's capacity and limits are divided; 0: as many as `cluster.replay` lists."""
+    """Shards over which the table's capacity and limits are divided. 0: as many as `cluster.replay` lists."""
     params: str = "127.0.0.1:7402"
     """Address of the parameter server."""
     learner: str = "127.0.0.1:7403"
     """Address of the learner's control service."""
     inference: tuple[str, ...] = ()
-    """Addresses of inference services that compute actions for the actors.
-
-    Actors are spread across them and fail over to the next. Empty: each actor runs the network itself."""
+    """Addresses of inference services that compute actions for the actors. Actors are spread across them and fail over
+    to the next. Empty: each actor runs the network itself."""
     connect_timeout_s: float = 60.0
-    """How long a process waits at its start for a service it needs, in seconds."""
+    """Seconds that a starting process waits for a service it needs."""
 
     def __post_init__(self) -> None:
         for name in ("params", "learner"):
@@ -122,9 +115,9 @@ def _check_shards(addresses: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class LogSettings:
-    """How a process logs; logs go to standard error."""
+    """Logging of a process, to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe level that is logged."""
+    """Lowest severity that is logged."""
     json: bool = False
-    """One JSON object per line, for a log collector."""
+    """Write one JSON object per line, for a log collector."""

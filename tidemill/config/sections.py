@@ -1,4 +1,4 @@
-"""Which settings each process reads: one frozen dataclass per process, and one with all of them."""
+"""Sections of settings that each process reads: a frozen dataclass per process, and one with all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of one process each, beside those of the run, the environment and the agent."""
+"""Settings of each service and of the launcher."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ def _check_device(name: str, value: str) -> None:
 
 @dataclass(frozen=True)
 class StorageSettings:
-    """Where and how the replay service keeps its tables; without a folder they are in memory only."""
+    """Storage of the replay service's tables; without a folder they are kept in memory only."""
 
     folder: str = ""
-    """Folder of the log; `{run}` in it stands for the run's folder, `{shard}` for `replay.shard`. Empty: in memory
-    only. `tidemill train` takes RUN/replay/SHARD unless `memory_only` is set."""
+    """Folder of the log. `{run}` stands for the run's folder, `{shard}` for `replay.shard`. Empty: in memory only;
+    `tidemill train` then uses RUN/replay/SHARD unless `memory_only` is set."""
     memory_only: bool = False
-    """Whether `tidemill train` keeps the tables in memory only: they are then lost when the service ends."""
+    """Keep the tables in memory only under `tidemill train`. They are lost when the service ends."""
     ack: Literal["write", "fsync"] = "write"
-    """When an append is acknowledged: once the system has it (survives a killed process), or once the disk has."""
+    """When an append is acknowledged. `write`: once the system has it, so that it survives a killed process. `fsync`:
+    once the disk has it, so that it survives a power failure."""
     fsync_interval_ms: float = 200.0
-    """Longest time between a write and its way to the disk, in milliseconds: what a power failure may cost. Not used
-    with `ack` fsync, which syncs whatever has come as soon as the disk is ready for more."""
+    """Longest time between a write and its sync to disk, in milliseconds: the most that a power failure can lose.
+    Unused with `ack` fsync, which syncs whenever the disk is ready."""
     segment_mib: int = 64
-    """Size at which a segment of the log is closed and the next one begins, in MiB."""
+    """Size at which a segment of the log is closed and the next one is started, in MiB."""
     max_queue_mib: int = 64
-    """Most MiB that wait to be written before appends wait."""
+    """Most data waiting to be written before appends wait, in MiB."""
     snapshot_every_s: float = 60.0
-    """Seconds between two snapshots of priorities and counters; 0: only on request and at the end."""
+    """Seconds between snapshots of priorities and counters. 0: only on request and at the end."""
 
     def __post_init__(self) -> None:
         check(self.fsync_interval_ms > 0, "replay.storage.fsync_interval_ms", self.fsync_interval_ms, "more than 0")
@@ -54,21 +55,21 @@ class ReplaySettings:
     """The replay service."""
 
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7401", _REPLAY_REQUEST_BYTES))
-    """Where it listens."""
+    """Where the service listens."""
     shards: int = 1
-    """Shards `tidemill train` starts, at least 1; the table is divided over them."""
+    """Shards that `tidemill train` starts, at least 1. The table is divided over them."""
     shard: int = 0
-    """Index of this shard, from 0; each keeps separate files on disk."""
+    """Index of this shard, from 0. Each shard has separate files on disk."""
     max_tables: int = 16
-    """Most tables it keeps."""
+    """Most tables in the service."""
     max_streams: int = 65_536
-    """Most streams it keeps, over all actors."""
+    """Most streams in the service, over all actors."""
     max_memory_mib: int = 0
-    """Most MiB of memory it takes for its callers: a half for what is stored, a quarter for batches on their way, a
-    quarter for messages that wait. Beyond it chunks are read from the log, or without one tables evict items. 0: three
-    quarters of its container's memory, or without a container half the machine's, divided by `shards`."""
+    """Memory limit for data, in MiB. Half is for stored data, a quarter for batches being sent, a quarter for messages
+    being received. Beyond it chunks are read from the log; without a log, tables evict items. 0: three quarters of the
+    container's memory, or half of the machine's, divided by `shards`."""
     storage: StorageSettings = field(default_factory=StorageSettings)
-    """Its log on disk."""
+    """The log on disk."""
 
     def __post_init__(self) -> None:
         check(self.shards >= 1, "replay.shards", self.shards, "at least 1")
@@ -83,17 +84,17 @@ class ParamServerSettings:
     """The parameter server; versions are kept in RUN/params."""
 
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7402"))
-    """Where it listens."""
+    """Where the service listens."""
     keep_versions: int = 20
-    """Newest versions kept on disk, at least 1; tagged versions are kept besides."""
+    """Newest versions kept on disk, at least 1. Tagged versions are kept in addition."""
     max_blob_bytes: int = 1024**3
-    """Largest encoding of a version it accepts, in bytes."""
+    """Largest encoding of a version that is accepted, in bytes."""
     max_tags: int = 64
-    """Most tags, at least 1; each keeps its version on disk."""
+    """Most tags, at least 1. Each keeps its version on disk."""
     max_fetch_bytes: int = 512 * MEBIBYTE
-    """Most memory for versions that are being fetched, in bytes, at least 4 MiB: half for the newest one, held once for
-    all, the other half for what is on its way, 1.25 MiB for each fetch; further fetches wait. Also the most disk kept
-    for removed versions that are still fetched."""
+    """Memory limit for fetches, in bytes, at least 4 MiB. Half holds the newest version once for all fetches; the other
+    half holds data being sent, 1.25 MiB per fetch, and further fetches wait. It also limits the disk space of removed
+    versions that are still being fetched."""
 
     def __post_init__(self) -> None:
         check(
@@ -106,25 +107,26 @@ class ParamServerSettings:
 
 @dataclass(frozen=True)
 class InferenceSettings:
-    """The inference service, which passes through the network for actors that `cluster.inference` sends to it."""
+    """The inference service, which computes actions for the actors."""
 
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7406"))
-    """Where it listens."""
+    """Where the service listens."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one. `cuda` and `auto` take that of `inference.index`."""
+    """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one. `cuda` and `auto` select the GPU by
+    `inference.index`."""
     index: int = 0
-    """Number of this service among those of a machine: several are spread over its GPUs, counted round."""
+    """Number of this service on its machine, from 0. Services are assigned to the GPUs in turn."""
     threads: int = 1
-    """Threads torch computes with on a CPU, at least 1."""
+    """Torch threads on a CPU, at least 1."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of an image network's forward pass; `auto` times both at the start and takes the faster."""
+    """Number format of an image network's forward pass. `auto` times both at the start and takes the faster."""
     max_batch: int = 256
     """Most environments in one forward pass, and of one actor, at least 1."""
     max_wait_ms: float = 5.0
-    """Longest time that a step waits for those of other actors, in milliseconds; it waits for nobody once every
-    connected actor has sent its step."""
+    """Longest time that a step waits for steps of other actors, in milliseconds. It does not wait once every connected
+    actor has sent its step."""
     max_streams: int = 64
-    """Most actors at a time, at least 1."""
+    """Most actors at the same time, at least 1."""
 
     def __post_init__(self) -> None:
         _check_device("inference.device", self.device)
@@ -139,65 +141,55 @@ class LearnerSettings:
     """The learner; checkpoints are kept in RUN/checkpoints."""
 
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7403"))
-    """Where its control service listens."""
+    """Where the learner's control service listens."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one and it makes updates sooner than a core.
-
-    With `auto` several learners have a GPU each. A learner alone takes one for images, for updates that are recorded as
-    CUDA graphs, and for wide layers with large batches; its log says which. PPO, IMPALA and PQN of small layers stay on
-    the CPU.
-    """
+    """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one and it is faster than a core. With `auto` each of
+    several learners has its own GPU. A single learner takes one for images, for updates recorded as CUDA graphs, and
+    for wide layers with large batches; its log says which. PPO, IMPALA and PQN with small layers stay on the CPU."""
     threads: int = 1
-    """Threads torch computes with on a CPU; 0: as many as the machine or the container has processors for."""
+    """Torch threads on a CPU. 0: as many as the machine or container has processors."""
     updates_per_env_step: float = 1.0
-    """Updates per agent decision, enforced by the table's rate limiter; 0: as many as possible. The default
-    depends on the algorithm: 0.25 for `dqn`, `d4pg`, `r2d2` and `sac_discrete`, 0 for those of rollouts."""
+    """Updates per agent decision, enforced by the table's rate limiter. 0: as many as possible. The default depends on
+    the algorithm: 0.25 for `dqn`, `d4pg`, `r2d2` and `sac_discrete`, 0 for algorithms that learn from rollouts."""
     batches_per_sample: int = 0
-    """Batches drawn in one sample call: more makes small ones cheaper, with older priorities; 0: by their size."""
+    """Batches per sample call. More of them make small batches cheaper, with older priorities. 0: chosen by the size of
+    a batch."""
     prefetch_batches: int = 4
-    """Decoded batches held ready for the training thread, at least 1."""
+    """Decoded batches kept ready for the training thread, at least 1."""
     decode_threads: int = 1
     """Threads that decode samples, at least 1."""
     mirror_mib: int = -1
-    """Memory for the table's decoded steps, each sent once, in MiB; 0: none; -1: as the table needs.
-
-    Of the memory that is free -1 takes at most a half, divided among the learners of the machine that keep one.
-    """
+    """Memory for the learner's copy of the table, in MiB. Each step is then sent only once. 0 disables the copy. -1
+    sizes it for the whole table, but takes at most half of the free memory, shared by all learners on the machine."""
     mirror_device: Literal["auto", "host", "device"] = "auto"
-    """Where its observations lie: with `device` where the learner computes; with `auto` on a GPU if all of them fit.
-
-    There -1 of `mirror_mib` takes at most a half of the device's free memory. Of several learners each keeps one on its
-    device; with `auto` they share one in the host's memory if it does not fit on all of them.
-    """
+    """Where the copy keeps its observations. `device`: on the training device. `host`: in host memory. `auto`: on the
+    GPU if they all fit, otherwise in host memory, where several learners share one copy. On a GPU, -1 of `mirror_mib`
+    takes at most half of its free memory."""
     share_mirror: bool = True
-    """Whether the learners of a machine that train together keep one such mirror, sampled by one of them for all."""
+    """Share one copy of the table among the learners of a machine that train together. One of them samples for all."""
     publish_every: int = 100
-    """Updates between two published versions, at least 1."""
+    """Updates between published versions, at least 1."""
     publish_least_s: float = -1.0
-    """Least seconds between two published versions; -1: 0.2 on a GPU where items are drawn from a replay, else 0.
-
-    A GPU makes more versions than actors have use for, and each costs the learner's process time on a core.
-    """
+    """Least seconds between published versions. -1: 0.2 on a GPU with replay, otherwise 0. A GPU makes more versions
+    than actors can use, and each costs processor time in the learner."""
     max_policy_lag: int = -1
-    """Versions that an item may be behind when it is trained on, held by making actors wait; -1: no bound.
-
-    For `ppo` and `impala`, on a `fifo` table. 0 is synchronous: actors wait for the version that their items led to.
-    """
+    """Most versions that an item may be behind when it is trained on; actors wait to keep the bound. -1: no bound. 0 is
+    synchronous: actors wait for the version trained on their items. For `ppo` and `impala`, on a `fifo` table."""
     publish_half: bool = True
-    """Whether a float16 encoding for actors is published besides the full one."""
+    """Publish a float16 encoding for actors in addition to the full one."""
     checkpoint_every_s: float = 60.0
-    """Seconds between two checkpoints; 0 means only at the end and on request."""
+    """Seconds between checkpoints. 0: only at the end and on request."""
     keep_checkpoints: int = 3
     """Newest checkpoints kept, at least 1."""
     log_every_s: float = 10.0
-    """Seconds between two lines of progress in the log."""
+    """Seconds between lines of progress in the log."""
     tensorboard_every_s: float = 2.0
-    """Least seconds between two points of the curves in RUN/tensorboard: the learner's, and those of the actors and the
-    table (an actor writes one every `actor.log_every_s`); 0 writes none of them."""
+    """Least seconds between points of the curves in RUN/tensorboard. An actor adds a point every `actor.log_every_s`. 0
+    disables the curves."""
     callbacks: tuple[str, ...] = ()
     """User-defined callbacks, each `module:name`, called on updates and published versions (docs/extending.md)."""
     ranks_timeout_s: float = 120.0
-    """How long one of several learners waits for the others before it gives up and all restart, in seconds."""
+    """Seconds that one of several learners waits for the others. After that all of them restart."""
 
     def __post_init__(self) -> None:
         _check_device("learner.device", self.device)
@@ -224,34 +216,34 @@ class LearnerSettings:
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """One actor process; its number of environments is `env.num_envs`."""
+    """One actor process; `env.num_envs` is its number of environments."""
 
     server: ServerSettings = field(default_factory=ServerSettings)
-    """Where its health service listens."""
+    """Where the actor's health service listens."""
     id: str = ""
-    """Name of the actor, unique in the cluster; empty takes host name and process id."""
+    """Name of the actor, unique in the cluster. Empty: host name and process id."""
     index: int | None = None
-    """Number of this actor among `count`, for the exploration ladder and for seeds; none takes one from its name."""
+    """Number of this actor among `count`, for the exploration ladder and for seeds. None: the number at the end of its
+    name."""
     index_from_dns: bool = False
-    """Whether the number ends the name that DNS has for this host's address, as of a replica of Docker Compose."""
+    """Take the actor's number from the end of the name that DNS has for this host's address, as for a replica of Docker
+    Compose."""
     count: int = 1
-    """Number of actors the exploration ladder is spread over, at least 1."""
+    """Number of actors over which the exploration ladder is spread, at least 1."""
     threads: int = 1
-    """Threads torch computes with, at least 1."""
+    """Torch threads, at least 1."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of an image network's forward pass; `auto` times both at the start and takes the faster."""
+    """Number format of an image network's forward pass. `auto` times both at the start and takes the faster."""
     inference_fallback: Literal["wait", "local"] = "wait"
-    """What an actor does while no address of `cluster.inference` answers: wait, or act by its own network meanwhile,
-    whose parameters it then fetches all the time."""
+    """What an actor does while no address of `cluster.inference` answers. `wait`: it waits. `local`: it acts with its
+    own network, for which it fetches parameters all the time."""
     max_in_flight_chunks: int = 2
     """Chunks per environment that may be sent or queued before the actor waits for the replay service, at least 1.
-
-    Behind a rate limiter this many are always in flight, so sampled data is older by as much.
-    """
+    Behind a rate limiter this many are always in flight, and sampled data is older by that much."""
     max_env_steps_per_s: float = 0.0
-    """Most agent decisions per second, summed over all environments; 0 means no limit."""
+    """Most agent decisions per second, over all environments of the actor. 0: no limit."""
     log_every_s: float = 10.0
-    """Seconds between two lines of progress in the log."""
+    """Seconds between lines of progress in the log."""
 
     def __post_init__(self) -> None:
         check(
@@ -270,47 +262,46 @@ class ActorSettings:
 
 @dataclass(frozen=True)
 class EvaluatorSettings:
-    """The evaluator: how a policy is evaluated, and what is recorded.
+    """The evaluator: how policies are evaluated, and what is recorded.
 
     Its episodes are full games with raw returns, even if training ends episodes with a lost life or clips rewards.
     """
 
     server: ServerSettings = field(default_factory=ServerSettings)
-    """Where its health service listens."""
+    """Where the evaluator's health service listens."""
     episodes: int = 25
-    """Episodes of one evaluation, at least 1."""
+    """Episodes per evaluation, at least 1."""
     num_envs: int = 25
     """Environments stepped together, at least 1."""
     test_episodes: int = 0
-    """Episodes of `tidemill evaluate`; 0: as many as `episodes`."""
+    """Episodes of `tidemill evaluate`. 0: as many as `episodes`."""
     policy: Literal["greedy", "epsilon", "sampled"] = "greedy"
-    """`greedy`: the deterministic policy; `epsilon`: with occasional random actions (discrete actions only);
-    `sampled`: with its exploration noise (continuous actions only)."""
+    """Policy that is evaluated. `greedy`: the deterministic policy. `epsilon`: with random actions at times, for
+    discrete actions. `sampled`: with exploration noise, for continuous actions."""
     epsilon: float | None = None
-    """Probability of a random action with `policy: epsilon`, 0 to 1; none takes `agent.evaluation_epsilon`."""
+    """Probability of a random action with `policy: epsilon`, 0 to 1. None: `agent.evaluation_epsilon`."""
     noop_max: int | None = None
-    """Atari: most frames without action at the start of an evaluation episode; none takes `env.noop_max`."""
+    """Atari: most frames without action at the start of an evaluation episode. None: `env.noop_max`."""
     seed: int = 10_000
-    """First seed of the evaluation's environments; never a training seed."""
+    """First seed of the evaluation's environments. It is never a training seed."""
     min_interval_s: float = 5.0
-    """Least time from the start of one evaluation to the next, in seconds."""
+    """Least time from the start of one evaluation to the start of the next, in seconds."""
     start_env_steps: int = 0
-    """Agent decisions before the first evaluation; earlier parameters are not evaluated."""
+    """Agent decisions before the first evaluation. Earlier parameters are not evaluated."""
     every_env_steps: int = 0
-    """Agent decisions from one evaluation to the next: the first version published after each multiple is evaluated, so
-    that runs of several seeds are measured at the same places. 0: by `min_interval_s` alone, at the pace of the
-    machine."""
+    """Agent decisions from one evaluation to the next. The first version published after each multiple is evaluated, so
+    that runs with several seeds are measured at the same points. 0: by `min_interval_s` alone."""
     last_timeout_s: float = 120.0
-    """Longest time for the evaluation that ends a run, in seconds; twice that of the longest evaluation before, if that
-    is more. The run then ends with the scores it has."""
+    """Longest time for the evaluation that ends a run, in seconds, or twice the longest evaluation so far if that is
+    more. After it the run ends with the scores it has."""
     confirm_episodes: int = 100
-    """Fresh episodes on other seeds whose mean must reach the target too before the run ends; 0 skips."""
+    """Fresh episodes on other seeds whose mean must also reach the target before the run ends. 0: none."""
     video: bool = True
-    """Whether a video of the best policy is recorded at the end."""
+    """Record a video of the best policy at the end of the run."""
     video_max_steps: int = 2_000
     """Longest video, in agent decisions."""
     threads: int = 1
-    """Threads torch computes with, at least 1."""
+    """Torch threads, at least 1."""
     callbacks: tuple[str, ...] = ()
     """User-defined callbacks, each `module:name`, called on evaluations (docs/extending.md)."""
 
@@ -333,55 +324,55 @@ class EvaluatorSettings:
 
 @dataclass(frozen=True)
 class LauncherSettings:
-    """`tidemill train`: the processes of one machine."""
+    """`tidemill train`: the processes on this machine."""
 
     actors: int = 1
-    """Actor processes to start, at least 0; more may join by hand."""
+    """Actor processes to start, at least 0. More may join by hand."""
     replay: bool = True
-    """Whether to start the run's replay service. Without, `cluster.replay` says where one is, which several runs may
-    share if each has its own `table.name` and `actor.id`."""
+    """Start a replay service for the run. Without it, `cluster.replay` is the address of one. Several runs may share it
+    if each has its own `table.name` and `actor.id`."""
     inference: int = 0
-    """Inference services that pass through the network for the actors; 0: each actor does so itself."""
+    """Inference services to start, which compute actions for the actors. 0: each actor runs the network itself."""
     learners: int = 1
-    """Learner processes that train together, at least 1, each with a share of the batch and a GPU if there is one."""
+    """Learner processes that train together, at least 1. Each has a share of the batch, and a GPU if there is one."""
     actor_nice: int = 0
-    """Niceness added to actors, 0 to 19: on few cores the learner then gets the time it needs first."""
+    """Niceness added to actors, 0 to 19. On few cores the learner then gets processor time first."""
     evaluator_nice: int = 0
     """Niceness added to the evaluator, 0 to 19."""
     max_restarts: int = 5
-    """How often one service may be restarted within ten minutes before the run fails."""
+    """Most restarts of one service within ten minutes before the run fails."""
     restart_backoff_s: float = 1.0
-    """Pause before the first restart, in seconds; doubled for each further one, up to 30."""
+    """Pause before the first restart, in seconds. It doubles with each further restart, up to 30."""
     start_timeout_s: float = 120.0
-    """How long a service may take to become healthy, in seconds."""
+    """Seconds that a service may take to become healthy."""
     frozen_timeout_s: float = 30.0
-    """How long a service that was healthy may leave health checks unanswered before it is killed and restarted, in
-    seconds. A service that does not answer is reported within ten seconds."""
+    """Seconds without an answer to health checks after which a service is killed and restarted. A service that does not
+    answer is reported within ten seconds."""
     fork_services: bool = True
-    """Whether services are forked from one process that has imported torch, instead of importing it each: they start,
-    and start again, without those seconds, and share its memory. On Linux alone."""
+    """Fork services from one process that has already imported torch. They start and restart seconds faster and share
+    its memory. Linux only."""
     stop_timeout_s: float = 20.0
-    """How long a service may take to end after SIGTERM before it is killed, in seconds."""
+    """Seconds that a service may take to end after SIGTERM before it is killed."""
     log_max_mib: float = 16.0
-    """Longest log of a process, in MiB. What is longer becomes `NAME.log.1`, in place of what was there before. 0 means
-    no limit."""
+    """Longest log of a process, in MiB. A longer one becomes `NAME.log.1`, which replaces an earlier one. 0: no
+    limit."""
     loggers: tuple[str, ...] = ()
-    """Where `tidemill log` sends the run's curves while it trains: `wandb`, `mlflow`, or `module:name` of a
-    tidemill.RunLogger. The run's own files and TensorBoard are always written."""
+    """Loggers that receive the run's curves during training, as from `tidemill log`: `wandb`, `mlflow`, or
+    `module:name` of a tidemill.RunLogger. The run's files and TensorBoard are always written."""
     view: Literal["auto", "live", "plain", "json", "quiet"] = "auto"
-    """`live` redraws a table, `plain` prints lines, `json` prints one JSON object per line for scripts, `quiet` prints
-    only warnings and the result; `auto` is live on a terminal and plain elsewhere."""
+    """What the terminal shows. `live`: a table, redrawn in place. `plain`: lines. `json`: a JSON object per line, for
+    scripts. `quiet`: only warnings and the result. `auto`: live on a terminal, plain elsewhere."""
     view_every_s: float = 1.0
-    """Seconds between two updates of the live view."""
+    """Seconds between updates of the view."""
     status_page: bool = True
-    """Whether a web page shows the run, to browsers of this machine only; its address is printed at the start. Whoever
-    is logged in to the machine can look at it; pause, resume, checkpoint and stop need that address."""
+    """Serve a web page of the run to browsers on this machine; its address is printed at the start. All users of the
+    machine can look at it. Pause, resume, checkpoint and stop need the printed address."""
     status_page_port: int = 0
-    """Port of that page; 0 takes a free one."""
+    """Port of the status page. 0: a free port."""
     endpoints: tuple[str, ...] = ()
-    """For `tidemill page` of services that something else started: HOST:PORT of their metrics, separated by spaces. A
-    name stands for as many processes as it has addresses. The page then shows actors and evaluator, restarts and logs,
-    too."""
+    """Metrics addresses of services that were started elsewhere, for `tidemill page`: HOST:PORT, separated by spaces. A
+    name with several addresses stands for several processes. The page then also shows actors, evaluator, restarts and
+    logs."""
 
     def __post_init__(self) -> None:
         check(self.actors >= 0, "launcher.actors", self.actors, "0 or more")

@@ -15,30 +15,30 @@ class TableSettings:
     name: str = "replay"
     """Name of the table: lower-case letters, digits and `_`."""
     sampler: Literal["uniform", "prioritized", "fifo"] = "uniform"
-    """How items are picked: uniformly, by priority, or oldest first."""
+    """Order in which items are sampled: at random, in proportion to priorities, or oldest first."""
     priority_exponent: float = 0.6
-    """Exponent alpha on the priority (Schaul et al., 2016, section 3.3); for the prioritized sampler."""
+    """Exponent alpha of priorities, for the prioritized sampler (Schaul et al., 2016, section 3.3)."""
     importance_sampling_exponent: float = 0.4
     """Exponent beta of the importance weights at the start (ibid., section 3.4)."""
     importance_sampling_exponent_final: float = 1.0
     """Exponent beta at the end of its linear schedule."""
     importance_sampling_steps: int = 1_000_000
-    """Length of that schedule in updates; 0 keeps `importance_sampling_exponent`."""
+    """Length of the schedule of beta, in updates. 0 keeps `importance_sampling_exponent`."""
     max_items: int = 1_000_000
-    """Capacity in items, at least 1; the oldest leaves first."""
+    """Capacity in items, at least 1. A full table removes the oldest item."""
     min_size: int = 1_000
     """Items the table must hold before training starts, at least 1."""
     error_buffer_updates: float = 100.0
-    """How far training may run ahead of or behind `learner.updates_per_env_step`, in updates."""
+    """How far training may run ahead of or fall behind `learner.updates_per_env_step`, in updates."""
     chunk_length: int = 16
     """Steps of a stream that are compressed and sent together, 1 to 1024."""
     hindsight: float = 0.0
-    """Share of the sampled transitions whose goal is replaced by one achieved later in their episode, 0 to 1: hindsight
-    experience replay (HER), strategy `future`; 0.8 is the paper's k = 4. For environments with goals and
-    `agent.n_step` 1; 0 is off."""
+    """Share of sampled transitions whose goal is replaced by one achieved later in the episode, 0 to 1. This is
+    hindsight experience replay (HER), strategy `future`; 0.8 is the paper's k = 4. It needs an environment with goals
+    and `agent.n_step` 1. 0 disables it."""
     hindsight_steps: int = 50
-    """How many steps after a transition that goal may be achieved at most, 1 to 10000: the length of the longest
-    episode gives the paper's distribution. Items become so many steps long."""
+    """Most steps between a transition and the achieved goal that replaces its goal, 1 to 10000. The length of the
+    longest episode gives the paper's distribution. Items are this many steps long."""
 
     def __post_init__(self) -> None:
         check(self.priority_exponent >= 0, "table.priority_exponent", self.priority_exponent, "0 or more")

@@ -1,4 +1,4 @@
-"""YAML as settings files have it: a key written twice is an error, and 1e5 is a number."""
+"""YAML of settings files: a duplicate key is an error, and 1e5 is a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which actions an environment allows at each step: read from its info, checked, and held against what is done."""
+"""Masks of the legal actions of each step: read from the environment, checked, and enforced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an action space becomes one discrete action 0 .. n - 1, several of them, or continuous numbers in [-1, 1]."""
+"""Conversion of action spaces to discrete actions 0 .. n - 1, one or several, or continuous numbers in [-1, 1]."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class AleVectorEnv:
             self._camera.close()
 
     def _life_losses(self, lives: NDArray[np.int32], is_reset_step: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return where a life ended and the game continues, bool [N]."""
+        """Return the environments that lost a life while the game continues, bool [N]."""
         # Zero lives is left to the end of the game: some games show it for a few frames before they end.
         lost: NDArray[np.bool_] = (lives < self._lives) & (lives > 0) & ~is_reset_step
         self._lives = lives

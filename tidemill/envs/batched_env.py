@@ -1,4 +1,4 @@
-"""Environments that a user's simulator steps all at once, behind the common interface.
+"""Batches of environments that a user's simulator steps at once, behind the common interface.
 
 An actor's stream needs a final observation step after an episode's end: a row with its last observation, whose action
 is ignored, before the first observation of the next. gymnasium's vector environments end episodes in three ways:

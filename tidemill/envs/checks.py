@@ -53,7 +53,7 @@ def fault(
     error: BaseException | None = None,
     batched: bool = False,
 ) -> str:
-    """Return what is wrong with what an environment's `step` or `reset` returned or raised; empty for nothing.
+    """Return the fault of a result or exception of an environment's `step` or `reset`; empty if it has none.
 
     Args:
         returned: What it returned; None if it raised.
@@ -105,7 +105,7 @@ def _shown(value: Any) -> str:  # noqa: ANN401
 
 
 def _raised(error: BaseException, *, reset: bool) -> str:
-    """Return what was raised, and where."""
+    """Return a description of an exception and the place where it was raised."""
     said = f"raised {type(error).__name__}" + (f": {error}" if str(error) else "")
     if reset and isinstance(error, TypeError) and "'seed'" in str(error):
         return f"{said}; its reset must take the arguments seed and options (Gym before 0.26 had none)"
@@ -120,7 +120,7 @@ def _raised(error: BaseException, *, reset: bool) -> str:
 
 
 def place(index: int, step: int) -> str:
-    """Return where something went wrong; step 0 is the reset."""
+    """Return a description of the step that went wrong; step 0 is the reset."""
     return f"environment {index} at step {step} of its episode"
 
 

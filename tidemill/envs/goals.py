@@ -1,4 +1,4 @@
-"""The rewards of an environment with goals, for whoever gives a stored step another goal.
+"""Rewards of an environment with goals, for stored steps whose goal is replaced.
 
 The conventions are those of gymnasium-robotics: observations are a Dict of `observation`, `achieved_goal` and
 `desired_goal`, and the environment has `compute_reward(achieved_goal, desired_goal, info)`, for batches of goals too.
@@ -79,12 +79,12 @@ class EnvGoalRewards:
         if computed.shape != (len(achieved),):
             raise ConfigError(
                 f"{self.subject} has a compute_reward that returns shape {computed.shape} for {len(achieved)} goals, "
-                f"must be [{len(achieved)}]: let it take batches"
+                f"must be [{len(achieved)}]: it must take batches"
             )
         return computed.astype(np.float32)
 
     def terminated(self, achieved: Array, desired: Array) -> NDArray[np.bool_] | None:
-        """Return which steps end their episode, bool [B]; None without a `compute_terminated`. Raises as `reward`."""
+        """Return a mask of the steps that end their episode, bool [B]; None without a `compute_terminated`."""
         if self._terminated is None:
             return None
         goals = self._as_given(achieved), self._as_given(desired)
@@ -92,7 +92,7 @@ class EnvGoalRewards:
         if computed.shape != (len(achieved),) and (computed.ndim or computed):  # a plain False is of environments
             raise ConfigError(  # that no goal ends
                 f"{self.subject} has a compute_terminated that returns {computed} for {len(achieved)} goals, must be "
-                f"of shape [{len(achieved)}]: let it take batches"
+                f"of shape [{len(achieved)}]: it must take batches"
             )
         return np.broadcast_to(computed.astype(np.bool_), len(achieved))
 

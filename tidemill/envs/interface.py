@@ -1,4 +1,4 @@
-"""The one interface through which actors and evaluators step a batch of environments.
+"""Interface through which actors and evaluators step a batch of environments.
 
 A stream is the rows of one environment. Row t pairs the observation that came with one step with what
 the next step brought: (observation_t, action_t, reward, terminated, truncated, is_first of observation_t).
@@ -130,5 +130,5 @@ class MasksActions(VectorEnv, Protocol):
 
 
 def action_mask_of(env: VectorEnv) -> NDArray[np.bool_] | None:
-    """Return which actions are legal at the newest observations, [N, num_actions]; None if all are, always."""
+    """Return a mask of the actions that are legal now, bool [N, num_actions]; None if all always are."""
     return cast(MasksActions, env).action_mask if env.spec.masks_actions else None

@@ -1,4 +1,4 @@
-"""Makes the environments that the settings describe."""
+"""Creation of the environments that the settings describe."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _make(settings: EnvSettings, num_envs: int, *, training: bool, render: bool)
 
 
 def spec_of(settings: EnvSettings) -> EnvSpec:
-    """Return what an agent must know of the environment; makes one and closes it again.
+    """Return the specification of an environment, which agents need; makes one and closes it again.
 
     Raises:
         ConfigError: As `make_env`.
@@ -107,7 +107,7 @@ def _construct(settings: EnvSettings, *, training: bool, render_mode: str | None
 
 
 def _function(env_id: str) -> Callable[..., Any] | None:
-    """Return what `module:function` names, or None if the id is one of gymnasium's registry."""
+    """Return the function that `module:function` names, or None if the id is in gymnasium's registry."""
     module_name, colon, name = env_id.partition(":")
     if not colon:
         return None
@@ -115,7 +115,7 @@ def _function(env_id: str) -> Callable[..., Any] | None:
         module = import_user_module(module_name)
     except ImportError as error:
         is_absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
-        advice = f": it must be installed, or lie in {os.getcwd()}" if is_absent else ""
+        advice = f": install it, or put it into {os.getcwd()}" if is_absent else ""
         raise ConfigError(f"env.id is {env_id!r}, but importing {module_name} failed: {error}{advice}") from error
     function = getattr(module, name, None)
     if callable(function):

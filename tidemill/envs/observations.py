@@ -1,4 +1,4 @@
-"""How an observation space becomes the shape and dtype of stored observations, and what is shown of one."""
+"""Conversion of observation spaces to the shape and dtype of stored observations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidemill.types import OBSERVATION, ObservationPart
 
 @dataclass(frozen=True)
 class ObservationFormat:
-    """How one observation is stored.
+    """Stored form of one observation.
 
     Attributes:
         shape: Of one observation, or (bytes,) of one of several parts.

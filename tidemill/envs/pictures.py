@@ -1,4 +1,4 @@
-"""What `render` of an environment returns, as a picture: environments agree on less than their interface says."""
+"""Conversion of the results of an environment's `render` to pictures, in the many forms that environments have."""
 
 from __future__ import annotations
 

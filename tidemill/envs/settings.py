@@ -30,7 +30,7 @@ _ATARI = (
 
 @dataclass(frozen=True)
 class EnvSettings:
-    """Which environment is played, how many at once, and how an Atari game is preprocessed.
+    """The environment, how many are stepped at once, and how Atari games are preprocessed.
 
     The defaults of the Atari fields are those of Mnih et al. (2015), "Human-level control through
     deep reinforcement learning", Methods. Other environments refuse other values.
@@ -40,58 +40,59 @@ class EnvSettings:
     """
 
     id: str = "LunarLanderContinuous-v3"
-    """A gymnasium id (`CartPole-v1`), or an Atari game (`ALE/Pong-v5` or `ALE/Pong`).
-    Also an id that a module registers (`module:Id-v0`), or what makes a gymnasium.Env (`module:function`), called with
+    """Gymnasium id (`CartPole-v1`) or Atari game (`ALE/Pong-v5` or `ALE/Pong`). Also an id that a module registers
+    (`module:Id-v0`), or a function or class that makes a gymnasium.Env (`module:function`). It is called with
     `env.kwargs` and, if it has a parameter `training`, with true in actors and false in evaluation."""
     kwargs: Mapping[str, EnvArgument] = field(default_factory=dict)
-    """Arguments of the environment's constructor, by name. Must be empty for an `ALE/` game of Tidemill's own."""
+    """Arguments of the environment's constructor, by name. Must be empty for an `ALE/` game."""
     vector: str = ""
-    """What makes a whole batch at once, `module:name`: called with `num_envs` and `env.kwargs`, it returns a
-    gymnasium.vector.VectorEnv, or a VectorEnv of Tidemill's own interface. `env.id` then only names the environment."""
+    """Function or class that makes a whole batch of environments, `module:name`. It is called with `num_envs` and
+    `env.kwargs` and returns a gymnasium.vector.VectorEnv or a tidemill.VectorEnv. `env.id` is then only a name for the
+    environment."""
     num_envs: int = 16
     """Environments that one actor steps together, at least 1."""
     max_episode_steps: int = 0
-    """Agent decisions after which a training episode is truncated; 0 keeps the environment's own limit."""
+    """Agent decisions after which a training episode is truncated. 0 keeps the environment's own limit."""
     max_evaluation_steps: int = 0
-    """Agent decisions after which an evaluation episode is truncated; 0 keeps the environment's own limit.
-    An environment without one needs it, or the evaluation of a policy that never fails would not end."""
+    """Agent decisions after which an evaluation episode is truncated. 0 keeps the environment's own limit. Set it for
+    an environment without a limit: otherwise the evaluation of a policy that never fails never ends."""
     step_timeout_s: float = 300.0
-    """Longest time for one step or reset, in seconds. After half of it the process reports that it is not well, after
-    all of it the process ends and is restarted. 0 waits for ever, but no longer than `evaluator.last_timeout_s` in the
-    evaluator once the run is over."""
+    """Longest time for one step or reset, in seconds. After half of it the process reports itself unhealthy; after all
+    of it the process ends and is restarted. 0: no limit, except in the evaluator once the run is over, where
+    `evaluator.last_timeout_s` applies."""
     flatten: bool = False
-    """Whether any observation (dict, tuple, image) becomes one float32 vector; discrete parts are one-hot.
-    Without it a Dict or Tuple is stored as one column per part, and images and vectors have separate networks."""
+    """Turn every observation (dict, tuple, image) into one float32 vector, with discrete parts one-hot. Otherwise each
+    part of a Dict or Tuple is stored as a separate column, and images and vectors have separate networks."""
     observation_indices: tuple[int, ...] = ()
-    """Positions of the numbers of a vector observation that the agent sees, the first being 0; empty shows all.
-    `[0, 2]` of CartPole are its positions without its velocities: a task that needs memory."""
+    """Positions of the numbers of a vector observation that the agent sees, from 0. Empty: all. `[0, 2]` of CartPole
+    leaves out the velocities, which makes a task that needs memory."""
     observation_stack: int = 1
-    """Newest observations the network sees at once, 1 to 16, each as stored; an episode's first one stands for those
-    before it. Must be 1 for an `ALE/` game, which has `frame_stack`."""
+    """Newest observations that the network sees at once, 1 to 16. At the start of an episode the first one is repeated.
+    Must be 1 for an `ALE/` game, which has `frame_stack`."""
     action_mask: str = ""
-    """Where each step says which discrete actions are legal: `info.action_mask` is `info["action_mask"]`,
-    `observation.action_mask` is that key of a Dict observation, which is then no part of what is observed;
-    empty: every action is legal. A mask has one entry per action, bool or integers 0 and 1, 1 being legal."""
+    """Place where each step lists the legal discrete actions. `info.KEY`: in `info[KEY]`. `observation.KEY`: under that
+    key of a Dict observation, which is then removed from the observation. Empty: every action is legal. A mask has one
+    entry per action, bool or integers, where 1 is legal."""
     joint_actions: bool = False
-    """MultiDiscrete and MultiBinary actions: whether every combination is one discrete action, as algorithms of a
-    single choice (`dqn`, `r2d2`) need it; at most 65,536 combinations."""
+    """Turn every combination of MultiDiscrete or MultiBinary actions into one discrete action, at most 65,536.
+    Algorithms that make a single choice (`dqn`, `r2d2`) need it."""
     frame_stack: int = 4
-    """Atari: newest frames the network sees at once, 1 to 16."""
+    """Atari: newest frames that the network sees at once, 1 to 16."""
     frame_skip: int = 4
-    """Atari: emulator frames that one agent decision lasts, at least 1.
-    Rewards are summed over them; the observation is the maximum of the last two."""
+    """Atari: emulator frames per agent decision, at least 1. Rewards are summed over them; the observation is the
+    maximum of the last two."""
     noop_max: int = 30
-    """Atari: an episode starts after a random 0 to `noop_max` frames without action."""
+    """Atari: most frames without action at the start of an episode; the number is random."""
     fire_reset: bool = True
-    """Atari: whether FIRE is pressed at the start of a game that has it; after a lost life the agent must."""
+    """Atari: press FIRE at the start of a game that has it. After a lost life the agent must press it."""
     episodic_life: bool = True
-    """Atari, training only: whether a lost life terminates the episode (the game itself continues)."""
+    """Atari, training only: a lost life terminates the episode, while the game continues."""
     sticky_actions: float = 0.0
     """Atari: probability that a frame repeats the last action, 0 to 1 (Machado et al., 2018: 0.25)."""
     clip_rewards: bool = True
-    """Atari, training only: whether a reward becomes its sign, -1, 0 or 1. Reported returns stay raw."""
+    """Atari, training only: replace a reward by its sign, -1, 0 or 1. Reported returns stay raw."""
     full_action_space: bool = False
-    """Atari: whether all 18 joystick actions are offered, instead of those the game uses."""
+    """Atari: offer all 18 joystick actions instead of those that the game uses."""
     max_frames: int = 108_000
     """Atari: emulator frames after which a game is truncated (108,000 is 30 minutes at 60 frames/s)."""
 

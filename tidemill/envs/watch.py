@@ -1,4 +1,4 @@
-"""Ends a process whose environment does not return from a reset or a step, so that it is started again.
+"""Watchdog that ends a process whose environment hangs in a reset or a step, so that it is restarted.
 
 Such a process looks healthy: its health checks are answered by other threads. What is timed is the environment alone,
 so an actor that waits for the rate limiter, for parameters or for a server is not taken for one that hangs.

@@ -30,7 +30,7 @@ class InferenceClient:
 
         Args:
             addresses: Of the replicas, at least one.
-            opening: What the actor says of itself.
+            opening: Description of the actor.
             first: Number of the replica to ask first, counted round: actors spread over them by their index.
         """
         self._addresses, self._next = tuple(addresses), first

@@ -22,7 +22,7 @@ _MAX_SEED = 2**64
 
 @dataclass(frozen=True)
 class Opening:
-    """What an actor says of itself; it fixes the size of every later message.
+    """Description of an actor, which fixes the size of every later message.
 
     Attributes:
         algorithm: Name of its algorithm.
@@ -108,7 +108,7 @@ def pack_open(opening: Opening) -> pb.ActRequest:
 
 
 def unpack_open(request: pb.ActRequest) -> Opening:
-    """Return what the first message of a call says, unchecked but for its kind.
+    """Return the contents of the first message of a call; only its kind is checked.
 
     Raises:
         InvalidArgument: It is no `open`.

@@ -108,7 +108,7 @@ def decompress_rows(
 
 
 class AppendLimits(ctypes.Structure):
-    """What an AppendRequest may hold at most; kernel.c says what each of them counts."""
+    """Limits of an AppendRequest; kernel.c says what each of them counts."""
 
     _fields_ = [
         ("open_bytes", _COUNT),

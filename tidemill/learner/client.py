@@ -41,7 +41,7 @@ class LearnerClient:
         self._deadline_s = deadline_s
 
     def get_status(self) -> LearnerStatus:
-        """Return what the learner is doing."""
+        """Return the status of the learner."""
         with translated():
             return _unpack(self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._deadline_s))
 

@@ -30,7 +30,7 @@ _log = LateLogger()
 
 @dataclass(frozen=True)
 class CallbackContext:
-    """Who calls a callback, and for which run.
+    """The process that calls a callback, and its run.
 
     Attributes:
         service: `learner` or `evaluator`: each makes the callbacks that its own settings name.

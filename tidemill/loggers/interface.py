@@ -77,7 +77,7 @@ _BUILT_IN = {"mlflow": "tidemill.loggers.mlflow:MlflowLogger", "wandb": "tidemil
 
 
 def check_logger(setting: str, name: str) -> Callable[[LoggedRun], Any]:
-    """Return what makes the logger of a name: `mlflow`, `wandb`, or `module:name` of a class or function of the user's.
+    """Return the factory of the logger of a name: `mlflow`, `wandb`, or `module:name` of the user's class or function.
 
     Args:
         setting: Where the name was given, for messages.

@@ -32,7 +32,7 @@ def note_divergence(folder: Path, what: str) -> None:
 
 
 def read_divergence(folder: Path) -> str:
-    """Return what `note_divergence` wrote; empty if the run has not diverged since it was started or resumed."""
+    """Return the text of `note_divergence`; empty if the run has not diverged since it was started or resumed."""
     try:
         return (folder / _DIVERGED).read_text(encoding="utf-8").strip()
     except OSError:

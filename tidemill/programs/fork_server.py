@@ -41,7 +41,7 @@ WITHOUT_TORCH = (
 WITH_TORCH = ("tidemill.rl.agents.build", "tidemill.tensorboard_writer", "torch")
 
 READY_WITHOUT_TORCH, READY = b"ready without torch", b"ready"
-"""What the server says of itself, one after the other, between its answers."""
+"""Status messages that the fork server sends, in this order, interleaved with its replies."""
 
 MAX_MESSAGE_BYTES = 2**17
 
@@ -56,7 +56,7 @@ _COMMAND = (sys.executable, "-m", "tidemill.programs.fork_server")
 
 
 class Order(NamedTuple):
-    """What a new process is to do."""
+    """Description of a new process."""
 
     module: str
     """What `python -m` would run."""

@@ -1,4 +1,4 @@
-"""What the services have started ends with them: simulators, each in the service's process group or in its own."""
+"""Cleanup of processes that services started, such as simulators, in their process group or another one."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _SIZES = {"batch_size": _ITEMS, "unroll": 4, "burn_in": 2, "period": 2, "epochs"
 
 @dataclass(frozen=True)
 class Question:
-    """Which network is rehearsed.
+    """Description of the network to rehearse.
 
     Attributes:
         network: Its `module:name`.

@@ -20,7 +20,7 @@ _RNG_STATE_BYTES = 16
 
 
 class Properties:
-    """Of every pretended GPU."""
+    """Properties of every pretended GPU."""
 
     uuid = "00000000-0000-0000-0000-000000000000"
     name = "a pretended H100"

@@ -27,7 +27,7 @@ repeated, and of some algorithms every other update is of another kind."""
 
 @dataclass
 class Rehearsed:
-    """What was seen of an agent's updates.
+    """Observations of an agent's updates.
 
     Attributes:
         launches: Kernels and copies of each update, in their order.
@@ -97,6 +97,6 @@ def rehearse_updates(
 
 
 def lines(name: str, found: Rehearsed, *, allowed: Sequence[Note] = ()) -> list[str]:
-    """Return what is to be said of a rehearsal, a line each; none if all is well."""
+    """Return the faults found in a rehearsal, a line each; none if there are none."""
     said = [f"{name}: {note}" for note in found.notes if note not in allowed]
     return said + ([f"{name}: {found.error}"] if found.error else [])

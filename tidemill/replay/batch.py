@@ -1,4 +1,4 @@
-"""What a learner receives: one sampled batch, still encoded."""
+"""One sampled batch as a learner receives it, still encoded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class StoredSteps:
-    """How much a server has stored, to this day.
+    """Amount of data that a server has ever stored.
 
     Attributes:
         store_id: Identifies the count: a server that starts with nothing stored counts from 0 under a new number.
@@ -103,7 +103,7 @@ class SampledBatch(ItemColumns):
         )
 
     def needing(self, chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which items [B] have steps of some chunks [N]."""
+        """Return a mask of the items that have steps of some chunks [N], bool [B]."""
         ends = np.cumsum(self.step_counts)
         first = np.searchsorted(ends, self.first_rows, side="right")
         last = np.searchsorted(ends, self.first_rows + self.lengths - 1, side="right")

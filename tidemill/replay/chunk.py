@@ -1,4 +1,4 @@
-"""What an actor sends: chunks of its streams, and the items that end in them."""
+"""Messages of an actor: chunks of its streams, and the items that end in them."""
 
 from __future__ import annotations
 

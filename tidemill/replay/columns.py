@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class Per(Enum):
-    """What a column has one entry for."""
+    """The unit that a column has one entry for."""
 
     ITEM = "item"
     CHUNK = "chunk"
@@ -49,7 +49,7 @@ def per_chunk(dtype: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ItemColumns:
-    """What every batch says of each of its B items.
+    """Columns of every batch with an entry for each of its B items.
 
     Attributes:
         keys: Keys of the items, for priority updates, uint64 [B]; from several shards uint64 [B, 2], each key with the

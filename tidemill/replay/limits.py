@@ -1,4 +1,4 @@
-"""How much one message of the replay contract may hold: as much as a server handles without a pause for others."""
+"""Size limits of one message of the replay contract: as much as a server handles without a pause for others."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _COLUMN_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,62}")  # a step that is a tuple 
 
 
 class SelectorKind(enum.Enum):
-    """Which item is taken next."""
+    """Rule that picks the next item."""
 
     UNIFORM = "uniform"
     """Each item with the same probability."""
@@ -78,7 +78,7 @@ class SelectorConfig:
 
 @dataclass(frozen=True)
 class RateLimiterConfig:
-    """When inserts and samples wait.
+    """Limits at which inserts and samples wait.
 
     Attributes:
         min_size: Samples wait until the table has held this many items, at least 1.
@@ -178,7 +178,7 @@ class TableConfig:
 
 @dataclass(frozen=True)
 class TableUpdate:
-    """What to change of a table while it is in use; None leaves a value as it is.
+    """Changes to a table in use; None leaves a value unchanged.
 
     Attributes:
         max_items: Most items the table holds.
@@ -204,7 +204,7 @@ class TableUpdate:
 
     def __post_init__(self) -> None:
         if not self.values:
-            raise InvalidArgument(f"nothing is to be changed, set at least one of {', '.join(_UPDATED)}")
+            raise InvalidArgument(f"no change given; set at least one of {', '.join(_UPDATED)}")
         for name, least, most in (
             ("max_items", 1, MAX_ITEMS),
             ("max_bytes", 0, 2**63 - 1),

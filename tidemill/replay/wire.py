@@ -116,7 +116,7 @@ def config_to_json(config: TableConfig) -> dict[str, Any]:
 
 
 def config_from_json(document: dict[str, Any]) -> TableConfig:
-    """Return what `config_to_json` made a document of. InvalidArgument: a field is out of range or unknown."""
+    """Return the configuration in a document of `config_to_json`. InvalidArgument: a field is wrong or unknown."""
     try:
         return unpack_config(json_format.ParseDict(document, pb.TableConfig()))
     except json_format.ParseError as error:
@@ -129,7 +129,7 @@ def pack_update(name: str, update: TableUpdate) -> pb.UpdateTableRequest:
 
 
 def unpack_update(message: pb.UpdateTableRequest) -> TableUpdate:
-    """Return what to change of a table. InvalidArgument: nothing, or a value is out of range."""
+    """Return the changes to a table. InvalidArgument: there are none, or a value is out of range."""
     fields = TableUpdate.__dataclass_fields__
     return TableUpdate(**{name: getattr(message, name) for name in fields if message.HasField(name)})  # type: ignore[arg-type]
 
@@ -354,12 +354,12 @@ def pack_epoch(place: EpochPlace) -> pb.EpochPlace:
 
 
 def unpack_epoch(message: pb.EpochPlace) -> EpochPlace:
-    """Return what `pack_epoch` was given."""
+    """Return the epoch from a message of `pack_epoch`."""
     return EpochPlace(message.seed, message.number, message.slots, message.next)
 
 
 def unpack_stored(message: pb.SampleResponse) -> StoredSteps:
-    """Return what the server that answered has stored."""
+    """Return the amount of data that the answering server has stored."""
     return StoredSteps(message.store_id, message.env_steps)
 
 

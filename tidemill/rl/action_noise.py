@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 
 
 class HeldActions:
-    """Which of N environments hold a random action now, and which action."""
+    """Random actions that some of N environments hold."""
 
     def __init__(self, probability: float, steps: int, rng: np.random.Generator) -> None:
         """Hold nothing yet.
@@ -55,17 +55,17 @@ class NoiseConfig:
     """Noise added to actions while exploring."""
 
     kind: Literal["gaussian", "ou"] = "gaussian"
-    """White noise, or an Ornstein-Uhlenbeck process, which lasts from step to step (Lillicrap et al. 2016)."""
+    """White noise, or an Ornstein-Uhlenbeck process, which is correlated over steps (Lillicrap et al. 2016)."""
     std: float = 0.1
-    """Standard deviation of what each step adds, where actions reach from -1 to 1; sigma of an OU process."""
+    """Standard deviation of the noise added at each step, for actions from -1 to 1; sigma of an OU process."""
     theta: float = 0.15
-    """Share of an OU process that is lost at each step; without meaning for Gaussian noise."""
+    """Share of an OU process that decays at each step. Unused for Gaussian noise."""
     greedy_fraction: float = 0.0
-    """Share of each actor's environments that act without noise, after random steps."""
+    """Share of each actor's environments that act without noise, once random steps are over."""
     hold_probability: float = 0.0
-    """Probability at each step that a noisy environment begins to hold one uniformly random action; 0 never does."""
+    """Probability at each step that a noisy environment starts to hold one uniformly random action. 0: never."""
     hold_steps: int = 60
-    """Longest such hold, in steps; the shortest is a third of it (Dabney et al. 2021)."""
+    """Longest hold, in steps; the shortest is a third of it (Dabney et al. 2021)."""
 
     def __post_init__(self) -> None:
         require(self.kind in ("gaussian", "ou"), "noise.kind", self.kind, "'gaussian' or 'ou'")

@@ -1,4 +1,4 @@
-"""Whether an agent's updates can be recorded as CUDA graphs on a GPU: tried first, by a program of its own.
+"""Trial whether an agent's updates can be recorded as CUDA graphs, in a separate program.
 
 After a capture that failed, CUDA's allocator refuses its process any more memory. So a copy of the agent makes updates
 of every kind from a blank batch in a child process, and a learner whose child fails makes its updates as they are.

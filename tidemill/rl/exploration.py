@@ -14,7 +14,7 @@ from tidemill.rl.checks import require
 
 @dataclass(frozen=True)
 class ActorSlot:
-    """Which environments of the whole cluster an actor steps.
+    """Place of an actor's environments among those of the whole cluster.
 
     Attributes:
         actor_index: Number of this actor, from 0. One past `actor_count` starts again at the front.

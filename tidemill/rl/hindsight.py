@@ -28,7 +28,7 @@ ACHIEVED, DESIRED = part_column("achieved_goal"), part_column("desired_goal")
 
 
 class GoalRewards(Protocol):
-    """What an environment makes of goals; pure functions, called from several threads."""
+    """Rewards of an environment as pure functions of goals, called from several threads."""
 
     def reward(self, achieved: Array, desired: Array) -> NDArray[np.float32]:
         """Return the rewards, [B], of steps that achieved one goal where another was desired, [B, ...] both."""

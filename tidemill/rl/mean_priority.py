@@ -1,4 +1,4 @@
-"""What a new item is worth where actors have no critic to ask: the mean priority of the newest updates.
+"""Priority of new items where actors have no critic: the mean priority of the newest updates.
 
 The learner keeps the mean and sends it along with the parameters; whoever acts gives it to each item that it makes.
 """
@@ -34,11 +34,11 @@ class MeanPriority:
         self._mean.lerp_(priority, _SHARE)
 
     def published(self) -> dict[str, Tensor]:
-        """Return what `NewItemPriority.load` wants, a copy."""
+        """Return a copy of the state, for `NewItemPriority.load`."""
         return {_PUBLISHED: self._mean.clamp(max=_LARGEST)}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what is needed to continue exactly."""
+        """Return the state that is needed to continue exactly."""
         return {_STATE: self._mean}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

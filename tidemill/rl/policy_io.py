@@ -175,7 +175,7 @@ class PolicyInputBuilder:
         last_reward: NDArray[np.float32] | None = None,
         action_mask: NDArray[np.bool_] | None = None,
     ) -> PolicyInput:
-        """Return what the policy sees of the newest observation of each environment.
+        """Return the policy's input for the newest observation of each environment.
 
         Args:
             observation: [N, *observation_shape].

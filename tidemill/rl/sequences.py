@@ -21,7 +21,7 @@ RETURN_COLUMNS = ("reward", "terminated", "truncated")
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """How an item is divided: history | burn-in | unroll | rows to bootstrap from.
+    """Division of an item: history, burn-in, unroll, and rows to bootstrap from.
 
     Attributes:
         frame_stack: Observations the network sees at once.

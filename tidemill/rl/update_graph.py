@@ -208,5 +208,5 @@ def recorded(run: RunUpdate, how: str, device: torch.device, state: TrainState) 
 
 
 def recorder_on(device: torch.device, noise: torch.Generator | None) -> Recorder | None:
-    """Return what records updates on a device, which draw from `noise` if they draw; None where nothing can."""
+    """Return the recorder of updates on a device, with `noise` as their source of noise; None where none works."""
     return CudaRecorder(device, noise) if device.type == "cuda" else None

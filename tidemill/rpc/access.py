@@ -1,4 +1,4 @@
-"""Who may call what: the roles of every RPC, the tokens that prove a role, and the interceptor that asks for them."""
+"""Access control: the roles of every RPC, the tokens that prove a role, and the interceptor that asks for them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _log = LateLogger()
 
 
 def stamp_of(path: str) -> Stamp:
-    """Return what differs when a file was written or replaced. OSError: it cannot be looked at."""
+    """Return a value that changes when a file is written or replaced. OSError: it cannot be read."""
     found = os.stat(path)
     return found.st_mtime_ns, found.st_ino, found.st_size
 
@@ -234,7 +234,7 @@ class Refusal:
 
 
 def digest_line(token: str) -> str:
-    """Return what may stand in a server's file in the place of a token; a digest stays as it is."""
+    """Return the digest that may replace a token in a server's file; a digest is returned unchanged."""
     return token if token.startswith(DIGEST) else DIGEST + _digest(token).hex()
 
 

@@ -1,4 +1,4 @@
-"""Which texts are addresses of a server."""
+"""Addresses of servers, as texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When certificates end, read from their files without a package for cryptography, which services do not have."""
+"""Expiry of certificates, read from their files without a package for cryptography, which services do not have."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_LENGTH_BYTES = 4
 
 
 def end_of(pem: bytes) -> datetime.datetime:
-    """Return when the first certificate of a PEM file to end does so, in UTC.
+    """Return the earliest expiry of the certificates in a PEM file, in UTC.
 
     Raises:
         ValueError: It holds no certificate, or one that is malformed up to its validity.

@@ -120,19 +120,19 @@ class BoundedChannel(grpc.Channel):
         self._channel.unsubscribe(*arguments, **named)
 
     def unary_unary(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        """Return what makes such calls."""
+        """Return a callable for such calls."""
         return self._prepared(self._channel.unary_unary, *arguments, **named)
 
     def unary_stream(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        """Return what makes such calls."""
+        """Return a callable for such calls."""
         return self._prepared(self._channel.unary_stream, *arguments, **named)
 
     def stream_unary(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        """Return what makes such calls."""
+        """Return a callable for such calls."""
         return self._prepared(self._channel.stream_unary, *arguments, **named)
 
     def stream_stream(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        """Return what makes such calls."""
+        """Return a callable for such calls."""
         return self._prepared(self._channel.stream_stream, *arguments, **named)
 
     def _prepared(self, prepare: Callable[..., Any], *arguments: Any, **named: Any) -> Any:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""What a client brings to a server: the CA it trusts, its token, and its own certificate, from the environment.
+"""Credentials of a client, from the environment: the CA it trusts, its token, and its own certificate.
 
 Variables and not settings: they differ by process and machine, and a run's config is copied and published.
 """
@@ -48,7 +48,7 @@ _excepting = threading.Lock()  # guards changes of the variable
 
 
 def tls_failure(details: str) -> str:
-    """Return why no connection was made, if that was for want of TLS or in its handshake; else nothing.
+    """Return why TLS prevented a connection; empty if it did not.
 
     Args:
         details: Of a call's status.
@@ -146,7 +146,7 @@ class _Details(NamedTuple):
 
 
 class _CallDetails(_Details, grpc.ClientCallDetails):  # type: ignore[misc]  # a list is as good as a tuple
-    """What gRPC is told about a call, with metadata added."""
+    """Details of a call for gRPC, with metadata added."""
 
 
 class TokenInterceptor(

@@ -14,7 +14,7 @@ from tidemill.errors import FailedPrecondition
 
 
 class _Lineage:
-    """What this process knows of forks.
+    """This process's place in a line of forks.
 
     Attributes:
         servers: The servers of gRPC that are in it.

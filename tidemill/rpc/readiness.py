@@ -42,7 +42,7 @@ def wait_for_service(setting: str, address: str, timeout_s: float, stop: threadi
 
 
 def why_not(channel: grpc.Channel) -> str:
-    """Return why TLS does not let a channel connect; empty if that is not what fails."""
+    """Return why TLS prevents a channel from connecting; empty if something else fails."""
     try:
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_ASK_S)
     except grpc.RpcError as error:

@@ -12,34 +12,35 @@ MEBIBYTE = 1024 * 1024
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Where a service listens and what it accepts."""
+    """Address of a service, access to it, and its limits."""
 
     address: str = "127.0.0.1:0"
-    """gRPC address, `host:port` or `unix:///path`; port 0 takes a free one."""
+    """gRPC address, `host:port` or `unix:///path`. Port 0: a free port."""
     metrics_address: str = "127.0.0.1:0"
-    """Where Prometheus scrapes /metrics, `host:port`; empty turns it off."""
+    """Address of /metrics for Prometheus, `host:port`. Empty: disabled."""
     insecure: bool = False
-    """Allow an address beyond this machine without TLS and tokens: whoever reaches it controls the run."""
+    """Allow an address beyond this machine without TLS and tokens. Whoever reaches it controls the run."""
     metrics_insecure: bool = False
-    """Allow a metrics address beyond this machine; metrics and health are served in plaintext to whoever asks."""
+    """Allow a metrics address beyond this machine. Metrics and health are served in plaintext to everyone."""
     tls_cert: str = ""
-    """PEM file with the server's certificate, and any between it and the CA; read again when it changes."""
+    """PEM file with the server's certificate and any between it and the CA. It is read again when it changes."""
     tls_key: str = ""
-    """PEM file with its private key, which other users must not be able to read."""
+    """PEM file with the private key. Other users must not be able to read it."""
     tls_client_ca: str = ""
-    """PEM file with the CA of clients; if set, a client has to show a certificate of it as well."""
+    """PEM file with the CA of client certificates. If set, clients must present one."""
     tokens: str = ""
-    """File with a line `ROLE TOKEN` for each token that is accepted; read again when it changes."""
+    """File with a line `ROLE TOKEN` for each accepted token. It is read again when it changes."""
     max_message_bytes: int = 64 * MEBIBYTE
     """Largest gRPC message accepted or sent, in bytes."""
     max_request_bytes: int = 0
-    """Largest gRPC message accepted, if less, in bytes; nothing else is done while one is read; 0 means no less."""
+    """Largest gRPC message accepted, in bytes, if less than `max_message_bytes`. The server does nothing else while it
+    receives one. 0: `max_message_bytes`."""
     max_calls_per_connection: int = 1024
-    """Calls in progress per connection; its client keeps further ones back until one ends."""
+    """Calls in progress per connection. A client holds further calls back until one ends."""
     max_idle_s: float = 3600.0
-    """How long a connection without a call may stay, in seconds; its client opens another when it needs one."""
+    """Seconds that a connection without a call stays open. Clients reconnect when they need to."""
     grace_s: float = 5.0
-    """How long calls in progress may continue after SIGTERM, in seconds."""
+    """Seconds that calls in progress may continue after SIGTERM."""
 
     def __post_init__(self) -> None:
         if not is_server_address(self.address):

@@ -111,7 +111,7 @@ def identify(run: str, name: str) -> None:
 
 
 class _Identified(Collector):
-    """What the process counts, with its labels."""
+    """Metrics of the process, with its labels."""
 
     def collect(self) -> Iterator[Metric]:
         """Return every metric."""

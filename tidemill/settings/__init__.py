@@ -1,1 +1,1 @@
-"""What every dataclass of settings needs: checks of values, documents laid over it, names and code of a user."""
+"""Building blocks of settings: checks of values, documents put over defaults, hints at names, and user code."""

@@ -1,4 +1,4 @@
-"""Settings dataclasses from and to plain documents (what YAML holds), strictly typed."""
+"""Conversion of settings dataclasses from and to plain documents, as YAML holds them, strictly typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports what a user names in a setting: environments, algorithms, networks, losses, callbacks.
+"""Import of user code that a setting names: environments, algorithms, networks, losses, callbacks.
 
 Processes are started with Python's safe path (`-P`), so that a file of the working directory never stands in for a
 module of Tidemill, of its dependencies or of the standard library. A user's own modules there are found all the same,
@@ -42,12 +42,12 @@ def check_user_module(setting: str, path: str) -> None:
     except (ImportError, ValueError):
         exists = False
     if not exists:
-        where = f"it must be installed, or lie in {os.getcwd()}"
+        where = f"install it, or put it into {os.getcwd()}"
         raise ConfigError(f"{setting} is {path!r}, but there is no module {module!r}: {where}")
 
 
 def user_object(setting: str, path: str) -> Any:  # noqa: ANN401 - whatever the name stands for
-    """Return what a setting names by `module:name`.
+    """Return the object that a setting names by `module:name`.
 
     Args:
         setting: Its name, for messages, e.g. `agent.loss`.

@@ -1,4 +1,4 @@
-"""What an actor needs of its newest round to resume behind it: its messages, and the parameters of the next one."""
+"""File with which an actor resumes after its newest round: its messages, and the parameters of the next one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RoundEnd:
 
     @classmethod
     def read(cls, path: Path) -> RoundEnd | None:
-        """Return what was written last; None if nothing was.
+        """Return the round that was written last; None if there is none.
 
         Raises:
             FatalError: The file is corrupt.

@@ -1,4 +1,4 @@
-"""`tidemill check`: says what is wrong with the settings of a whole cluster before any of it starts."""
+"""`tidemill check`: checks the settings of a whole cluster before any part of it starts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tidemill.errors import ConfigError
 from tidemill.services.launcher.commands.train import check_settings
 from tidemill.services.launcher.run.folder import has_trained, write_config
 
-_ABOUT = """Check the settings of a cluster that an engine starts service by service: give it those of all services.
+_ABOUT = """Check the settings of a cluster that an engine starts service by service: pass those of all services.
 
-It refuses what `tidemill train` would refuse, makes one environment, closes it again, and writes ROOT/NAME/config.yaml,
-which `tidemill evaluate`, `export`, `log` and `plot` read. With a wrong setting it writes nothing and ends with 2."""
+It refuses what `tidemill train` refuses, tries one environment, and writes ROOT/NAME/config.yaml, which `tidemill
+evaluate`, `export`, `log` and `plot` read. If a setting is wrong it writes nothing and exits with 2."""
 
 
 def check(argv: Sequence[str]) -> int:

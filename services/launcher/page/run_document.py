@@ -1,4 +1,4 @@
-"""What the status page shows of a run: the launcher's view of it, its logs' last lines and its settings."""
+"""Data of the status page: the launcher's view of the run, the last lines of its logs, and its settings."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class RunDocument:
         return {name: self._lines_of(name) for name in names}
 
     def _video(self) -> int:
-        """Return when the video was made, as a number that changes with it; 0 if there is none."""
+        """Return the video's time of modification in milliseconds; 0 if there is none."""
         try:
             return (self._folder / _FILES["/video.mp4"][0]).stat().st_mtime_ns // 10**6
         except OSError:

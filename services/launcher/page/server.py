@@ -220,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._check_sender(is_page=True)
             verb = self._verb()
             if not self.server.control_lock.acquire(blocking=False):
-                raise _Refused(409, "another button is still at work")
+                raise _Refused(409, "another button's request is in progress; try again when it has finished")
             try:
                 self._answer_json(200, {"message": self.server.control(verb)})
             except InvalidArgument as error:
@@ -236,9 +236,9 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
             raise _Refused(403, "this page is served to 127.0.0.1 and localhost only")
         if origins not in ([], [f"http://{hosts[0]}"]) or (is_page and not origins):
-            raise _Refused(403, "this origin may not ask")
+            raise _Refused(403, "requests of this origin are refused")
         if self.path != "/" and self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            raise _Refused(403, "another site may not ask")
+            raise _Refused(403, "requests of other sites are refused")
 
     def _verb(self) -> str:
         if self.path != "/ctl":

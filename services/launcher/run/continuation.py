@@ -1,4 +1,4 @@
-"""What a run that has trained keeps: the shapes of its networks and the meaning of what its table holds."""
+"""Limits on changes to a run that has trained: the shapes of its networks and the meaning of its table's data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMED = 3
 
 
 def changed_settings(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return what differs in the sections that shapes depend on: dotted name to the values before and now."""
+    """Return the settings that changed in sections that shapes depend on: dotted name to the values before and now."""
     then, new = to_document(before), to_document(now)
     changes: dict[str, tuple[Any, Any]] = {}
     for section in _SECTIONS:
@@ -83,20 +83,20 @@ def _reasons(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings],
     from tidemill.rl.agents.build import build_agent
 
     if before.env.id != now.env.id:
-        yield "what it has learned and stored is of another environment"
+        yield "its checkpoint and table are for another environment"
     if before.agent.algorithm != now.agent.algorithm:
-        yield "its checkpoint is of another algorithm"
+        yield "its checkpoint is for another algorithm"
     before_spec, now_spec = spec_of(before.env), spec_of(now.env)
     if stored_columns(before.agent, before_spec) != stored_columns(now.agent, now_spec):
-        yield "its table holds steps of another form"
+        yield "its table holds steps of another shape"
     old, new = build_agent(before.agent, before_spec), build_agent(now.agent, now_spec)
     if _shapes(old.state_dict()) != _shapes(new.state_dict()):
-        yield "its checkpoint holds networks of another form"
+        yield "its checkpoint holds networks of another shape"
     items = [getattr(before.table, name) == getattr(now.table, name) for name in _OF_ITEMS]
     if before.table.name == now.table.name and not (
         old.window == new.window and old.recurrent_state_size == new.recurrent_state_size and all(items)
     ):
-        yield "its table holds items of another form"
+        yield "its table holds items of another shape"
 
 
 def _shapes(state: Any, name: str = "") -> dict[str, tuple[int, ...]]:  # noqa: ANN401 - nested dicts of tensors

@@ -1,4 +1,4 @@
-"""Makes one environment and plays some steps of it in a separate process before anything of a run is started.
+"""Trial of a run's environment in a separate process, before any service is started.
 
 The launcher imports neither gymnasium nor torch, and an environment may hang, or take its process down with it.
 """
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 _MODULE = "tidemill.services.launcher.run.env_check"
 _SETTINGS, _BEFORE, _REFUSAL, _NOTICE, _OUTPUT = "settings.yaml", "before.yaml", "refusal", "notice", "output"
 _SHOWN_LINES = 8
-_TEXTS = "of the observations of {} the text is left out: {}"
+_TEXTS = "text in the observations of {} is left out: {}"
 _ENDLESS = (
-    "{} has no limit of steps, so an evaluation may never end: "
-    "--env.max-evaluation-steps cuts it, --env.max-episode-steps training"
+    "{} does not limit its episodes, so an evaluation may never end: set --env.max-evaluation-steps, "
+    "and --env.max-episode-steps for training"
 )
 
 
@@ -80,7 +80,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
         said = notice.read_text(encoding="utf-8") if notice.exists() else ""
         last_lines = (folder / _OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     if code:
-        how = ":" if last_lines else f": its process ended with exit code {code} and said nothing"
+        how = ":" if last_lines else f": its process ended with exit code {code} and printed nothing"
         raise ConfigError("\n".join([f"trying env.id {env_id!r} failed{how}", *last_lines[-_SHOWN_LINES:]]))
     return said
 
@@ -137,7 +137,7 @@ def try_here(folder: Path) -> int:
 
 
 def _notices(config: RunConfig, env: VectorEnv) -> list[str]:
-    """Return what the user should know of an environment that can be trained on."""
+    """Return a notice about an environment that can be trained on; empty if there is nothing to tell."""
     from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 
     if not isinstance(env, GymnasiumVectorEnv):

@@ -1,4 +1,4 @@
-"""The processes that send a run's records elsewhere while it trains, one for each of `launcher.loggers`."""
+"""Processes that send a run's records to loggers while it trains, one for each of `launcher.loggers`."""
 
 from __future__ import annotations
 

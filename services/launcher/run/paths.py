@@ -1,4 +1,4 @@
-"""Where the services of one machine's cluster listen and keep their data.
+"""Addresses and data folders of the services of one machine's cluster.
 
 Unix sockets in a private folder: unlike a free TCP port they cannot be taken by another process while a
 service restarts, and no other user of the machine reaches them.
@@ -37,7 +37,7 @@ def make_socket_folder() -> Path:
 
 
 def _places() -> list[Path]:
-    """Return where the folders of sockets may be, the first choice first."""
+    """Return the folders that may hold folders of sockets, in order of preference."""
     places = dict.fromkeys(map(Path, (tempfile.gettempdir(), "/tmp", "/var/tmp")))
     return [place for place in places if len(os.fsencode(place)) + _LONGEST_NAME <= LONGEST_SOCKET]
 
@@ -79,17 +79,17 @@ def with_addresses(config: RunConfig, sockets: Path) -> RunConfig:
 
 
 def shard_address(sockets: Path, shard: int) -> str:
-    """Return where replay shard `shard` listens when there are several."""
+    """Return the address of replay shard `shard`, if there are several."""
     return _socket(sockets / f"replay-{shard}.sock")
 
 
 def actor_address(sockets: Path, index: int) -> str:
-    """Return where the health service of actor `index` listens."""
+    """Return the address of the health service of actor `index`."""
     return _socket(sockets / f"actor-{index}.sock")
 
 
 def inference_address(sockets: Path, index: int) -> str:
-    """Return where inference service `index` listens."""
+    """Return the address of inference service `index`."""
     return _socket(sockets / f"inference-{index}.sock")
 
 

@@ -1,4 +1,4 @@
-"""Plays random steps, so that an environment that cannot be trained on is known before anything is started."""
+"""Random play of an environment, which finds faults of it before a run starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs of `tidemill ctl` and of the status page's buttons, and what each answers."""
+"""Verbs of `tidemill ctl` and of the status page's buttons, and their answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def learner_at(address: str) -> Iterator[LearnerClient]:
             yield client
     except Unavailable as error:
         raise Unavailable(
-            f"the learner at {address} does not answer, or does not yet: see its log ({error})"
+            f"the learner at {address} does not answer; it may still be starting, see its log ({error})"
         ) from error
 
 

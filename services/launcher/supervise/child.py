@@ -30,7 +30,7 @@ _SIGNALS = {"finish": signal.SIGUSR1, "terminate": signal.SIGTERM, "kill": signa
 
 
 class _Process(Protocol):
-    """What `Child` needs of a process, as asyncio has it."""
+    """Interface of a process that `Child` needs, as asyncio has it."""
 
     @property
     def pid(self) -> int: ...

@@ -1,4 +1,4 @@
-"""The launcher's side of the process that forks its services (`tidemill.programs.fork_server`)."""
+"""Client of the process that forks the launcher's services (`tidemill.programs.fork_server`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits until a service reports that it is ready, then watches that it keeps answering."""
+"""Health checks of a service: wait until it is ready, then watch that it keeps answering."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SERVICE = "/grpc.health.v1.Health"
 
 @dataclass(frozen=True)
 class Silence:
-    """How long a service has left checks unanswered.
+    """Time for which a service has left checks unanswered.
 
     Attributes:
         seconds: The time that checks waited for an answer, without what passed between them: a launcher that was itself
@@ -37,7 +37,7 @@ class Silence:
 
 
 async def until_serving(address: str) -> None:
-    """Return when the service at `address` reports SERVING; cancel it to give up.
+    """Wait until the service at `address` reports SERVING; cancel it to give up.
 
     The health service announces changes, so nothing is asked twice once the process listens; before that, the
     attempt to connect is repeated.

@@ -1,4 +1,4 @@
-"""Carries out the supervisor's decisions; all waiting of the launcher happens here."""
+"""Execution of the supervisor's decisions. The launcher waits nowhere else."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class ClusterRunner:
         try:
             await until_serving(spec.health_address)
         except TidemillError as error:  # it will count as not healthy in time
-            self._reporter.event(f"{spec.name} does not report its health: {error}")
+            self._reporter.event(f"{spec.name} cannot be checked: {error}")
             return
         self._events.put_nowait(_Serving(spec.name, child))
         async for silence in silences(spec.health_address, check_s=self.check_s):

@@ -1,4 +1,4 @@
-"""Decides which process to start, restart or end, and when the run is over.
+"""Decisions of the launcher: which process to start, restart or end, and when the run is over.
 
 Plain decisions: what happened and the time go in, what to do comes out. `ClusterRunner` carries it out.
 """
@@ -64,7 +64,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run ended: the exit code of the launcher and the reason."""
+    """Outcome of a run: the exit code of the launcher and the reason."""
 
     exit_code: int
     reason: str
@@ -197,7 +197,7 @@ class Supervisor:
         return [Action(Verb.KILL, name) for name in alive]
 
     def next_timer_s(self) -> float | None:
-        """Return when `on_timer` is due; None if nothing is."""
+        """Return the time at which `on_timer` is due; None if nothing is."""
         deadlines = (process.deadline_s for process in self._processes.values())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 

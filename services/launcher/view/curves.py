@@ -1,4 +1,4 @@
-"""The curves of a run that no single service knows: what its actors and its replay service do together."""
+"""Curves of a run that no single service has: those of its actors and its replay service together."""
 
 from __future__ import annotations
 

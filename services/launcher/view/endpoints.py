@@ -1,4 +1,4 @@
-"""Processes that an engine started, asked at their metrics endpoints how they are and what they logged last."""
+"""State and last log lines of processes that an engine started, from their metrics endpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _START = re.compile(r'^tidemill_start_time_seconds\{[^}]*host="([^"]*)"[^}]*\} (
 
 @dataclass
 class _Process:
-    """What is known of the process at one address."""
+    """State of the process at one address."""
 
     name: str
     phase: Phase = Phase.STARTING
@@ -106,7 +106,7 @@ class AskedEndpoints:
         self._note(process, metrics)
 
     def _note(self, process: _Process, metrics: str) -> None:
-        """Take over what a process says of itself in its metrics."""
+        """Read the state of a process from its metrics."""
         for host, start in _START.findall(metrics):
             lives = self._lives.setdefault(host, [])
             if start not in lives:

@@ -33,7 +33,7 @@ _STYLES = {Phase.SERVING: "green", Phase.STARTING: "yellow", Phase.BACKOFF: "red
 
 
 class _Cut(TypedDict, total=False):
-    """What rich is told of text that is cut; nothing of text that is not."""
+    """Options for rich of text that is cut; empty for other text."""
 
     no_wrap: bool
     overflow: OverflowMethod
@@ -80,7 +80,7 @@ class LiveView:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How much of a run is shown."""
+    """Amount of detail with which a run is shown."""
 
     rows: int
     """Most rows for processes of one kind; 0 shows those alone that do not serve."""
@@ -133,7 +133,7 @@ def _panel(config: RunConfig, status: ClusterStatus, events: Sequence[str], layo
 
 
 def _kind(row: ProcessRow) -> str:
-    """Return what a process has in common with others: `actor` of `actor-3`."""
+    """Return the kind of a process: `actor` for `actor-3`."""
     return row.name.rpartition("-")[0] or row.name
 
 
@@ -268,5 +268,5 @@ def _count(value: int, limit: int) -> str:
 
 
 def _origin(score: Score) -> str:
-    """Return which parameters a score belongs to, in few words for a narrow terminal."""
+    """Return the version and the env steps of a score, in few words for a narrow terminal."""
     return f"version {score.params_version}, {score.env_steps:,} env steps"

@@ -1,4 +1,4 @@
-"""What is known of a run's processes: by the launcher that started them, or by asking their services from outside."""
+"""State of a run's processes, from the launcher that started them or from their health services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a count grows."""
+"""Rate at which a count grows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _RATE_WINDOW_S = 10.0
 
 
 class RateMeter:
-    """How fast a count grows, over the newest ten seconds, or since the previous count where that is older."""
+    """Rate at which a count grows, over the newest ten seconds, or since the previous count where that is older."""
 
     def __init__(self) -> None:
         """Start without a count."""

@@ -1,4 +1,4 @@
-"""Output on the terminal while a run continues: plain lines, or next to nothing; the live table is in `live`."""
+"""Output on the terminal during a run: plain lines, or only warnings. The live table is in `live`."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def describe_score(score: Score) -> str:
 
 
 def describe_origin(score: Score) -> str:
-    """Return which parameters a score belongs to, and when it was measured."""
+    """Return the version and the env steps of a score, and the time of its evaluation."""
     return f"version {score.params_version} after {score.env_steps:,} env steps, at {score.wall_s:.0f} s"
 
 

@@ -72,7 +72,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(data: bytes, source: object) -> Checkpoint:
-    """Return what `encode` was given, by this version or an older one.
+    """Return the contents that `encode` encoded, of this version or an older one.
 
     Args:
         data: The bytes.

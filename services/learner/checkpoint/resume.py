@@ -140,7 +140,7 @@ class ResumableState:
         load_rng_state(snapshot.rng)
 
     def to_bytes(self) -> bytes:
-        """Return what `capture` does as bytes, for `load_bytes`."""
+        """Return the state of `capture` as bytes, for `load_bytes`."""
         return encode(self.capture())
 
     def load_bytes(self, data: bytes) -> None:

@@ -24,7 +24,7 @@ from tidemill.services.learner.distributed.learner_group import LearnerGroup, Ra
 
 @dataclass(frozen=True)
 class DatasetOptions:
-    """How much is drawn and decoded ahead.
+    """Amounts that are drawn and decoded ahead.
 
     Attributes:
         batch_size: Items of a batch of this rank.

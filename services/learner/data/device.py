@@ -145,7 +145,7 @@ From 398 and 124 updates/s of a core with two layers of 256 for 32 and 256 items
 
 
 def learner_device(config: LearnerConfig, spec: EnvSpec, rank: RankInfo) -> torch.device:
-    """Return where one of the ranks computes; with `auto` a learner alone takes a GPU only where that pays.
+    """Return the device of one of the ranks; with `auto` a learner alone takes a GPU only where that pays.
 
     Args:
         config: The learner's settings.

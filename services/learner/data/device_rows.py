@@ -67,7 +67,7 @@ class HostQueue:
         work()
 
     def mark(self) -> Mark:
-        """Return what has been passed (`DeviceQueue`)."""
+        """Return the work that has been passed (`DeviceQueue`)."""
         return _Passed()
 
 
@@ -213,7 +213,7 @@ class DeviceRows:
 
 
 class _Layout:
-    """How an observation lies in memory.
+    """Layout of an observation in memory.
 
     Attributes:
         parts: Of it, in their order; none if it is one array.

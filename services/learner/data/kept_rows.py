@@ -1,4 +1,4 @@
-"""What a learner keeps of the table: in the host's memory, or its observations in the training device's own."""
+"""Rows of the table that a learner keeps: in host memory, or with the observations on the training device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptRows:
-    """What a learner keeps of the table.
+    """Rows of the table that a learner keeps.
 
     Attributes:
         mirror: Its rows; None if nothing is kept.
@@ -35,7 +35,7 @@ class KeptRows:
 
 @dataclass(frozen=True, slots=True)
 class SampleShape:
-    """What one rank needs.
+    """Samples that one rank needs.
 
     Attributes:
         batch_size: Items of one sample.
@@ -76,7 +76,7 @@ def open_kept_rows(
     *,
     shards: int,
 ) -> KeptRows:
-    """Return what this process keeps of the table, its observations on a device if they may and fit.
+    """Return the rows of the table that this process keeps, with observations on a device if they may and fit.
 
     Args:
         config: The learner's settings.

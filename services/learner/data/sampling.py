@@ -1,4 +1,4 @@
-"""Where a learner keeps the rows of its table, and who samples it: this process, or one rank for all of the machine."""
+"""Place of a learner's rows, and the process that samples them: this one, or one rank for the whole machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = structlog.get_logger()
 
 
 class LearnerRows:
-    """What a learner keeps of its table (`Keep`).
+    """Rows of its table that a learner keeps (`Keep`).
 
     Attributes:
         on_device: The observations that are on the training device, once opened; None if all are in the host's memory.

@@ -88,7 +88,7 @@ def batches_per_sample(table: TableSettings, learner: LearnerSettings, signature
 
 @dataclass(frozen=True)
 class FoundTable:
-    """What a table held when the learner came, all shards together.
+    """Contents of a table when the learner started, over all shards.
 
     Attributes:
         items: Its items.

@@ -33,7 +33,7 @@ LEAVE_S = 4
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Which of the ranks this process is."""
+    """Place of this process among the ranks."""
 
     index: int = 0
     """Its number, from 0; rank 0 publishes, writes checkpoints and serves the control API."""
@@ -60,7 +60,7 @@ class RankInfo:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> RankInfo:
-        """Return what torchrun wrote into the environment; a single rank without it."""
+        """Return the rank that torchrun wrote into the environment; a single rank without it."""
         if "WORLD_SIZE" not in environ:
             return cls()
         machines, machine, on_machine = (
@@ -120,7 +120,7 @@ class LearnerGroup(ProcessGroup, Protocol):
         """Vote as `all_agree` does; what is returned waits for the others, and is called before anything else here."""
 
     def broadcast(self, data: bytes) -> bytes:
-        """Return what rank 0 passed; what the others pass is ignored. Waits and raises like `all_agree`."""
+        """Return the value that rank 0 passed; values of the others are ignored. Waits and raises like `all_agree`."""
 
 
 class SingleLearner(SingleProcess):
@@ -195,7 +195,7 @@ class TorchLearnerGroup:
         return agreed
 
     def broadcast(self, data: bytes) -> bytes:
-        """Return what rank 0 passed."""
+        """Return the value that rank 0 passed."""
         length = torch.tensor([len(data)], dtype=torch.int64)
         with self._translated():
             dist.broadcast(length, src=0, group=self._host_group)

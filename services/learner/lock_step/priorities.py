@@ -98,7 +98,7 @@ class RoundPriorities:
                 self._send(client, kept)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: of the rounds since the last snapshot, and of the present one so far."""
+        """Return the state for a checkpoint: of the rounds since the last snapshot, and of the present one so far."""
         with self._sending:
             kept = list(self._kept)
         sizes = [len(keys) for keys, _ in kept]

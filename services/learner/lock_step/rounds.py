@@ -1,4 +1,4 @@
-"""When a learner in lock-step draws what, and how it ends a round."""
+"""Rounds of a learner in lock-step: when it draws batches, and how it ends a round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def batches_per_draw(most: int, lock_step: LockStep) -> int:
 
 
 class DrawSchedule:
-    """When each sample of a run is drawn, and by which seed."""
+    """Schedule of a run's samples: when each is drawn, and with which seed."""
 
     def __init__(self, lock_step: LockStep, run_seed: int, batches: int) -> None:
         """Take the rounds, the run's seed, and how many batches a sample has, which divides those of a round."""

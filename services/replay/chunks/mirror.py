@@ -1,4 +1,4 @@
-"""Which chunks a caller of Sample keeps, so that each is sent to it once."""
+"""Record of the chunks that a caller of Sample keeps, so that each is sent to it once."""
 
 from __future__ import annotations
 

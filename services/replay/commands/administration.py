@@ -16,7 +16,7 @@ _SWITCH = {"on": True, "off": False}
 
 def tables(arguments: Sequence[str]) -> int:
     """Print every table of a server; return 0."""
-    parser = _parser("tables", "Lists the tables of a running replay server, and what was changed of them in use.")
+    parser = _parser("tables", "List the tables of a running replay server and the changes made to them in use.")
     options = parser.parse_args(arguments)
     with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
         for table in client.list_tables():
@@ -28,14 +28,14 @@ def update(arguments: Sequence[str]) -> int:
     """Change a table of a server and print it; return 0. InvalidArgument: nothing was changed."""
     parser = _parser(
         "update",
-        "Changes a table of a running replay server at once and for good: a restarted server keeps it, and writers and "
-        "learners that create the table as before find it so. A rate limiter that is changed, or switched on again, "
-        "begins with neither side ahead. Of several shards each is changed by itself, and holds its part of the table.",
+        "Change a table of a running replay server, immediately and permanently. A restarted server keeps the change, "
+        "and so do writers and learners that create the table as before. A rate limiter that is changed or switched "
+        "on starts balanced. With several shards, change each of them for its part of the table.",
     )
     parser.add_argument("table", help="name of the table")
     for name, kind, what in _OPTIONS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)
-    parser.add_argument("--rate-limiter", choices=_SWITCH, help="off while the table is filled beforehand, then on")
+    parser.add_argument("--rate-limiter", choices=_SWITCH, help="off while you fill the table with recorded data")
     options = parser.parse_args(arguments)
     values = {name: getattr(options, name) for name, _, _ in _OPTIONS}
     change = TableUpdate(**values, rate_limiter_on=_SWITCH[options.rate_limiter] if options.rate_limiter else None)
@@ -47,18 +47,19 @@ def update(arguments: Sequence[str]) -> int:
 def delete(arguments: Sequence[str]) -> int:
     """Delete items of a server's table and print how many; return 0. InvalidArgument: nothing was deleted."""
     parser = _parser(
-        "delete", "Deletes the items of a table of a running replay server that meet every condition given."
+        "delete",
+        "Delete the items of a table of a running replay server that meet every given condition.",
     )
     parser.add_argument("table", help="name of the table")
     parser.add_argument(
         "--actor",
         default="",
         metavar="ID",
-        help="those that this writer wrote: the name of a ReplayWriter, or an actor's id",
+        help="only items of this writer: the name of a ReplayWriter, or an actor's id",
     )
-    parser.add_argument("--env", type=int, metavar="N", help="of it, those of one environment, counted from 0")
+    parser.add_argument("--env", type=int, metavar="N", help="only items of this environment of the writer, from 0")
     parser.add_argument(
-        "--min-age", type=int, default=0, metavar="N", help="those with so many items inserted after them"
+        "--min-age", type=int, default=0, metavar="N", help="only items with at least N inserted after them"
     )
     add_times(parser)
     options = parser.parse_args(arguments)
@@ -81,8 +82,9 @@ def drop(arguments: Sequence[str]) -> int:
     """Drop a table of a server and print how many items went with it; return 0."""
     parser = _parser(
         "drop",
-        "Drops a table of a running replay server for good: its items, its configuration and its counters. Stop what "
-        "writes to it or samples it first: a program that knows the configuration creates the table again.",
+        "Drop a table of a running replay server permanently: its items, its configuration and its counters. First "
+        "stop the programs that write to it or sample it: a program that knows the configuration creates the table "
+        "again.",
     )
     parser.add_argument("table", help="name of the table")
     options = parser.parse_args(arguments)
@@ -109,15 +111,15 @@ def described(table: TableDescription) -> Iterator[str]:
 def _parser(name: str, about: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"tidemill replay {name}", description=about)
     parser.add_argument(
-        "address", help="where the server listens, such as 127.0.0.1:7401 (a run's are in `tidemill status`)"
+        "address", help="address of the server, such as 127.0.0.1:7401 (`tidemill status` shows those of a run)"
     )
     return parser
 
 
 _OPTIONS: tuple[tuple[str, Callable[[str], float], str], ...] = (
-    ("max_items", int, "most items; the remover picks those that go"),
+    ("max_items", int, "most items; the remover picks those to evict"),
     ("max_bytes", int, "most bytes of chunks and payloads, 0 for no limit"),
-    ("max_times_sampled", int, "how often an item may be sampled, 0 for no limit"),
+    ("max_times_sampled", int, "most samples of an item, 0 for no limit"),
     ("priority_exponent", float, "exponent on the priority, of a prioritized sampler"),
     ("min_size", int, "rate limiter: samples wait until the table has held so many items"),
     ("samples_per_insert", float, "rate limiter: samples for each insert on average, 0 for no ratio"),

@@ -34,6 +34,6 @@ def add_times(parser: argparse.ArgumentParser) -> None:
         "--since",
         type=moment,
         metavar="TIME",
-        help="those that came at that time or later: 2026-11-23T14:30, or 2h for two hours ago",
+        help="only items inserted then or later: 2026-11-23T14:30, or 2h for two hours ago",
     )
-    parser.add_argument("--until", type=moment, metavar="TIME", help="those that came before that time")
+    parser.add_argument("--until", type=moment, metavar="TIME", help="only items inserted before then")

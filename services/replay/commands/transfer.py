@@ -20,9 +20,9 @@ def export(arguments: Sequence[str]) -> int:
     """Write a table into a folder and say what was written; return 0."""
     parser = argparse.ArgumentParser(
         prog="tidemill replay export",
-        description="Writes a table of a running replay server into a new folder of safetensors files, as it is at one "
-        "moment; writers and learners continue. The folder is there only once it is whole. Items meet every condition "
-        "given.",
+        description="Write a table of a running replay server into a new folder of safetensors files, as a snapshot "
+        "of one moment. Writers and learners continue meanwhile. The folder appears only once it is complete. Only "
+        "items that meet every given condition are written.",
     )
     parser.add_argument("address", help=_ADDRESS)
     parser.add_argument("table", help="name of the table")
@@ -39,13 +39,13 @@ def import_(arguments: Sequence[str]) -> int:
     """Put a folder's table into a server and say what was imported; return 0."""
     parser = argparse.ArgumentParser(
         prog="tidemill replay import",
-        description="Puts a table that `tidemill replay export` wrote into a running replay server. The folder is "
-        "checked before anything is sent. A new table's rate limiter is off meanwhile and then begins with neither "
-        "side ahead.",
+        description="Import a table from a folder of `tidemill replay export` into a running replay server. The "
+        "folder is checked before anything is sent. The rate limiter of a new table is off during the import and "
+        "starts balanced afterwards.",
     )
     parser.add_argument("address", help=_ADDRESS)
-    parser.add_argument("folder", type=Path, help="what `tidemill replay export` wrote")
-    parser.add_argument("--table", default="", metavar="NAME", help="its name there, if it is to be another")
+    parser.add_argument("folder", type=Path, help="folder that `tidemill replay export` wrote")
+    parser.add_argument("--table", default="", metavar="NAME", help="name on the server (default: the exported name)")
     _add_timeout(parser)
     options = parser.parse_args(arguments)
     report = import_table(options.address, options.folder, table=options.table, timeout_s=options.timeout_s)
@@ -54,7 +54,7 @@ def import_(arguments: Sequence[str]) -> int:
 
 
 def described(report: TransferReport) -> str:
-    """Return what was moved, for a person to read."""
+    """Return a report for a person to read."""
     lost = f" ({report.lost_items:,} more are corrupt and were left out)" if report.lost_items else ""
     return f"{report.items:,} items{lost} of {report.table}, {report.steps:,} steps, {report.size_bytes:,} bytes"
 
@@ -70,19 +70,19 @@ def add_range(parser: argparse.ArgumentParser) -> None:
 
 
 def range_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the options of `add_range` say."""
+    """Return the values of the options of `add_range`."""
     ages = {"min_age": options.min_age, "max_age": options.max_age}
     return {"newest": options.newest, **ages, **_times_of(options)}
 
 
 def _times_of(options: argparse.Namespace) -> dict[str, float | None]:
-    """Return what the options of `add_times` say."""
+    """Return the values of the options of `add_times`."""
     return {"since_s": options.since, "until_s": options.until}
 
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--timeout-s", type=float, default=60.0, metavar="S", help="longest wait for the server's next word, in seconds"
+        "--timeout-s", type=float, default=60.0, metavar="S", help="seconds to wait for a response from the server"
     )
 
 
@@ -90,16 +90,17 @@ def to_minari(arguments: Sequence[str]) -> int:
     """Make a Minari dataset of a table and say what is in it; return 0."""
     parser = argparse.ArgumentParser(
         prog="tidemill replay to-minari",
-        description="Makes a Minari dataset of a table of a running replay server, as the table is at one moment. Its "
-        "columns are observation, action, reward, terminated and truncated, and is_first or next_observation.",
+        description="Make a Minari dataset of a table of a running replay server, as a snapshot of one moment. The "
+        "table's columns must be observation, action, reward, terminated and truncated, and is_first or "
+        "next_observation.",
     )
     parser.add_argument("address", help=_ADDRESS)
     parser.add_argument("table", help="name of the table")
     parser.add_argument("dataset", help="name of the dataset, such as walks/random-v0; must not exist")
-    parser.add_argument("--env", metavar="ID", help="the gymnasium environment whose spaces it has; else boxes")
+    parser.add_argument("--env", metavar="ID", help="gymnasium environment with the dataset's spaces (default: boxes)")
     parser.add_argument("--newest", type=int, metavar="N", help="only the N newest items")
     add_times(parser)
-    parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="where the table is kept meanwhile")
+    parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="folder for the table during the export")
     _add_timeout(parser)
     options = parser.parse_args(arguments)
     report = export_minari(
@@ -120,7 +121,7 @@ def from_minari(arguments: Sequence[str]) -> int:
     """Put a Minari dataset into a table and say what it holds; return 0."""
     parser = argparse.ArgumentParser(
         prog="tidemill replay from-minari",
-        description="Writes a Minari dataset on this machine into a new table of a running replay server.",
+        description="Write a Minari dataset of this machine into a new table of a running replay server.",
     )
     parser.add_argument("address", help=_ADDRESS)
     parser.add_argument("dataset", help="name of the dataset, as `minari list local` shows it")
@@ -141,14 +142,15 @@ def copy(arguments: Sequence[str]) -> int:
     """Copy tables to another server and say what was copied; return 0."""
     parser = argparse.ArgumentParser(
         prog="tidemill replay copy",
-        description="Copies tables of a running replay server to another one, such as for a fork of an experiment: "
-        "each as it is at one moment; writers and learners of the source continue. The target must not have them.",
+        description="Copy tables of a running replay server to another one, such as for a fork of an experiment. Each "
+        "is a snapshot of one moment; writers and learners of the source continue. The target must not have these "
+        "tables.",
     )
-    parser.add_argument("source", help="where the server with the tables listens, such as 127.0.0.1:7401")
-    parser.add_argument("target", help="where the other one listens")
+    parser.add_argument("source", help="address of the server with the tables, such as 127.0.0.1:7401")
+    parser.add_argument("target", help="address of the other server")
     parser.add_argument("tables", nargs="*", help="names of the tables; all if none is given")
     add_times(parser)
-    parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="where each is kept on disk meanwhile")
+    parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="folder for each table during the copy")
     _add_timeout(parser)
     options = parser.parse_args(arguments)
     reports = copy_tables(

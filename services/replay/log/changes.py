@@ -66,7 +66,7 @@ class ItemColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableChanges:
-    """What changed in one table: first items went, then items came.
+    """Changes of one table: first the removed items, then the inserted ones.
 
     Attributes:
         table: Number of the table.

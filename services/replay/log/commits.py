@@ -1,4 +1,4 @@
-"""Who waits for the log: appends for room in its queue, acknowledgements for the disk."""
+"""Waits for the log: appends for room in its queue, acknowledgements for the disk."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ _log = LateLogger()
 
 
 class Writing(Protocol):
-    """What is to be known of the log's writer."""
+    """State of the log's writer that the compactor reads."""
 
     def room(self) -> Awaitable[None]:
         """Wait until its queue has room for another record."""

@@ -49,7 +49,7 @@ class Corruption:
 
 
 class Mend(enum.Enum):
-    """How a file is repaired."""
+    """Repair of a file."""
 
     CUT = "cut"
     """Truncate it: what follows is an unfinished record."""
@@ -115,7 +115,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Continuity:
-    """What is known of the chain of records.
+    """Known part of the chain of records.
 
     Attributes:
         sequence: Newest record, 0 before the first.

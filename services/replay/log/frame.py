@@ -1,4 +1,4 @@
-"""How records lie in a file of the log: framed with length, kind and checksums. No I/O here.
+"""Framing of records in a file of the log: length, kind and checksums. No I/O here.
 
 A file begins with a preamble that names the format and the log's *mark*: random bytes that no actor knows, with which
 every frame of the log begins, so that bytes of an actor's are never taken for a frame. A frame is a header, a *meta*
@@ -186,7 +186,7 @@ class Frame:
 
 @dataclass(slots=True)
 class Scan:
-    """What a file holds.
+    """Contents of a file.
 
     Attributes:
         frames: The intact frames in order.
@@ -252,7 +252,7 @@ def _read_header(data: memoryview, start: int, mark: bytes) -> tuple[Frame, int]
 
 
 def _next_header(data: memoryview, start: int, mark: bytes) -> int | None:
-    """Return where the next intact header starts."""
+    """Return the position of the next intact header."""
     window = 2**20
     while start < len(data):
         piece = bytes(data[start : start + window + MARK_BYTES - 1])

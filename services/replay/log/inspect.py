@@ -131,7 +131,7 @@ intact log, 1 for a corrupt one; an unfinished record at the end, as a killed se
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What is in a log.
+    """Contents of a log.
 
     Attributes:
         found: The contents of its files.

@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class LogPosition:
-    """Where the next record goes.
+    """Position of the next record.
 
     Attributes:
         segment: Number of the segment.
@@ -239,7 +239,7 @@ def _item_columns(table: Table, slots: Ints) -> ItemColumns:
 
 
 def describe_state(replay: ReplayState) -> dict[str, Any]:
-    """Return what a restart needs to know of everything before a segment, except chunks and items."""
+    """Return the facts about everything before a segment that a restart needs, except chunks and items."""
     return {
         "store_id": replay.store_id,
         "env_steps": replay.env_steps,

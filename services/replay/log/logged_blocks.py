@@ -21,7 +21,7 @@ _FIRST_CAPACITY = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Locations:
-    """Where blobs lie in the log.
+    """Locations of blobs in the log.
 
     Attributes:
         ids: Identity of each, int64 [N].
@@ -92,7 +92,7 @@ class LoggedBlocks:
         return [self._data[slot] for slot in slots.tolist()]
 
     def locations(self, slots: Ints) -> Locations:
-        """Return where the log has chunks [N]."""
+        """Return the locations of chunks [N] in the log."""
         segments = self.segments[slots].astype(np.int64)
         return Locations(self.ids[slots], segments, self._offsets[slots], self._sizes[slots])
 

@@ -95,7 +95,7 @@ class Snapshot:
 
 
 def item_states(items: Items, slots: NDArray[np.int64]) -> States:
-    """Return what a snapshot keeps of items at slots [N]."""
+    """Return the data that a snapshot keeps of items at slots [N]."""
     states = np.empty(len(slots), dtype=ITEM_STATE)
     states["slot"], states["number"] = slots, items.numbers(slots)
     states["priority"], states["times_sampled"] = items.priorities[slots], items.times_arrived(slots)
@@ -121,7 +121,7 @@ def encode_snapshot(snapshot: Snapshot, mark: bytes) -> list[bytes]:
 
 
 def decode_snapshot(data: bytes, mark: bytes, name: object) -> Snapshot | None:
-    """Return what `encode_snapshot` made bytes of, or None if they are corrupt.
+    """Return the snapshot of bytes from `encode_snapshot`, or None if they are corrupt.
 
     Raises:
         FatalError: they have another format.

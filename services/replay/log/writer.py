@@ -118,7 +118,7 @@ Command = Write | Delete
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the writer is.
+    """Progress of the writer.
 
     Attributes:
         written: Every record up to this sequence number is written.

@@ -45,7 +45,7 @@ def _rank(values: NDArray[np.float64]) -> NDArray[np.uint64]:
 
 
 def _number(ranks: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return what `_rank` was given."""
+    """Return the numbers [N] that `_rank` was given."""
     bits = np.where(ranks < _SIGN, ~ranks, ranks & ~_SIGN)
     return np.where(ranks == _EMPTY, -np.inf, bits.view(np.float64))
 

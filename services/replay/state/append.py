@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 
 class BlockSizes:
-    """What sizes the blocks of a chunk may have.
+    """Allowed sizes of the blocks of a chunk.
 
     A RAW block has exactly the bytes of its steps; any other is an LZ4 block of them.
     """
@@ -190,7 +190,7 @@ class AppendSession:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AppendPlan:
-    """What of a checked message is new.
+    """New parts of a checked message.
 
     Attributes:
         revision: Revision of the epoch for which that is so.
@@ -253,7 +253,7 @@ def plan_append(session: AppendSession, chunks: Sequence[Chunk], items: Sequence
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AppendResult:
-    """What became of a message.
+    """Result of a message.
 
     Attributes:
         slots: Slots of its new chunks, in order; some may be free again, int64 [C].

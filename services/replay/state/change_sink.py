@@ -1,4 +1,4 @@
-"""Where a state reports its changes, so that it need not know of the log that keeps them."""
+"""Interface through which a state reports its changes, so that it does not depend on the log."""
 
 from __future__ import annotations
 

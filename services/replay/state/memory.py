@@ -1,4 +1,4 @@
-"""How much memory a server takes for its callers, what of it is stored, and what leaves it first."""
+"""Memory budget of a server: its size, the data stored in it, and what is evicted first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def default_budget_bytes(shards: int, container_bytes: int | None) -> int:
 
 
 class EvictableBlobs(Protocol):
-    """Where blobs are kept."""
+    """Storage of blobs that can be evicted."""
 
     def is_resident(self, slot: int, chunk_id: int) -> bool:
         """Return whether a chunk's blob is in memory, and the slot still that chunk's."""

@@ -60,7 +60,7 @@ def _keys(place: EpochPlace) -> NDArray[np.uint64]:
 
 
 def _permuted(places: Ints, size: int, keys: NDArray[np.uint64]) -> Ints:
-    """Return where places [N] of 0 .. size - 1 go in a permutation of these numbers that the keys choose.
+    """Return the images of places [N] of 0 .. size - 1 in a permutation of these numbers that the keys choose.
 
     It is a Feistel network over a power of 4, walked until it comes back below `size` (Black & Rogaway, 2002, section
     3): a place outside goes through it again.

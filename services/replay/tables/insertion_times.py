@@ -1,4 +1,4 @@
-"""When items came, to the second: a few marks for a whole table in place of a time for each item (ADR 0046)."""
+"""Insertion times of items, to the second: a few marks per table instead of a time per item (ADR 0046)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When inserts and samples of a table must wait. Arithmetic only; waiting happens in the admission."""
+"""Rate limiter of a table: when inserts and samples must wait. Arithmetic only; waiting happens in the admission."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class TableStats:
 
     @classmethod
     def from_array(cls, values: NDArray[np.integer]) -> TableStats:
-        """Return what `to_array` made numbers of."""
+        """Return the statistics of an array of `to_array`."""
         numbers = [int(value) for value in values]
         counters, rest = numbers[:_COUNTERS], numbers[_COUNTERS:]
         return cls(Counters(*counters), rest[0], (rest[1], rest[2], rest[3]))

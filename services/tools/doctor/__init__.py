@@ -1,1 +1,1 @@
-"""The checks of `tidemill doctor`: what is installed, and what the machine allows."""
+"""Checks of `tidemill doctor`: installed software, and limits of the machine."""

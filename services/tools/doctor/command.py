@@ -1,4 +1,4 @@
-"""`tidemill doctor`: checks what a run needs from this machine, or a network from a GPU, and says what to do."""
+"""`tidemill doctor`: checks whether this machine can run Tidemill, or a network can train on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ABOUT = "Check what a run needs from this machine, and print what to do about a
 def doctor(argv: Sequence[str]) -> int:
     """Print every finding; return 0, or 1 if a run would fail."""
     parser = argparse.ArgumentParser(prog="tidemill doctor", description=_ABOUT)
-    parser.add_argument("--root", type=Path, default=Path("runs"), help="where runs are kept (default: runs)")
+    parser.add_argument("--root", type=Path, default=Path("runs"), help="folder of all runs (default: runs)")
     parser.add_argument(
         "--certs", type=Path, default=Path("certs"), help="folder of `tidemill certs`, if there is one (default: certs)"
     )

@@ -1,4 +1,4 @@
-"""What a check of `tidemill doctor` has found, and how checks ask other programs."""
+"""Findings of the checks of `tidemill doctor`, and calls of other programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Finding:
 
 
 def says(*command: str) -> str | None:
-    """Return what a command prints, without blanks around it; None if it is not there, fails or takes two minutes."""
+    """Return the output of a command, stripped; None if it is missing, fails or takes two minutes."""
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
@@ -36,5 +36,5 @@ def says(*command: str) -> str | None:
 
 
 def python_says(code: str) -> str | None:
-    """Return what code prints in a separate process: the launcher itself never imports torch."""
+    """Return the output of code in a separate process: the launcher itself never imports torch."""
     return says(sys.executable, "-c", code)

@@ -1,4 +1,4 @@
-"""Whether a learner could use the GPUs of this machine, one or several of them, alone and in containers."""
+"""Checks of this machine's GPUs: one or several, alone and in containers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answer = Mapping[str, Any]
 
 
 def gpus() -> list[Finding]:
-    """Return what torch can do with each GPU; ask a process of its own, as the launcher never imports torch."""
+    """Return torch's abilities on each GPU, from a separate process: the launcher never imports torch."""
     command = [sys.executable, "-W", "ignore", "-m", "tidemill.gpu_probe"]
     try:
         ended = subprocess.run(
@@ -44,7 +44,7 @@ def gpus() -> list[Finding]:
 
 
 def findings(answers: Sequence[Answer], error: str, seen: str) -> list[Finding]:
-    """Return what the answers of `tidemill.gpu_probe` mean.
+    """Return findings for the answers of `tidemill.gpu_probe`.
 
     Args:
         answers: Its lines, in their order.
@@ -105,7 +105,7 @@ def _gpu(answer: Answer) -> Finding:
 
 
 def _together(known: Answer, count: int) -> list[Finding]:
-    """Return what several GPUs need to train together; nothing for one."""
+    """Return findings on what several GPUs need to train together; none for one GPU."""
     if count == 1:
         return []
     if not known["nccl"]:

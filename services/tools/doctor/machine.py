@@ -1,4 +1,4 @@
-"""What the machine allows: open files, memory, disk, the clock, ports, sockets, and how long certificates last."""
+"""Checks of the machine: open files, memory, disk, clock, ports, sockets, and expiry of certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a user's own network would train on a GPU: its updates are rehearsed, which needs none."""
+"""Check of a user's own network: its updates on a GPU are rehearsed, without a GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def question(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what `tidemill.rehearsal.network` is asked; end the program if an option is not as it must be."""
+    """Return the request for `tidemill.rehearsal.network`; exit if an option is invalid."""
     shape = _SHAPE.fullmatch(arguments.observations)
     if shape is None:
         parser.error(f"--observations is {arguments.observations!r}, allowed: 8, 84x84, 84x84x3:float32 and the like")
@@ -75,7 +75,7 @@ def _value(text: str) -> object:
 
 
 def rehearsed(asked: Mapping[str, Any]) -> list[Finding]:
-    """Return what a process of its own finds in the updates of every algorithm with a network.
+    """Return the findings of a separate process on the updates of every algorithm with a network.
 
     Args:
         asked: As `question` returns it.
@@ -96,7 +96,7 @@ def rehearsed(asked: Mapping[str, Any]) -> list[Finding]:
 
 
 def findings(network: str, answers: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Return what the lines of `tidemill.rehearsal.network` mean: a finding for each fault, and one for all others."""
+    """Return findings for the lines of `tidemill.rehearsal.network`: one for each fault, and one for all others."""
     by_fault: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for answer in answers:
         for kind, text in answer["faults"]:

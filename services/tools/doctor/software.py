@@ -1,4 +1,4 @@
-"""What is installed: Python, packages, the kernel, drivers, games, containers."""
+"""Checks of installed software: Python, packages, the kernel, drivers, games, containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tidemill log RUN --to wandb`: sends what a run wrote down to Weights & Biases, MLflow or a logger of one's own."""
+"""`tidemill log RUN --to wandb`: sends a run's records to Weights & Biases, MLflow or your logger."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tidemill import formats
 from tidemill.services.launcher.run.folder import check_is_run, is_running
 from tidemill.services.tools.log.follow import Follower
 
-_ABOUT = """Send a run's curves, evaluations, settings and result somewhere else, and follow it while it trains.
+_ABOUT = """Send a run's curves, evaluations, settings and result to a logger, also while the run trains.
 
-It reads the run's files and nothing else, so it may be started before the end or years after it, be stopped at any time
-and be started again: what was sent is not sent twice. Each logger keeps its place in RUN/loggers. Accounts, addresses
-and projects are set as their own packages have it: WANDB_PROJECT, WANDB_MODE=offline, MLFLOW_TRACKING_URI and so on."""
+It only reads the run's files: start it during the run or later, and stop and restart it at any time. Nothing is sent
+twice; each logger's position is kept in RUN/loggers. Accounts, addresses and projects are set by the variables of the
+logger's package: WANDB_PROJECT, WANDB_MODE=offline, MLFLOW_TRACKING_URI and others."""
 
 
 def log(argv: Sequence[str]) -> int:
@@ -28,10 +28,9 @@ def log(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--to", required=True, metavar="LOGGER", help="wandb, mlflow, or module:name of a tidemill.RunLogger"
     )
-    parser.add_argument("--every-s", type=float, default=5.0, metavar="S", help="seconds between two looks")
-    parser.add_argument(
-        "--follow", action="store_true", help="until stopped or result.json is there, also without a launcher"
-    )
+    parser.add_argument("--every-s", type=float, default=5.0, metavar="S", help="polling interval in seconds")
+    follow = "keep following until the run finishes (result.json appears) or you stop it"
+    parser.add_argument("--follow", action="store_true", help=follow)
     arguments = parser.parse_args(list(argv))
     if not arguments.every_s > 0:
         parser.error(f"--every-s is {arguments.every_s}, allowed: more than 0")

@@ -1,4 +1,4 @@
-"""Reads what a run writes down, from where it was last read, for a logger; the place is kept with the run."""
+"""Incremental reading of a run's records for a logger. The position is kept in the run's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_A_SCORE = ("mean", "std", "min", "max", "median", "mean_length", "human_norm
 
 @dataclass
 class Place:
-    """How far a logger has read, and what the run is called at the other end."""
+    """Position of a logger in a run's records, and its name for the run."""
 
     id: str = ""
     metrics_bytes: int = 0
@@ -156,7 +156,7 @@ def _whole_lines(file: Path, offset: int) -> list[bytes]:
 
 
 def _point_of_line(line: bytes) -> Point | None:
-    """Return what a line of metrics.jsonl says; None if it is none."""
+    """Return the record of a line of metrics.jsonl; None if it is not valid."""
     try:
         values = json.loads(line)
         step, time_s = int(values.pop("step")), float(values.pop("time"))

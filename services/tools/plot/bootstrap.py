@@ -1,4 +1,4 @@
-"""Statistics over several seeds: means, interquartile means, and how sure they are."""
+"""Statistics over several seeds: means, interquartile means, and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def mean_interval(values: Floats, level: float = 0.95) -> tuple[Floats, Floats]:
 
 
 def common_grid(curves: Sequence[tuple[Sequence[float], Sequence[float]]], points: int = 101) -> Floats:
-    """Return where all curves have something to say: from the latest first x to the earliest last one.
+    """Return the range that all curves cover: from the latest first x to the earliest last x.
 
     Args:
         curves: x in rising order and y of each.

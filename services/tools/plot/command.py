@@ -1,4 +1,4 @@
-"""`tidemill plot RUN…`: learning curves of runs in one picture, and what they say together in a table."""
+"""`tidemill plot RUN…`: learning curves of runs in one picture, and their statistics in a table."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tidemill.errors import ConfigError
 from tidemill.services.tools.plot.bootstrap import interquartile_mean, mean_interval
 from tidemill.services.tools.plot.groups import Group, find_groups
 
-_ABOUT = """Draw the learning curves of runs, and print what they say together.
+_ABOUT = """Draw the learning curves of runs, and print their statistics.
 
-Runs that differ by nothing but their seed make one curve: the mean over seeds with its 95 % bootstrap interval.
+Runs that differ only in their seed make one curve: the mean over seeds with its 95 % bootstrap interval.
 LABEL=FOLDER puts runs under a label of your own. The table has each run's last evaluation during training; for figures
 to report, `tidemill evaluate` plays fresh episodes."""
 

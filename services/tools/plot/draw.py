@@ -1,4 +1,4 @@
-"""The picture of `tidemill plot`."""
+"""Picture of `tidemill plot`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs to compare: those that differ by nothing but their seed make one curve."""
+"""Groups of runs to compare: runs that differ only in their seed make one curve."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _settings_key(folder: Path) -> str:
 
 
 def _label(folders: Sequence[Path]) -> str:
-    """Return what the names of a group's folders have in common, or else all; of `seed-1` the folder above."""
+    """Return the common part of the names of a group's folders, or else all names; for `seed-1` the folder above."""
     names = [folder.name for folder in folders]
     same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     common = names[0] if len(names) == 1 else _without_number("".join(letters[0] for letters in same))

@@ -1,1 +1,1 @@
-"""`tidemill sweep`: trials of a run with other settings, beside one another, and what they say."""
+"""`tidemill sweep`: trials of a run with varied settings, side by side, and their comparison."""

@@ -1,4 +1,4 @@
-"""`tidemill sweep FILE`: trains a config with other settings, many times, and says which do best."""
+"""`tidemill sweep FILE`: trains a config with varied settings and ranks them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FAILURES_TO_STOP = 3
 _CHANGEABLE = ("trials", "parallel")
 """Settings of a sweep that may differ when it is continued."""
 
-_ABOUT = """Train a config with other settings, many times, and say which do best.
+_ABOUT = """Train a config with varied settings and rank the trials by score.
 
 FILE is YAML, for example:
 
@@ -44,17 +44,17 @@ FILE is YAML, for example:
   method: random                          # grid, random, or tpe (Optuna; pip install 'tidemill[sweep]')
   trials: 20
   seeds: [1, 2]                           # runs of each trial; its score is their mean
-  objective: last                         # evaluation that counts: last, best, or the mean of all
-  parallel: 1                             # runs beside one another, spread over the GPUs
-  share_replay: false                     # whether one replay service has the tables of all
+  objective: last                         # score of a run: its last or best evaluation, or their mean
+  parallel: 1                             # simultaneous runs, spread over the GPUs
+  share_replay: false                     # share one replay service among all runs
   settings: {run.max_env_steps: 50000}    # for all trials
   space:
     agent.learning_rate: {log: [1e-5, 1e-2]}
     agent.batch_size: [32, 64, 128]
     agent.gamma: {uniform: [0.95, 0.999]}
 
-The folder holds results.csv, results.png, and the runs. The same command continues a sweep that was stopped, with the
-runs it had begun. The seeds of a sweep have chosen its winner: report it on others."""
+The folder holds results.csv, results.png, and the runs. The same command continues a sweep that was stopped, and its
+unfinished runs. The winner was chosen on these seeds, so its score is too good: report results on new seeds."""
 
 
 def sweep(argv: Sequence[str]) -> int:
@@ -62,9 +62,9 @@ def sweep(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="tidemill sweep", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="what to try, see above")
+    parser.add_argument("file", type=Path, metavar="FILE", help="description of the sweep, see above")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="where it is kept (default: sweeps/NAME of the file)"
+        "--out", type=Path, metavar="FOLDER", help="folder of the sweep (default: sweeps/NAME of the file)"
     )
     arguments = parser.parse_args(list(argv))
     plan = read_sweep(arguments.file)
@@ -80,7 +80,7 @@ def sweep(argv: Sequence[str]) -> int:
 
 
 class _Loop:
-    """Starts runs, as many as go beside one another, and takes in their scores."""
+    """Starts runs, as many as may run at the same time, and collects their scores."""
 
     def __init__(self, plan: Sweep, folder: Path, journal: Journal, shared: SharedReplay | None = None) -> None:
         self._plan, self._folder, self._journal, self._shared = plan, folder, journal, shared

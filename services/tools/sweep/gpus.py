@@ -1,4 +1,4 @@
-"""Which GPUs of the machine each run of a sweep sees, so that runs beside one another do not all take the first."""
+"""Assignment of GPUs to the runs of a sweep, so that simultaneous runs do not all take the first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(environment: Mapping[str, str]) -> list[str]:
-    """Return what CUDA may see, each GPU as CUDA_VISIBLE_DEVICES names it; nvidia-smi is asked if that is not set."""
+    """Return the visible GPUs, by CUDA_VISIBLE_DEVICES or else by nvidia-smi."""
     if (named := environment.get(VARIABLE)) is not None:
         return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
     listed = (says("nvidia-smi", "-L") or "").splitlines()
@@ -23,8 +23,8 @@ def of_slot(gpus: Sequence[str], slot: int, slots: int, config: Mapping[str, Any
 
     Args:
         gpus: Those that the sweep may use.
-        slot: The run's number among those beside one another, from 0.
-        slots: How many runs go beside one another; with more runs than GPUs some share one.
+        slot: Number of the run among simultaneous runs, from 0.
+        slots: Number of simultaneous runs; with more runs than GPUs some share one.
         config: The run's config document. A run whose learners need more than its share sees all GPUs, as does one
             that takes a GPU by its number.
     """

@@ -1,4 +1,4 @@
-"""trials.jsonl: what a sweep has begun and finished, so that it continues where it stopped, whatever stopped it."""
+"""trials.jsonl: the started and finished trials of a sweep, from which it continues after any stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that describes a sweep, read and checked before anything runs."""
+"""File that describes a sweep, read and checked before anything runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.settings.overlay import overlay
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """What a sweep's file says beside its space."""
+    """Settings of a sweep's file besides its space."""
 
     base: str = ""
     """Config that the trials vary: a preset's name or a file."""
@@ -30,7 +30,7 @@ class SweepSettings:
     objective: Literal["last", "best", "mean"] = "last"
     """Score of a run: its last evaluation, its best one, or the mean of all, which favours learning fast."""
     parallel: int = 1
-    """Runs beside one another; each has a cluster of its own, and its share of the machine's GPUs."""
+    """Simultaneous runs; each has its own cluster and a share of the machine's GPUs."""
     share_replay: bool = False
     """Whether one replay service has the tables of all runs, instead of one for each run."""
     seed: int = 1

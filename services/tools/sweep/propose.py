@@ -1,4 +1,4 @@
-"""Which values a sweep tries next."""
+"""Proposal of the next values of a sweep."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def propose(sweep: Sweep, trials: Sequence[Trial]) -> Values:
 
 
 def _propose_by_optuna(sweep: Sweep, trials: Sequence[Trial]) -> Values:
-    """Return what Optuna's TPE sampler makes of the trials so far.
+    """Return the proposal of Optuna's TPE sampler after the trials so far.
 
     The study is made again from the journal each time: nothing else has to be kept, and a sweep that was killed
     continues as it would have. Trials under way count as bad for now, so that the same place is not proposed again.

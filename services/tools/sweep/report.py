@@ -1,4 +1,4 @@
-"""What a sweep says: results.csv, a table of the best trials, and a picture of score against each setting."""
+"""Report of a sweep: results.csv, a table of the best trials, and a plot of the score against each setting."""
 
 from __future__ import annotations
 

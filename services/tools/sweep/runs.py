@@ -1,4 +1,4 @@
-"""The runs of a sweep: each a `tidemill train` of its own, in a folder of its own, continued where it was cut off."""
+"""Runs of a sweep: each a separate `tidemill train` in its own folder, resumed if it was interrupted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Run:
     Attributes:
         trial: Its trial.
         seed: Its seed.
-        slot: Its number among those beside one another, from 0.
+        slot: Its number among simultaneous runs, from 0.
         process: Its launcher.
     """
 
@@ -45,17 +45,17 @@ class Run:
 
 
 def run_folder(sweep_folder: Path, trial: Trial, seed: int) -> Path:
-    """Return where a trial's run of a seed is kept."""
+    """Return the folder of a trial's run with a seed."""
     return sweep_folder / f"trial-{trial.number:04d}" / f"seed-{seed}"
 
 
 def run_name(trial: Trial, seed: int) -> str:
-    """Return what the table and the actors of a run are called where runs share a replay service."""
+    """Return the name of a run's table and actors where runs share a replay service."""
     return f"trial_{trial.number:04d}_seed_{seed}"
 
 
 def fork_client(config: Mapping[str, Any]) -> ForkClient | None:
-    """Return what runs and their services are forked from, unless the base config wants none forked."""
+    """Return the fork server for runs and their services; None if the base config disables it."""
     wanted = linux.AVAILABLE and (config.get("launcher") or {}).get("fork_services", True)
     return ForkClient(DEFAULTS | os.environ, DRAWING) if wanted else None
 

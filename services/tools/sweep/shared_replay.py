@@ -1,4 +1,4 @@
-"""One replay service for all runs of a sweep, each with a table and actors of its own names."""
+"""Replay service that all runs of a sweep share, each with its own table and actor names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SharedReplay:
         remove_socket_folder(self._sockets)
 
     def arguments(self, name: str) -> list[str]:
-        """Return what `tidemill train` and `resume` need so that a run of this name uses it."""
+        """Return the options with which a run of this name uses the service, for `tidemill train` and `resume`."""
         settings = {"launcher.replay": "false", "cluster.replay": self._address, "table.name": name, "actor.id": name}
         return [word for key, value in settings.items() for word in (f"--{key}", value)]
 

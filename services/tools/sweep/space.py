@@ -1,4 +1,4 @@
-"""What a sweep tries: the settings that vary, by their dotted names, and the values of each."""
+"""Search space of a sweep: the settings that vary, by their dotted names, and their values."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _read(*words: str) -> RunConfig:
 @pytest.mark.parametrize(
     "words, line",
     [
-        (["word"], "'word' belongs to no option"),
+        (["word"], "'word' is not an option"),
         (["--nothing.like-this", "1"], "unknown option --nothing.like-this; sections are log, run"),
         (["--run.nothing-like-this", "1"], "unknown option --run.nothing-like-this"),
         (["--run.seed"], "option --run.seed needs a value"),

@@ -108,7 +108,7 @@ def test_help_of_a_setting_says_all_of_it(capsys: pytest.CaptureFixture[str], mo
     assert _shown(capsys, "--help", "run.max-wall-s") == _shown(capsys, "--help", "run.max_wall_s")
     assert "--run.max-wall-s NUMBER" in shown + _shown(capsys, "--help", "run.max_wall_s")
     assert "uniform|prioritized|fifo" in _shown(capsys, "--help", "table.sampler")
-    with pytest.raises(ConfigError, match=r"no setting begins with 'run\.sed_'; did you mean 'run\.seed'"):
+    with pytest.raises(ConfigError, match=r"no setting starts with 'run\.sed_'; did you mean 'run\.seed'"):
         _load("--help", "run.sed_")
 
 

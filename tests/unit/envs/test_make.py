@@ -52,7 +52,7 @@ def test_kwargs_reach_the_environment() -> None:
         ("not an id", "env.id is 'not an id', which is not a known environment"),
         ("ALE/Pung-v5", "not a known Atari game; did you mean 'ALE/Pong-v5'?"),
         ("ALE/pong_v5", "not a known Atari game; did you mean 'ALE/Pong-v5'?"),
-        ("no_such_module:Env-v0", "No module named 'no_such_module': it must be installed, or lie in /"),
+        ("no_such_module:Env-v0", "No module named 'no_such_module': install it, or put it into /"),
         (f"{HERE}:countin", "neither defines nor registers 'countin'; did you mean 'counting'?"),
         (f"{HERE}:no_environment", "which made int, allowed: a gymnasium.Env"),
         (

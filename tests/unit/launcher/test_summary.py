@@ -63,7 +63,7 @@ def test_resume_says_what_comes_back_and_what_does_not(tmp_path: Path) -> None:
     assert "environments not restored" in said
     (tmp_path / "replay").mkdir()
     (tmp_path / "replay" / "segment").touch()
-    assert "its tables come back from the log" in "\n".join(describe_restored(tmp_path))
+    assert "from the log" in "\n".join(describe_restored(tmp_path))
     assert "starts from scratch" in "\n".join(describe_restored(tmp_path / "nothing"))
 
 

@@ -27,6 +27,6 @@ def test_iso_times_are_local_unless_they_name_a_zone() -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "5w", "-3h", "12"])
 def test_anything_else_is_refused_with_what_may_be_written(text: str) -> None:
-    """A number alone is no time."""
+    """A number alone is not a time."""
     with pytest.raises(argparse.ArgumentTypeError, match="is not a time: write 2026-11-23"):
         moment(text)

@@ -324,7 +324,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             self._resources.close()
 
     def shards(self) -> tuple[ShardReport, ...]:
-        """Return what is known of each server, in order of name; nothing for a single one."""
+        """Return the status of each server, in order of name; empty for a single server."""
         return tuple(report for opened in self._opened for report in opened.source.shards())
 
     @property

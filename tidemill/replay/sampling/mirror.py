@@ -49,7 +49,7 @@ class RowKeeper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MirrorSize:
-    """How much a sampler keeps.
+    """Size of the rows that a sampler keeps.
 
     Attributes:
         slots: Chunks of each server that it has room for.

@@ -22,7 +22,7 @@ _log = LateLogger()
 
 @dataclass(frozen=True, slots=True)
 class MirrorMemory:
-    """What memory a mirror may have.
+    """Memory that a mirror may use.
 
     Attributes:
         limit_bytes: Most bytes of its rows; 0 for no mirror.

@@ -13,7 +13,7 @@ from tidemill.replay.sampling.plan import Draw, Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What one shard gave for a batch.
+    """Part of a batch from one shard.
 
     Attributes:
         incarnation: Number of the shard, which goes with every key.

@@ -1,4 +1,4 @@
-"""What a training loop receives: one batch of decoded items."""
+"""One batch of decoded items as a training loop receives it."""
 
 from __future__ import annotations
 

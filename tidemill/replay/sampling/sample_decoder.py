@@ -38,7 +38,7 @@ from the system again, one thread at a time.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemRows:
-    """What a transform is given: N items, of one batch or of several that are handed out one after the other.
+    """Argument of a transform: N items, of one batch or of several that are handed out in turn.
 
     Attributes:
         columns: Each column of the table, [R, ...]; not to be written to, nor to be used after the call.

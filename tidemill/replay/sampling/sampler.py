@@ -242,7 +242,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         self._stream.delete_items(keys)
 
     def shards(self) -> tuple[ShardReport, ...]:
-        """Return what is known of each shard, in order of name; nothing for a single server."""
+        """Return the status of each shard, in order of name; empty for a single server."""
         return self._stream.reports()
 
     @property

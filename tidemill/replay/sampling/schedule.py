@@ -10,7 +10,7 @@ from tidemill.replay.client import ReplayClient
 
 @dataclass(frozen=True, slots=True)
 class SeededDraw:
-    """What makes a batch the same each time it is drawn.
+    """Parameters that make a draw repeatable.
 
     Attributes:
         seed: Of the draw, 0 to 2**64 - 1.
@@ -23,7 +23,7 @@ class SeededDraw:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How the samples of a run in lock-step are drawn.
+    """Schedule of the samples of a run in lock-step.
 
     Attributes:
         draw_of: Returns how a sample is drawn, given its number.

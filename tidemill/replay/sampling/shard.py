@@ -35,7 +35,7 @@ class ShardReport:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """What a sampler keeps of a shard.
+    """State that a sampler keeps of a shard.
 
     Attributes:
         address: Its address.

@@ -54,7 +54,7 @@ def capped_split(count: int, weights: Sequence[float], caps: Sequence[int], rng:
 
 @dataclass(slots=True)
 class ShardState:
-    """What is known of a live shard.
+    """State of a live shard.
 
     Attributes:
         items: Items in its table.
@@ -141,7 +141,7 @@ class ShardedTable:
         return not self._states or not self._limit.admits(self._states.values())
 
     def join(self, shard: str) -> None:
-        """A shard is live; until it says otherwise its table is empty."""
+        """Add a live shard. Its table counts as empty until its first report."""
         self._states.setdefault(shard, ShardState())
 
     def leave(self, shard: str) -> None:

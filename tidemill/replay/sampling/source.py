@@ -1,4 +1,4 @@
-"""What gives a dataset its samples: a sampler, or that of another rank."""
+"""Sources of a dataset's samples: a sampler, or that of another rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Keys = NDArray[np.uint64]
 
 
 class SampleSource(Protocol):
-    """What a dataset needs of a `ReplaySampler`, or of what takes its place. Any thread may call it."""
+    """Interface of a `ReplaySampler`, or its substitute, that a dataset needs. Any thread may call it."""
 
     def take(self, timeout_s: float, /) -> SampledBatch | None:
         """Return the next sample, or None if there is none in time."""
@@ -44,7 +44,7 @@ class SampleSource(Protocol):
         """Remove sampled items from the table."""
 
     def shards(self) -> tuple[ShardReport, ...]:
-        """Return what is known of each shard; nothing for a single server."""
+        """Return the status of each shard; empty for a single server."""
 
     def close(self) -> None:
         """End it. May be called twice."""
@@ -64,7 +64,7 @@ class SampleSource(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedSource:
-    """Where the samples of a table come from.
+    """An open source of a table's samples.
 
     Attributes:
         source: Gives them, and takes priorities and corrupt items.

@@ -1,4 +1,4 @@
-"""Which replay shards there are, by name and address."""
+"""Directory of the replay shards, by name and address."""
 
 from __future__ import annotations
 

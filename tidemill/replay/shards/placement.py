@@ -1,4 +1,4 @@
-"""Which shard an actor writes to: rendezvous hashing, and when to move. Decisions only, without I/O."""
+"""Choice of the shard that an actor writes to: rendezvous hashing, and when to move. Decisions only, no I/O."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOST_PATIENCE_S = 480.0
 
 @dataclass(slots=True)
 class _Health:
-    """What is known of a shard; of one never asked, nothing.
+    """Health of a shard; empty for one that was never asked.
 
     Attributes:
         answers: Whether the newest question was answered; None if there was none.

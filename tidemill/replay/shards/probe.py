@@ -16,7 +16,7 @@ _DEADLINE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What came of one probe.
+    """Result of one probe.
 
     Attributes:
         shard: Who was asked.

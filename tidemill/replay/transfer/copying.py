@@ -36,7 +36,7 @@ def copy_tables(
         since_s: Only items that came at this Unix time, in seconds, or later; None means any (see `export_table`).
         until_s: Only items that came before this one; None means any.
         folder: Where each is kept on disk meanwhile; None takes the system's temporary folder.
-        timeout_s: Longest wait for either server's next word, in seconds.
+        timeout_s: Seconds to wait for a response from either server.
 
     Raises:
         InvalidArgument: Source and target are the same address.

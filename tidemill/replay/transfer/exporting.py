@@ -16,7 +16,7 @@ from tidemill.replay.transfer.stream import Items, Start, Steps, open_export
 
 @dataclass(frozen=True)
 class TransferReport:
-    """What an export, an import or a copy has moved.
+    """Report of an export, an import or a copy.
 
     Attributes:
         table: Name of the table.
@@ -95,7 +95,7 @@ def export_table(  # noqa: PLR0913 - each is a condition of its own
 
 
 class _Checked:
-    """Which rows came in chunks that decode."""
+    """Rows whose chunks can be decoded."""
 
     def __init__(self) -> None:
         self._ends: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]

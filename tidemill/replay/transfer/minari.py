@@ -32,7 +32,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class MinariReport:
-    """What went to a Minari dataset, or came from one.
+    """Report of an export to a Minari dataset or an import from one.
 
     Attributes:
         dataset_id: Name of the dataset.

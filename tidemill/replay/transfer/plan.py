@@ -55,7 +55,7 @@ class PlannedMessage:
 
 
 class ImportPlan:
-    """How the chunks of an export become streams again.
+    """Plan that turns the chunks of an export into streams.
 
     Consecutive chunks of a stream are a *run*. A run is appended to a *lane*, a stream of the importing writer, that it
     leaves to another run when its last chunk was sent. An item goes into the message of its last chunk.

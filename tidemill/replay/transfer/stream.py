@@ -70,7 +70,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What an export begins with.
+    """First message of an export.
 
     Attributes:
         config: The table's configuration.

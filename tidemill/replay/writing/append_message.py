@@ -1,4 +1,4 @@
-"""What one call of `append` sends, packed, and whether the server has it."""
+"""Packed contents of one `append` call, and whether the server has them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AppendMessage:
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Return what `request.SerializeToString()` made bytes of."""
+        """Return the request of bytes from `request.SerializeToString()`."""
         request = pb.AppendRequest.FromString(data)
         chunks = request.data.chunks
         env_index = np.array([chunk.env_index for chunk in chunks], dtype=np.int64)

@@ -31,7 +31,7 @@ _DOCUMENT = "document"
 
 @dataclass(frozen=True, slots=True)
 class WriterProgress:
-    """What a writer's state has beside its rows and items.
+    """State of a writer besides its rows and items.
 
     Attributes:
         name: Its name.

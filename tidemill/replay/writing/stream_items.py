@@ -28,7 +28,7 @@ PAYLOAD = "*payload"
 
 @dataclass(frozen=True)
 class ItemWindow:
-    """Which steps become items by themselves, as they are appended.
+    """Windows of steps that become items as they are appended.
 
     Attributes:
         length: Steps of an item: n + 1 for n-step returns over steps that hold one observation each.
@@ -123,7 +123,7 @@ class WindowColumns(Mapping[str, Array]):
 
 
 class StreamItems:
-    """What ends in the present chunk of each stream.
+    """Items that end in the present chunk of each stream.
 
     Windows are found when the items are needed, those of all streams together: appending a row costs nothing.
 

@@ -119,10 +119,10 @@ class ReplayWriter(Reopened):
             create: Whether to create tables that the server does not have. Otherwise they are waited for, now and
                 whenever a server has lost them: another program creates them.
             stop: Ends every wait when set.
-            state: What `state` of a writer that is gone returned: its streams are continued, with its name. All other
-                arguments are as they were.
-            replays: Whether the program will repeat, call by call, what it did after it saved `state`: what the server
-                has of it is recognised. Otherwise see `interrupted`.
+            state: Bytes from `state()` of an earlier writer. This writer continues its streams under the same name;
+                pass the same other arguments.
+            replays: Whether the program will repeat its calls since it saved `state`; steps that the server already
+                has are recognised. Otherwise see `interrupted`.
             hold: Whether nothing is sent before `store`: `take_held` returns the messages meanwhile.
             epoch: `epoch` of a writer with `hold` that is gone. This one repeats its steps from the first on; what the
                 server has of them is recognised.
@@ -421,7 +421,7 @@ class ReplayWriter(Reopened):
 
     @property
     def interrupted(self) -> NDArray[np.bool_]:
-        """Environments of which the server has more than the `state` that this writer continued, bool [N].
+        """Environments with more steps on the server than in the `state` that this writer continued, bool [N].
 
         The previous writer stored more steps after it saved its state. They are kept; new steps follow them as a new
         episode, so nothing is lost or stored twice. A program that resets these environments has nothing to do. If it

@@ -69,7 +69,7 @@ def build_policy(
 
 
 def _function(config: AgentConfig, side: str) -> Callable[..., Any]:
-    """Return what builds one side, `agent` or `policy`: of the algorithm's page, or of a user's package."""
+    """Return the builder of one side, `agent` or `policy`: of the algorithm's page, or of a user's package."""
     if config.algorithm in ALGORITHMS:
         page = importlib.import_module(f"tidemill.rl.agents.{config.algorithm}")
         return cast(Callable[..., Any], getattr(page, f"build_{side}"))

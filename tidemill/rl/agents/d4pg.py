@@ -98,7 +98,7 @@ def target_of(actor: nn.Module, critic: nn.Module, batch: Mapping[str, Tensor], 
 
 
 class D4PGLearning:
-    """How an actor and a critic that predicts distributions of returns learn."""
+    """Learning of an actor and a critic that predicts distributions of returns."""
 
     def __init__(self, config: D4PGConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         rng = torch.Generator().manual_seed(seed)

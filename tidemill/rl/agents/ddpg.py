@@ -89,7 +89,7 @@ def target_of(actor: nn.Module, critic: nn.Module, batch: Mapping[str, Tensor]) 
 
 
 class DDPGLearning:
-    """How actor and critic learn: both at each update, and their targets follow slowly."""
+    """Learning of actor and critic: both at each update, and their targets follow slowly."""
 
     def __init__(self, config: DDPGConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         rng = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What the deterministic policy gradients share: DDPG, TD3 and D4PG. An actor, a critic and what follows them."""
+"""Common parts of the deterministic policy gradients DDPG, TD3 and D4PG: actor, critic and their targets."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ class DQNAgent:
 
     @torch.no_grad()
     def _log_policy_bonus(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return what Munchausen adds to the first reward, [B], by the target network with the noise it just had."""
+        """Return the Munchausen bonus of the first reward, [B], by the target network with its last noise."""
         q = mask_illegal(self._value_head.mean(self._target.network(batch["observation"])), batch.get(ACTION_MASK))
         return munchausen_bonus(self._config, q, batch["action"])
 

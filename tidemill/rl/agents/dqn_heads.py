@@ -107,7 +107,7 @@ class OwnLossHead:
     def loss(
         self, chosen_q: Tensor, n_step_return: Tensor, bootstrap_discount: Tensor, bootstrap_q: Tensor
     ) -> ItemLoss:
-        """Return what the function returns."""
+        """Return the function's result."""
         loss, priority = self._loss(chosen_q, n_step_return, bootstrap_discount, bootstrap_q)
         return ItemLoss(loss, priority.detach())
 

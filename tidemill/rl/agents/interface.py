@@ -40,7 +40,7 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """Where and how a policy acts.
+    """Circumstances in which a policy acts.
 
     Attributes:
         device: What its network computes on.
@@ -175,7 +175,7 @@ class Policy(Protocol):
 
 
 class NoiseRows(NamedTuple):
-    """Where the noise of some of a batch's environments comes from.
+    """Noise source of some of a batch's environments.
 
     Attributes:
         rng: Draws it, on the network's device.

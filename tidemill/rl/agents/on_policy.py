@@ -1,4 +1,4 @@
-"""What the algorithms that learn from fresh rollouts share: their items, their batches and their policy.
+"""Common parts of the algorithms that learn from fresh rollouts: their items, their batches and their policy.
 
 An item is `unroll` transitions of one stream and the row after them, whose observation is bootstrapped from. The next
 item starts after that row, so that each is acted by one version of the parameters, and none waits for a version that
@@ -87,7 +87,7 @@ class Rollout(NamedTuple):
 
 
 class RolloutNormalizer(nn.Module):
-    """What a learner has counted of its rollouts, for observations and rewards of unit scale; state of the training."""
+    """Statistics of rollouts, for observations and rewards of unit scale; part of the state of the training."""
 
     def __init__(self, settings: ActorCriticSettings, network: ActorCritic) -> None:
         """Count as the settings say; the network's standardization follows what is counted of observations."""
@@ -181,7 +181,7 @@ class ActorCriticPolicy:
         return output if recurrent_state is None else output | {"recurrent_state": recurrent_state}
 
     def _recurrence(self, policy_input: PolicyInput) -> Recurrence | None:
-        """Return what a recurrent network must know of one step of N environments."""
+        """Return the recurrent inputs of one step of N environments."""
         if not self.recurrent_state_size:
             return None
         is_first = torch.from_numpy(policy_input.is_first[None]).to(self._device)

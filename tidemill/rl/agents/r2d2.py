@@ -99,7 +99,7 @@ class RecurrentQNetwork(nn.Module):
         return self.values(output), state
 
     def gates(self, observation: Tensor, before: Tensor) -> Tensor:
-        """Return what goes into the LSTM of each step, [T, B, 4 H], of observations [T, B, ...] and `before`."""
+        """Return the LSTM's input at each step, [T, B, 4 H], from observations [T, B, ...] and `before`."""
         with self.matmul_precision(self.torso, *self.hidden):
             x: Tensor = self.torso(observation.flatten(0, 1))
             for layer in self.hidden:
@@ -197,7 +197,7 @@ class R2D2Agent:
         return (weight * item.loss).mean(), item.priority, chosen_q.detach().mean()
 
     def _observations(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return what each step shows, [B, T, ...], with stacks put together on the device."""
+        """Return the observation of each step, [B, T, ...], with stacks put together on the device."""
         observation = batch["observation"]
         if "stack" in batch:
             item = torch.arange(len(observation), device=observation.device)[:, None, None]
@@ -335,7 +335,7 @@ class R2D2Policy:
         return {"q": q.squeeze(0), "recurrent_state": to_recurrent_state(state)}
 
     def _one_step(self, array: Array) -> Tensor:
-        """Return what N environments show as one step of N streams, [1, N, ...]."""
+        """Return the observations of N environments as one step of N streams, [1, N, ...]."""
         return torch.from_numpy(array).to(self._device).unsqueeze(0)
 
 

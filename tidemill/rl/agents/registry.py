@@ -60,7 +60,7 @@ class AgentConfig(Protocol):
         """Items of one update."""
 
     def window(self, frame_stack: int) -> WindowSpec:
-        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        """Return the steps of a stream that an item covers, for the number of frames that the network sees."""
 
     def validate_env(self, env_spec: EnvSpec) -> None:
         """Raise ConfigError if the algorithm cannot act in such an environment."""

@@ -1,4 +1,4 @@
-"""What SAC's critics predict, a value each or quantiles (TQC, Kuznetsov et al. 2020): targets, losses, gradients."""
+"""Heads of SAC's critics, a value or quantiles (TQC, Kuznetsov et al. 2020): targets, losses, gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ValueHead(Protocol):
         log_prob: Tensor,
         temperature: Tensor,
     ) -> Tensor:
-        """Return what all critics are to predict, without a gradient; see `soft_q_target` for the arguments.
+        """Return the targets of all critics, without a gradient; see `soft_q_target` for the arguments.
 
         `bootstrap` is what the critics say of a' ~ pi, [C, B, K].
         """

@@ -74,13 +74,13 @@ def values(critic: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
 
 @torch.no_grad()
 def target_of(critic: nn.Module, next_observation: Tensor, action: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return what the values of a batch's actions should be, [B], if `action` is taken where they lead to."""
+    """Return the target values of a batch's actions, [B], if `action` is taken in the states they lead to."""
     bootstrap_q = values(critic, next_observation, action)
     return clipped_double_q_target(batch["n_step_return"], batch["bootstrap_discount"], bootstrap_q)
 
 
 class TD3Learning:
-    """How actor and twin critics learn: the critics at each update, the actor and all targets now and then."""
+    """Learning of actor and twin critics: the critics at each update, the actor and all targets less often."""
 
     def __init__(self, config: TD3Config, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         rng = torch.Generator().manual_seed(seed)

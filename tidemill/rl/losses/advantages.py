@@ -17,7 +17,7 @@ from tidemill.rl.losses.td import assert_rank
 
 
 class Advantages(NamedTuple):
-    """What policy and values learn from, without gradients.
+    """Targets of policy and values, without gradients.
 
     Attributes:
         advantage: How much better each action was than expected, [T, B].

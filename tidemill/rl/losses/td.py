@@ -118,7 +118,7 @@ def soft_value(values: Tensor, q: Tensor, temperature: float) -> Tensor:
 
 
 def log_policy_bonus(q: Tensor, action: Tensor, scale: float, temperature: float, lowest: float) -> Tensor:
-    """Return what the reward of taking `action` grows by: scale * max(temperature * log pi(a), lowest), [B].
+    """Return the bonus for the reward of taking `action`: scale * max(temperature * log pi(a), lowest), [B].
 
     It is never positive, and 0 for an action that the policy is sure of (ibid., eq. 1 and section 4.1).
 

@@ -21,7 +21,7 @@ STATISTICS_SHARE = 0.01
 
 
 class RenormBounds(NamedTuple):
-    """How far running statistics may correct those of a batch.
+    """Bounds on the correction of a batch's statistics by the running ones.
 
     Attributes:
         ratio: Largest ratio of the two standard deviations, either way, at least 1.

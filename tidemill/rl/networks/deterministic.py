@@ -23,7 +23,7 @@ class BehindTorso(nn.Module):
         self.torso, self.network = torso, network
 
     def forward(self, observation: Tensor, *rest: Tensor) -> Tensor:
-        """Return what the network makes of the features, float32 [B, outputs], and of the rest."""
+        """Return the network's output for the features and the other inputs, float32 [B, outputs]."""
         output: Tensor = self.network(self.torso(observation).float(), *rest)
         return output
 

@@ -170,7 +170,7 @@ class EnsembleMLP(nn.Module):
     def activations(
         self, observation: Tensor, action: Tensor | None = None, bounds: RenormBounds | None = None
     ) -> list[LayerActivations]:
-        """Return what each layer did; the last one's `output` is the network's.
+        """Return the passes of all layers; the last one's `output` is the network's.
 
         Args:
             observation: [B, ...], see `flat`.

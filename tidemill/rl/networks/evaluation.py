@@ -1,4 +1,4 @@
-"""What a trained policy computes in evaluation, as one module from observations to actions: what ONNX can hold."""
+"""A trained policy in evaluation as one module from observations to actions, in a form that ONNX can hold."""
 
 from __future__ import annotations
 

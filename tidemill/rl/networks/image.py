@@ -46,7 +46,7 @@ def blank_images(env_spec: EnvSpec, count: int) -> Tensor:
 
 
 def pixel_scale(env_spec: EnvSpec) -> float:
-    """Return what pixels are multiplied by before a network: a byte counts as 0 to 1."""
+    """Return the factor of pixels before a network: bytes are scaled to 0 to 1."""
     return 1.0 / 255.0 if env_spec.observation_dtype == "uint8" else 1.0
 
 

@@ -15,7 +15,7 @@ State = tuple[Tensor, Tensor]
 
 
 class Recurrence(NamedTuple):
-    """What a recurrent network must know of B sequences of T steps, besides what it sees.
+    """Inputs of a recurrent network for B sequences of T steps, besides observations.
 
     Attributes:
         is_first: Steps before which the state becomes 0, bool [T, B].
@@ -37,7 +37,7 @@ def to_state(recurrent_state: Tensor) -> State:
 
 
 def to_recurrent_state(state: State) -> Tensor:
-    """Return what a policy remembers, [B, 2 H], of the LSTM's state."""
+    """Return the LSTM's state as a policy remembers it, [B, 2 H]."""
     return torch.cat(state, dim=-1)
 
 
@@ -59,7 +59,7 @@ class LSTM(nn.Module):
         self.size = size
 
     def gates(self, x: Tensor) -> Tensor:
-        """Return what the inputs [T, B, F] add to the gates of each step, [T, B, 4 H]: write, forget, new, read."""
+        """Return the inputs' [T, B, F] share of the gates of each step, [T, B, 4 H]: write, forget, new, read."""
         return functional.linear(x, self.input_weight, self.bias)
 
     def forward(self, x: Tensor, is_first: Tensor, state: State) -> tuple[Tensor, State]:

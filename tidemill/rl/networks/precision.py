@@ -1,4 +1,4 @@
-"""Which number format a network acts in."""
+"""Choice of the number format in which a network acts."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ FLOAT32 = MatmulPrecision("float32", torch.device("cpu"), images=False)
 
 
 def in_float32(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return what a layer makes of `x` in float32, even within the context of `MatmulPrecision`."""
+    """Return a layer's output for `x` in float32, even within the context of `MatmulPrecision`."""
     around = torch.is_autocast_enabled(x.device.type)
     with torch.autocast(x.device.type, enabled=False) if around else nullcontext():
         y: Tensor = layer(x.float())

@@ -21,7 +21,7 @@ RunDefaults = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """What the settings of every algorithm of the project have in common."""
+    """Settings that all algorithms of the project share."""
 
     actions: ClassVar[Actions]
     """Actions that the algorithm chooses; `any` includes several discrete choices at once."""
@@ -29,16 +29,16 @@ class AgentSettings:
     """Defaults of other sections for a run of the algorithm, by section and setting."""
 
     algorithm: str = ""
-    """Algorithm; decides which other `agent` settings there are."""
+    """Algorithm. The other `agent` settings depend on it."""
     network: str = "auto"
-    """Torso of each network: `mlp` (none) for vectors; `nature`, `nature_group_norm`, `data_efficient` or `impala` for
-    images; or your own by `module:name`. `auto`: `mlp` for vectors, `nature` for images if they are large enough."""
+    """Torso of each network. `mlp` (no torso) for vectors; `nature`, `nature_group_norm`, `data_efficient` or `impala`
+    for images; `module:name` for your own. `auto`: `mlp` for vectors, `nature` for images that are large enough."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
-    """Settings of the torso, by name: a user-defined one's own, and `width`, `spectral_norm` and `pool` of `impala`."""
+    """Settings of the torso, by name: those of your own torso, or `width`, `spectral_norm` and `pool` of `impala`."""
     batch_size: int = 64
-    """Items of one update."""
+    """Items per update."""
     gamma: float = 0.99
-    """Discount of one environment step."""
+    """Discount per environment step."""
 
     def __post_init__(self) -> None:
         check_torso(self.network)
@@ -65,12 +65,12 @@ def _choices(kind: type[AgentSettings]) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class OffPolicySettings(AgentSettings):
-    """What the algorithms have in common that learn from replayed n-step transitions or sequences."""
+    """Settings of the algorithms that learn from replayed n-step transitions or sequences."""
 
     n_step: int = 1
     """Rewards summed before bootstrapping."""
     tau: float = 0.005
-    """Share of a network that its target takes over at each update."""
+    """Share of a network that moves into its target network at each update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +78,7 @@ class OffPolicySettings(AgentSettings):
         require(0 < self.tau <= 1, "tau", self.tau, "above 0 and at most 1")
 
     def window(self, frame_stack: int) -> WindowSpec:
-        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        """Return the steps of a stream that an item covers, for the number of frames that the network sees."""
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
 

@@ -12,22 +12,22 @@ from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, 
 
 @dataclass(frozen=True)
 class DeterministicSettings(OffPolicySettings):
-    """What the three have in common."""
+    """Settings that DDPG, TD3 and D4PG share."""
 
     actions: ClassVar[Actions] = "continuous"
 
     compile: Literal["auto", "none", "cuda-graphs"] = "auto"
-    """Whether a GPU is given whole updates in a few launches, as CUDA graphs; `auto`: if they can be recorded."""
+    """Give a GPU whole updates in a few launches, as CUDA graphs. `auto`: if they can be recorded."""
     actor_learning_rate: float = 1e-4
     """Step size of Adam for the actor."""
     critic_learning_rate: float = 1e-3
     """Step size of Adam for the critic."""
     learning_rate_decay_updates: int = 0
-    """Updates over which both step sizes fall linearly to 0; 0 keeps them constant."""
+    """Updates over which both step sizes fall linearly to 0. 0 keeps them constant."""
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     """Noise added to actions while exploring."""
     start_steps: int = 1_000
-    """Environment steps of the whole cluster for which actions are uniformly random."""
+    """Environment steps of the whole cluster with uniformly random actions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,13 +46,13 @@ class DDPGConfig(DeterministicSettings):
     actor_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the actor."""
     actor_activation: Literal["relu", "tanh"] = "relu"
-    """Activation after each hidden layer of the actor; the critic's have a ReLU."""
+    """Activation after each hidden layer of the actor. The critic uses ReLU."""
     critic_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the critic."""
     action_layer: int = 1
-    """Number of the critic's hidden layer that takes the action: 0, beside the observation, up to the last."""
+    """Hidden layer of the critic that takes the action. 0 takes it with the observation."""
     critic_weight_decay: float = 0.0
-    """L2 penalty that Adam adds to the critic's gradient, per unit of weight; the paper's is 0.01."""
+    """L2 penalty added to the critic's gradient, per unit of weight. The paper uses 0.01."""
     loss: Literal["mse", "huber"] = "mse"
     """Loss of the critic's TD error: half the square, or Huber with threshold 1."""
 
@@ -70,7 +70,7 @@ class TD3Config(DeterministicSettings):
     algorithm: Literal["td3"] = "td3"
     batch_size: int = 256
     tau: float = 0.005
-    """Share of actor and critics that their targets take over whenever the actor moves."""
+    """Share of actor and critics that moves into their targets at each update of the actor."""
     actor_learning_rate: float = 3e-4
     critic_learning_rate: float = 3e-4
     start_steps: int = 10_000
@@ -78,13 +78,13 @@ class TD3Config(DeterministicSettings):
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Units of each hidden layer of the actor and of both critics."""
     huber_delta: float = 0.0
-    """Bound on the gradient of a critic's loss by its error (the threshold of a Huber loss); 0 is the squared loss."""
+    """Threshold of the critic's Huber loss, which bounds its gradient. 0: squared loss."""
     policy_delay: int = 2
-    """Updates of the critics for each one of the actor and the targets."""
+    """Updates of the critics per update of the actor and the targets."""
     target_noise: float = 0.2
-    """Standard deviation of the noise on the target actor's actions, which smooths the target."""
+    """Standard deviation of the noise added to the target actor's actions, which smooths the target."""
     noise_clip: float = 0.5
-    """Largest such noise."""
+    """Bound of the target noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,7 +103,7 @@ class D4PGConfig(DeterministicSettings):
     batch_size: int = 256
     n_step: int = 5
     tau: float = 0.005
-    """Share of actor and critic that their targets take over at each update; only if `target_update_period` is 0."""
+    """Share of actor and critic that moves into their targets at each update, if `target_update_period` is 0."""
     critic_learning_rate: float = 1e-4
     noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(std=0.3))
 
@@ -112,15 +112,15 @@ class D4PGConfig(DeterministicSettings):
     critic_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the critic."""
     action_layer: int = 1
-    """Number of the critic's hidden layer that takes the action: 0, beside the observation, up to the last."""
+    """Hidden layer of the critic that takes the action. 0 takes it with the observation."""
     num_atoms: int = 51
-    """Values over which the critic's distribution of returns is spread, at least 2."""
+    """Atoms of the critic's distribution of returns, at least 2."""
     value_min: float = -150.0
-    """Lowest of them, a discounted return in units of reward; what lies below counts as this."""
+    """Lowest atom, a discounted return in units of reward. Lower returns count as this one."""
     value_max: float = 150.0
-    """Highest of them."""
+    """Highest atom. Higher returns count as this one."""
     target_update_period: int = 100
-    """Updates between two copies to the targets; 0 moves them by `tau` at each update instead."""
+    """Updates between copies to the target networks. 0 moves them by `tau` at each update instead."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,22 +20,22 @@ EARLIER_RETURN = "earlier_return"
 
 @dataclass(frozen=True)
 class RolloutSettings(AgentSettings):
-    """What the three have in common."""
+    """Settings that PPO, IMPALA and PQN share."""
 
     run_defaults: ClassVar[RunDefaults] = ROLLOUTS
 
     batch_size: int = 4
-    """Items of one update: of a rollout, as many as there are environments of all actors."""
+    """Items per update. For a rollout: the number of environments of all actors."""
     unroll: int = 128
-    """Transitions of an item, in a row of one environment; `table.chunk_length` must divide it plus 1."""
+    """Consecutive transitions of one environment in an item. `table.chunk_length` must divide `unroll` plus 1."""
     learning_rate: float = 2.5e-4
     """Step size of Adam."""
     learning_rate_decay_updates: int = 0
-    """Updates over which the step size falls linearly to 0; 0 keeps it constant."""
+    """Updates over which the step size falls linearly to 0. 0 keeps it constant."""
     optimizer_epsilon: float = 1e-5
-    """Added to Adam's denominator."""
+    """Epsilon of Adam, added to its denominator."""
     max_grad_norm: float = 0.5
-    """Largest norm of the whole gradient; 0 does not clip."""
+    """Largest norm of the whole gradient. 0: no clipping."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,7 +44,7 @@ class RolloutSettings(AgentSettings):
         require_at_least(0, self, "learning_rate_decay_updates", "max_grad_norm")
 
     def window(self, frame_stack: int) -> WindowSpec:
-        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        """Return the steps of a stream that an item covers, for the number of frames that the network sees."""
         # the row before the first tells whether that is a final observation step
         return WindowSpec(max(frame_stack - 1, 1), self.unroll, self.unroll + 1, keep_all=True)
 
@@ -56,29 +56,29 @@ class RolloutSettings(AgentSettings):
 
 @dataclass(frozen=True)
 class ActorCriticSettings(RolloutSettings):
-    """What PPO and IMPALA have in common: a policy and a value, of actions of all kinds."""
+    """Settings that PPO and IMPALA share: a policy and a value, for actions of all kinds."""
 
     actions: ClassVar[Actions] = "any"
 
     encoder_sizes: tuple[int, ...] = ()
-    """Units of each fully connected layer after the torso that policy and value share."""
+    """Units of each fully connected layer after the torso, shared by policy and value."""
     lstm_size: int = 0
-    """Units of an LSTM behind these, which makes policy and value recurrent; 0: none."""
+    """Units of an LSTM after the encoder, which makes policy and value recurrent. 0: no LSTM."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Units of each fully connected layer after those, of the policy and of the value apart; may be empty."""
+    """Units of each further fully connected layer, separate for policy and value. May be empty."""
     activation: Literal["tanh", "relu"] = "tanh"
-    """Function between these layers."""
+    """Activation of the fully connected layers."""
     initial_log_std: float = 0.0
-    """Log standard deviation that a Gaussian policy starts with; continuous actions only."""
+    """Initial log standard deviation of a Gaussian policy, for continuous actions."""
     gaussian_std: Literal["shared", "observation"] = "shared"
-    """Whether a Gaussian's standard deviations are parameters or outputs of the network, within e**-20 and e**2."""
+    """Standard deviations of a Gaussian policy. `shared`: parameters. `observation`: outputs of the network, within
+    e**-20 and e**2."""
     normalize_observations: bool = False
-    """Whether the network sees observations less their mean, by their standard deviation, of all transitions that were
-    learned from; `mlp` only."""
+    """Normalize observations by the mean and standard deviation of all transitions learned from. For `mlp` only."""
     normalize_rewards: bool = False
-    """Whether rewards are divided by the standard deviation of discounted returns so far. Scores stay as they are."""
+    """Divide rewards by the standard deviation of discounted returns so far. Scores stay raw."""
     value_coefficient: float = 0.5
-    """Weight of the values' loss."""
+    """Weight of the value loss."""
     entropy_coefficient: float = 0.01
     """Weight of the policy's entropy, in units of advantage per nat."""
 
@@ -99,7 +99,7 @@ class ActorCriticSettings(RolloutSettings):
         self._check_counted(chosen_torso(self.network, env_spec))
 
     def extra_columns(self, env_spec: EnvSpec) -> Signature:  # noqa: ARG002 - the same for every environment
-        """Return what is stored of each step besides, float32: `LOG_PROB`, and what normalized rewards need."""
+        """Return the extra columns of each step, float32: `LOG_PROB`, and what normalized rewards need."""
         names = (LOG_PROB, EARLIER_RETURN) if self.normalize_rewards else (LOG_PROB,)
         return tuple(ColumnSpec(name, "float32", ()) for name in names)
 
@@ -113,19 +113,19 @@ class PPOConfig(ActorCriticSettings):
     epochs: int = 4
     """Passes over a rollout."""
     minibatches: int = 4
-    """Gradient steps of each pass; with an LSTM each learns from whole items, so there are `batch_size` at most."""
+    """Gradient steps per pass. With an LSTM each learns from whole items, so at most `batch_size`."""
     gae_lambda: float = 0.95
-    """Lambda of the generalized advantages: 1 for Monte Carlo returns, 0 for one-step errors."""
+    """Lambda of generalized advantage estimation: 1 for Monte Carlo returns, 0 for one-step errors."""
     clip: float = 0.2
-    """How far the probability of an action may move, as a share of what it was, before its gradient stops."""
+    """Largest relative change of an action's probability before its gradient stops."""
     clip_decay_updates: int = 0
-    """Updates over which `clip` falls linearly to 0; 0 keeps it constant."""
+    """Updates over which `clip` falls linearly to 0. 0 keeps it constant."""
     clip_value: bool = True
-    """Whether a value's gradient stops as well, once it has moved by `clip`."""
+    """Also stop a value's gradient once the value has moved by `clip`."""
     normalize_advantage: bool = True
-    """Whether each minibatch's advantages are shifted and scaled to mean 0 and standard deviation 1."""
+    """Normalize the advantages of each minibatch to mean 0 and standard deviation 1."""
     target_kl: float = 0.0
-    """Kullback-Leibler divergence from the policy that acted at which no further pass begins; 0 never stops."""
+    """Kullback-Leibler divergence from the acting policy at which no further pass starts. 0: no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,17 +149,17 @@ class IMPALAConfig(ActorCriticSettings):
 
     algorithm: Literal["impala"] = "impala"
     batch_size: int = 8
-    """Items of one update."""
+    """Items per update."""
     unroll: int = 20
     learning_rate: float = 6e-4
     max_grad_norm: float = 40.0
 
     trace_decay: float = 1.0
-    """Lambda of V-trace: how much of a step's correction reaches the step before it."""
+    """Lambda of V-trace: the share of a step's correction that reaches the step before it."""
     max_rho: float = 1.0
-    """Bound of the importance ratios of the targets, rho-bar of the paper."""
+    """Bound of the importance ratios of the targets, rho-bar in the paper."""
     max_c: float = 1.0
-    """Bound of the ratios of the traces, c-bar of the paper; at most `max_rho`."""
+    """Bound of the importance ratios of the traces, c-bar in the paper. At most `max_rho`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,25 +178,26 @@ class PQNConfig(RolloutSettings):
     max_grad_norm: float = 10.0
 
     hidden_sizes: tuple[int, ...] = (120, 84)
-    """Units of each layer after the torso; a layer norm follows each."""
+    """Units of each layer after the torso. A layer norm follows each."""
     exploration: Literal["schedule", "ladder", "none"] = "schedule"
-    """`schedule`: an epsilon that falls with the cluster's steps; `ladder`: one of each environment; `none`."""
+    """Exploration. `schedule`: one epsilon that falls with the cluster's steps. `ladder`: a constant epsilon per
+    environment. `none`: no random actions."""
     epsilon_start: float = 1.0
-    """Probability of a random action at the start; only `schedule`."""
+    """Probability of a random action at the start of a schedule."""
     epsilon_final: float = 0.05
-    """Probability at the end; only `schedule`."""
+    """Probability of a random action at the end of a schedule."""
     epsilon_decay_steps: int = 250_000
-    """Environment steps of the whole cluster over which it falls linearly; only `schedule`."""
+    """Length of a schedule, in environment steps of the whole cluster."""
     ladder_base: float = 0.4
-    """Epsilon of the first environment; only `ladder`."""
+    """Epsilon of the first environment of a ladder."""
     ladder_alpha: float = 7.0
-    """How steeply the others' fall: the last one has base ** (1 + alpha); only `ladder`."""
+    """Steepness of a ladder: the last environment has epsilon base ** (1 + alpha)."""
     evaluation_epsilon: float = 0.0
     """Probability of a random action in evaluation."""
     epochs: int = 4
     """Passes over a rollout."""
     minibatches: int = 4
-    """Gradient steps of each pass."""
+    """Gradient steps per pass."""
     trace_decay: float = 0.65
     """Lambda of the returns: 1 for Monte Carlo returns, 0 for one-step targets."""
 

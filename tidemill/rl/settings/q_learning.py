@@ -15,55 +15,55 @@ from tidemill.types import WindowSpec
 
 @dataclass(frozen=True)
 class QLearningSettings(OffPolicySettings):
-    """What the two have in common."""
+    """Settings that DQN and R2D2 share."""
 
     actions: ClassVar[Actions] = "discrete"
     run_defaults: ClassVar[RunDefaults] = EVERY_FOURTH
 
     target_update_period: int = 2_500
-    """Updates between two copies to the target network; 0 moves it by `tau` at each update instead."""
+    """Updates between copies to the target network. 0 moves it by `tau` at each update instead."""
     tau: float = 0.005
-    """Share of the network that the target takes over at each update; only if `target_update_period` is 0."""
+    """Share of the network that moves into the target network at each update, if `target_update_period` is 0."""
     dueling: bool = True
-    """Whether the head has a stream for the state and one for the actions (Wang et al. 2016)."""
+    """Use a dueling head: a stream for the state and one for the actions (Wang et al. 2016)."""
     double: bool = True
-    """Whether the online network chooses the action that the target network values (van Hasselt et al. 2016)."""
+    """Choose the action of a target with the online network, double Q-learning (van Hasselt et al. 2016)."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """Adam, or centered RMSProp."""
     learning_rate: float = 1e-4
     """Step size of the optimizer."""
     learning_rate_decay_updates: int = 0
-    """Updates over which the step size falls linearly to 0; 0 keeps it constant."""
+    """Updates over which the step size falls linearly to 0. 0 keeps it constant."""
     optimizer_epsilon: float = 1.5e-4
-    """Added to Adam's denominator, or under the root of RMSProp's."""
+    """Epsilon of the optimizer, added to Adam's denominator or under RMSProp's root."""
     rmsprop_decay: float = 0.95
-    """Share of the old that each step leaves in RMSProp's averages."""
+    """Decay of RMSProp's averages."""
     weight_decay: float = 0.0
-    """L2 penalty that the optimizer adds to the gradient, per unit of weight."""
+    """L2 penalty added to the gradient, per unit of weight."""
     max_grad_norm: float = 10.0
-    """Largest norm of the whole gradient; 0 does not clip."""
+    """Largest norm of the whole gradient. 0: no clipping."""
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of the products in an update, all else being float32; `auto`: bfloat16 for images where it is faster."""
+    """Format of the products in an update; everything else is float32. `auto`: bfloat16 for images where it is
+    faster."""
     channels_last: bool = False
-    """Whether images lie channels last in memory during an update; on a CPU faster in float32, not in bfloat16."""
+    """Store images channels last during an update. On a CPU this is faster in float32 but not in bfloat16."""
     compile: Literal["auto", "none", "default", "cuda-graphs"] = "auto"
-    """`default`: torch compiles passes and loss of an update, for which it needs a C++ compiler; not of noisy networks.
-
-    `cuda-graphs`: a GPU is given whole updates in a few launches; `auto`: the same if they can be recorded.
-    docs/performance.md says where either pays.
-    """
+    """Acceleration of updates. `default`: torch compiles forward passes and loss, which needs a C++ compiler and
+    excludes noisy networks. `cuda-graphs`: a GPU gets whole updates in a few launches. `auto`: CUDA graphs if the
+    update can be recorded. docs/performance.md has measurements."""
     exploration: Literal["ladder", "schedule", "none"] = "ladder"
-    """Each environment its own constant epsilon; one for all that falls with time; or 0, for noisy networks."""
+    """Exploration. `ladder`: a constant epsilon per environment. `schedule`: one epsilon that falls with time. `none`:
+    no random actions, for noisy networks."""
     ladder_base: float = 0.4
-    """Epsilon of the most exploring environment of a ladder."""
+    """Epsilon of the environment that explores most on a ladder."""
     ladder_alpha: float = 7.0
-    """The least exploring environment of a ladder has epsilon base**(1 + alpha)."""
+    """Steepness of a ladder: the environment that explores least has epsilon base**(1 + alpha)."""
     epsilon_start: float = 1.0
     """Epsilon of a schedule at environment step 0."""
     epsilon_final: float = 0.01
-    """Epsilon of a schedule at its end and after."""
+    """Epsilon of a schedule at its end and afterwards."""
     epsilon_decay_steps: int = 250_000
-    """Environment steps of the whole cluster over which a schedule falls."""
+    """Length of a schedule, in environment steps of the whole cluster."""
     evaluation_epsilon: float = 0.001
     """Share of random actions in evaluation."""
 
@@ -86,47 +86,41 @@ class DQNConfig(QLearningSettings):
     n_step: int = 3
 
     hidden_sizes: tuple[int, ...] = (512,)
-    """Units of each fully connected layer after the torso; a dueling head has the last one twice."""
+    """Units of each fully connected layer after the torso. A dueling head has the last one twice."""
     initialisation: Literal["torch", "xavier"] = "torch"
-    """How weights start: as torch's layers do, or Xavier uniform (not the noisy ones)."""
+    """Initial weights: those of torch's layers, or Xavier uniform. Noisy layers keep their own."""
     noisy: bool = False
-    """Whether the fully connected layers explore by learned noise (Fortunato et al. 2018)."""
+    """Explore by learned noise in the fully connected layers (Fortunato et al. 2018)."""
     noisy_std: float = 0.5
-    """How strong their noise starts, before it is divided by the square root of a layer's inputs."""
+    """Initial scale of the learned noise, before division by the square root of a layer's inputs."""
     noisy_target: bool = True
-    """Whether targets have noise too, in the choice of the action and in its value, as in the papers.
-
-    They then estimate the noisy policy's value; without, the greedy one's (docs/performance.md has a lander
-    that needs the latter).
-    """
+    """Use noise in the targets too, for the choice of the action and for its value, as in the papers. Targets then
+    estimate the noisy policy's value, otherwise the greedy policy's (docs/performance.md has a lander that needs the
+    latter)."""
     distribution: Literal["none", "c51", "qr", "iqn"] = "none"
-    """Prediction of the network: values, or their distribution over fixed atoms, by fixed quantiles (`qr`), or by those
-    of levels that each pass of an update draws (`iqn`, Dabney et al. 2018b).
-
-    Prioritized replay goes by the TD error, with `c51` by the KL divergence, with quantiles by the error of the mean.
-    """
+    """Prediction of the network. `none`: values. `c51`: a distribution over fixed atoms. `qr`: fixed quantiles. `iqn`:
+    quantiles at levels drawn in each pass (Dabney et al. 2018b). Priorities are the TD error, with `c51` the KL
+    divergence, with quantiles the error of the mean."""
     atoms: int = 51
-    """Atoms of `c51`, quantiles of `qr` (whose paper has 200), or levels of `iqn` for prediction and target each (64 in
-    its paper, 8 in BTR); actions are chosen by the mean of as many even levels."""
+    """Atoms of `c51`, quantiles of `qr` (200 in its paper), or levels of `iqn` for prediction and target each (64 in
+    its paper, 8 in BTR). Actions are chosen by the mean over as many even levels."""
     cosines: int = 64
-    """Cosines that a level of `iqn` is described by."""
+    """Cosines that encode a level of `iqn`."""
     munchausen_scale: float = 0.0
-    """Factor of an action's log-probability that is added to its reward (Vieillard et al. 2020: 0.9); 0 is off.
-
-    Targets are then those of a soft policy of the target network, so that `double` must be off, and the distribution
-    must not be `c51`. Of `n_step` rewards the first one grows.
-    """
+    """Factor of an action's log-probability that is added to its reward (Vieillard et al. 2020: 0.9). 0 disables it.
+    Targets are then those of a soft policy of the target network: `double` must be off, and `distribution` must not be
+    `c51`. With `n_step` rewards, only the first one grows."""
     munchausen_temperature: float = 0.03
-    """Temperature of that soft policy, in units of value."""
+    """Temperature of the soft policy of Munchausen targets, in units of value."""
     munchausen_lowest: float = -1.0
-    """Bound from below of temperature times log-probability, before it is scaled."""
+    """Lower bound of temperature times log-probability, before scaling."""
     value_min: float = -10.0
     """Lowest atom of `c51`, in discounted reward."""
     value_max: float = 10.0
     """Highest atom of `c51`, in discounted reward."""
     loss: str = "huber"
-    """Loss of a value's TD error: `huber` with threshold 1, or `mse`, half the square; a distribution has its own.
-    Or instead a user-defined function as `module:name`, see docs/extending.md."""
+    """Loss of a value's TD error: `huber` with threshold 1, or `mse`, half the square. A distribution has its own loss.
+    Or your own function as `module:name` (docs/extending.md)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -171,15 +165,16 @@ class R2D2Config(QLearningSettings):
 
     algorithm: Literal["r2d2"] = "r2d2"
     batch_size: int = 64
-    """Sequences of one update."""
+    """Sequences per update."""
     gamma: float = 0.997
     n_step: int = 5
     optimizer_epsilon: float = 1e-3
     max_grad_norm: float = 40.0
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of the products before the LSTM in an update; `auto`: bfloat16 for images where it is faster."""
+    """Format of the products before the LSTM in an update. `auto`: bfloat16 for images where it is faster."""
     compile: Literal["auto", "none", "default", "cuda-graphs"] = "auto"
-    """See the same setting of `dqn`; with `default` every step of a sequence is compiled apart, which takes minutes."""
+    """As the same setting of `dqn`. With `default` every step of a sequence is compiled separately, which takes
+    minutes."""
 
     hidden_sizes: tuple[int, ...] = (512,)
     """Units of each fully connected layer between the torso and the LSTM."""
@@ -188,15 +183,15 @@ class R2D2Config(QLearningSettings):
     head_sizes: tuple[int, ...] = (512,)
     """Units of each fully connected layer after the LSTM; a dueling head has the last one twice."""
     burn_in: int = 40
-    """Steps of a sequence that only warm the stored recurrent_state up."""
+    """Steps of a sequence that only warm up the stored recurrent state."""
     unroll: int = 80
     """Steps of a sequence that are trained on."""
     period: int = 40
-    """Steps from the start of one sequence to the next; fewer than `unroll` makes them overlap."""
+    """Steps from the start of one sequence to the start of the next. Less than `unroll` makes them overlap."""
     value_rescaling: bool = True
-    """Whether the network predicts h(value), which grows like a square root, so that rewards need no clipping."""
+    """Predict h(value), which grows like a square root, so that rewards need no clipping."""
     priority_mix: float = 0.9
-    """Share eta of the largest error in a sequence's priority; the rest is the mean of its errors."""
+    """Share eta of the largest error in a sequence's priority. The rest is the mean of its errors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -216,5 +211,5 @@ class R2D2Config(QLearningSettings):
         return 2 * self.lstm_size
 
     def window(self, frame_stack: int) -> WindowSpec:
-        """Return which steps of a stream an item covers, given how many frames the network sees."""
+        """Return the steps of a stream that an item covers, for the number of frames that the network sees."""
         return self.shape(frame_stack).window(self.period)

@@ -12,22 +12,22 @@ from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, 
 
 @dataclass(frozen=True)
 class SoftSettings(OffPolicySettings):
-    """What the two have in common."""
+    """Settings that SAC and discrete SAC share."""
 
     compile: Literal["auto", "none", "cuda-graphs"] = "auto"
-    """Whether a GPU is given whole updates in a few launches, as CUDA graphs; `auto`: if they can be recorded."""
+    """Give a GPU whole updates in a few launches, as CUDA graphs. `auto`: if they can be recorded."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Units of each layer after the torso, of the actor and of each critic."""
     learning_rate: float = 3e-4
     """Step size of Adam, for actor, critics and temperature."""
     learning_rate_decay_updates: int = 0
-    """Updates over which the step size falls linearly to 0; 0 keeps it constant."""
+    """Updates over which the step size falls linearly to 0. 0 keeps it constant."""
     temperature: Literal["learned", "fixed"] = "learned"
-    """Whether the entropy's weight is learned, to meet the target entropy, or stays as it starts."""
+    """Weight of the entropy. `learned`: adjusted to meet the target entropy. `fixed`: constant."""
     initial_temperature: float = 1.0
-    """Entropy's weight, in units of reward: where learning starts, or the fixed value."""
+    """Weight of the entropy at the start, in units of reward; the constant weight if `temperature` is fixed."""
     start_steps: int = 10_000
-    """Environment steps of the whole cluster for which actions are uniformly random."""
+    """Environment steps of the whole cluster with uniformly random actions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,64 +50,55 @@ class SACConfig(SoftSettings):
     algorithm: Literal["sac"] = "sac"
     batch_size: int = 256
     tau: float = 0.005
-    """Share of the critics that the target critics take over at each update; with `crossq` there are none."""
+    """Share of the critics that moves into the target critics at each update. Unused with `crossq`."""
     hidden_sizes: tuple[int, ...] = (256, 256)
-    """Units of each hidden layer of the actor, and of each critic unless `critic_sizes` says otherwise."""
+    """Units of each hidden layer of the actor, and of each critic unless `critic_sizes` is set."""
     learning_rate_decay_updates: int = 0
-    """Updates over which the step size falls linearly to its final value; 0 keeps it constant."""
+    """Updates over which the step size falls linearly to its final value. 0 keeps it constant."""
 
     critic_sizes: tuple[int, ...] = ()
-    """Units of each hidden layer of each critic; empty: `hidden_sizes`. CrossQ's paper has (2048, 2048)."""
+    """Units of each hidden layer of each critic. Empty: `hidden_sizes`. CrossQ's paper uses (2048, 2048)."""
     critics: int = 2
-    """How many critics there are, of which the smallest value counts, or, with `quantiles`, all quantiles but the
-    largest."""
+    """Number of critics. The smallest value counts, or, with `quantiles`, all quantiles except the largest."""
     quantiles: int = 0
-    """Quantiles of the return that each critic predicts instead of its mean (TQC, whose paper has 25); 0: the mean."""
+    """Quantiles of the return that each critic predicts instead of its mean (TQC, 25 in its paper). 0: the mean."""
     dropped_quantiles_per_critic: int = 2
-    """How many of the largest quantiles the target leaves out for each critic, of those of all critics together."""
+    """Largest quantiles that the target leaves out per critic, counted over all critics together."""
     crossq: bool = False
-    """Whether actor and critics renormalise every layer's inputs by their batch, and there are no target critics.
-
-    Both ends of a transition then pass the critics together, so that one batch's statistics hold for both.
-    """
+    """Renormalise the inputs of every layer of actor and critics by their batch, without target critics. Both ends of a
+    transition then pass through the critics together, so that they share a batch's statistics."""
     crossq_warmup_updates: int = 100_000
-    """Updates for which the batch's own statistics are used as they are (batch normalisation); from then on the running
-    ones correct them (Ioffe 2017)."""
+    """Updates with plain batch normalisation. After them the running statistics correct those of the batch (Ioffe
+    2017)."""
     critic_layer_norm: bool = False
-    """Whether a layer norm follows each hidden layer of the critics."""
+    """Add a layer norm after each hidden layer of the critics."""
     adam_beta1: float = 0.9
-    """Share of the old in Adam's mean of gradients; CrossQ's paper has .5."""
+    """Decay of Adam's mean of gradients. CrossQ's paper uses 0.5."""
     learning_rate_final: float = 0.0
-    """Step size at the end of the decay; unused without a decay."""
+    """Step size at the end of the decay. Unused without a decay."""
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of the products between hidden layers in an update, all else being float32; `auto`: float32."""
+    """Format of the products between hidden layers in an update; everything else is float32. `auto`: float32."""
     huber_delta: float = 0.0
-    """Bound on the gradient of a critic's loss by its error (a Huber loss with this threshold); 0 is the squared loss.
-    Quantiles always have their Huber loss, of threshold 1.
-
-    Rare large rewards, such as those of a crash, then pull no harder than others, and the critics lean to the median.
-    """
+    """Threshold of the critics' Huber loss, which bounds its gradient. 0: squared loss. Rare large rewards, such as
+    that of a crash, then pull no harder than others, and the critics lean to the median. Quantiles always have their
+    Huber loss, with threshold 1."""
     target_entropy: float | None = None
-    """Entropy a learned temperature aims at, in nats; None is minus the number of action dimensions."""
+    """Entropy that a learned temperature aims at, in nats. None: minus the number of action dimensions."""
     policy_delay: int = 1
-    """Updates of the critics for each one of the actor and the temperature."""
+    """Updates of the critics per update of the actor and the temperature."""
     actor_ema_decay: float = 0.0
-    """Decay per update of the averaged actor that is evaluated, e.g. 0.999; 0 evaluates the actor itself."""
+    """Decay per update of an averaged actor that is evaluated, e.g. 0.999. 0 evaluates the actor itself."""
     noise_correlation: float = 0.0
-    """Correlation of an environment's exploration noise from one step to the next; 0 is white noise.
-
-    Noise that lasts carries a heavy body somewhere, where white noise averages out.
-    """
+    """Correlation of an environment's exploration noise between consecutive steps. 0: white noise. Correlated noise
+    moves a heavy body, for which white noise averages out."""
     greedy_fraction: float = 0.0
-    """Share of each actor's environments that act by the actor's mean, without noise, after random steps.
-
-    Where the reward needs a quiet end, a policy that is always noisy never shows it to the critics: a lander
-    must rest on the ground with its engines off.
-    """
+    """Share of each actor's environments that act by the actor's mean, without noise, once random steps are over. It
+    matters where the reward needs a quiet end: a lander must rest on the ground with its engines off, which a noisy
+    policy never shows to the critics."""
     hold_probability: float = 0.0
-    """Probability at each step that a noisy environment begins to hold one uniformly random action; 0 never does."""
+    """Probability at each step that a noisy environment starts to hold one uniformly random action. 0: never."""
     hold_steps: int = 60
-    """Longest such hold, in steps; the shortest is a third of it (Dabney et al. 2021)."""
+    """Longest hold, in steps; the shortest is a third of it (Dabney et al. 2021)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,17 +132,18 @@ class SACDiscreteConfig(SoftSettings):
     algorithm: Literal["sac_discrete"] = "sac_discrete"
     batch_size: int = 64
     tau: float = 0.005
-    """Share of the critics that their targets take over at each update; only if `target_update_period` is 0."""
+    """Share of the critics that moves into their targets at each update, if `target_update_period` is 0."""
     start_steps: int = 1_000
 
     target_update_period: int = 0
-    """Updates between two copies to the target critics; 0 moves them by `tau` at each update instead."""
+    """Updates between copies to the target critics. 0 moves them by `tau` at each update instead."""
     optimizer_epsilon: float = 1e-4
-    """Added to Adam's denominator."""
+    """Epsilon of Adam, added to its denominator."""
     max_grad_norm: float = 0.0
-    """Largest norm of the actor's gradient and of the critics', each; 0 does not clip."""
+    """Largest norm of the actor's gradient and of the critics' gradient, separately. 0: no clipping."""
     target_entropy_share: float = 0.89
-    """Entropy a learned temperature aims at, as a share of log A, that of A legal actions alike; the paper has 0.98."""
+    """Entropy that a learned temperature aims at, as a share of log A, the entropy of A equally likely actions. The
+    paper uses 0.98."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
