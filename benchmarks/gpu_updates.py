@@ -1,8 +1,10 @@
 """Updates of the sizes that `benchmarks.gpu_rehearsal` counts, timed on a real GPU from random batches in its memory.
 
-It needs numpy and torch alone, and a GPU.
+It needs numpy and torch alone, and a GPU. Each algorithm is measured eager and as CUDA graphs; those of images also in
+float32 and with images laid channels last, where `auto` is bfloat16. FILE is written after each row, and an error is a
+row: a capture that fails leaves the process without memory, so measure what follows by another call with its names.
 
-    python -m benchmarks.gpu_updates FILE
+    python -m benchmarks.gpu_updates FILE [ALGORITHM ...]
 """
 
 from __future__ import annotations
@@ -17,14 +19,25 @@ import torch
 from torch import Tensor
 
 from tidemill.rehearsal.sizes import sizes
-from tidemill.rehearsal.updates import can_record, recorded
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.blank_batch import blank_batch
 from tidemill.types import EnvSpec
 
-_WARM_UPS, _UPDATES = 9, 40
+_WARM_UPS, _UPDATES, _FEWEST = 9, 40, 8
+_SECONDS = 1.5
+"""Of a way to make updates, if `_FEWEST` take less."""
 _DEVICE = "cuda:0"
+
+
+def ways(config: AgentConfig, env_spec: EnvSpec) -> dict[str, AgentConfig]:
+    """Return settings to measure, by what they are called."""
+    changes: dict[str, dict[str, object]] = {"eager": {"compile": "none"}, "graphs": {"compile": "cuda-graphs"}}
+    if env_spec.is_image:
+        changes["eager, float32"] = {"compile": "none", "update_precision": "float32"}
+        changes["graphs, float32"] = {"compile": "cuda-graphs", "update_precision": "float32"}
+        changes["graphs, channels last"] = {"compile": "cuda-graphs", "channels_last": True}
+    return {name: dataclasses.replace(config, **change) for name, change in changes.items()}  # type: ignore[type-var]
 
 
 def measured(config: AgentConfig, env_spec: EnvSpec, *, counts: bool) -> dict[str, float]:
@@ -42,15 +55,19 @@ def measured(config: AgentConfig, env_spec: EnvSpec, *, counts: bool) -> dict[st
         for name, tensor in blank_batch(agent, config, env_spec, config.batch_size).items()
     }
     weight = torch.ones(config.batch_size, device=_DEVICE)
-    for _ in range(_WARM_UPS):
+    for _ in range(_WARM_UPS - 1):
         agent.update(batch, weight)
     torch.cuda.synchronize()
     started = time.perf_counter()
-    for _ in range(_UPDATES):
+    agent.update(batch, weight)
+    torch.cuda.synchronize()
+    updates = max(_FEWEST, min(_UPDATES, round(_SECONDS / (time.perf_counter() - started))))
+    started = time.perf_counter()
+    for _ in range(updates):
         agent.update(batch, weight)
     host_s = time.perf_counter() - started
     torch.cuda.synchronize()
-    found = {"ms": (time.perf_counter() - started) / _UPDATES * 1e3, "host_ms": host_s / _UPDATES * 1e3}
+    found = {"ms": (time.perf_counter() - started) / updates * 1e3, "host_ms": host_s / updates * 1e3}
     if counts:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             agent.update(batch, weight)
@@ -70,16 +87,26 @@ def _random(tensor: Tensor, rng: torch.Generator) -> Tensor:
 def main() -> None:
     """Measure, and write a file."""
     torch.backends.cudnn.benchmark = True  # as in a learner
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for name, (config, env_spec) in sizes().items():
-        eager = dataclasses.replace(config, compile="none") if can_record(config) else config  # type: ignore[type-var]
-        found[name] = {"eager": measured(eager, env_spec, counts=True)}
-        if can_record(config):
-            found[name]["graphs"] = measured(recorded(config), env_spec, counts=False)
-        sys.stdout.write(f"{name}: {found[name]}\n")
-        sys.stdout.flush()
+    file, algorithms = Path(sys.argv[1]), sys.argv[2:]
     machine = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}
-    Path(sys.argv[1]).write_text(json.dumps({"machine": machine, "updates": found}, indent=1) + "\n", encoding="utf-8")
+    found: dict[str, dict[str, dict[str, float | str]]] = {}
+    for name, (config, env_spec) in sizes().items():
+        if algorithms and config.algorithm not in algorithms:
+            continue
+        found[name] = {}
+        for way, changed in ways(config, env_spec).items():
+            found[name][way] = _measured_or_error(changed, env_spec, counts=way.startswith("eager"))
+            sys.stdout.write(f"{name}, {way}: {found[name][way]}\n")
+            sys.stdout.flush()
+            document = {"machine": machine, "updates": found}
+            file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _measured_or_error(config: AgentConfig, env_spec: EnvSpec, *, counts: bool) -> dict[str, float | str]:
+    try:
+        return dict(measured(config, env_spec, counts=counts))
+    except Exception as error:  # of CUDA: other rows are measured still
+        return {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from tests.support.batches import CASES, sampled_batch
-from tidemill.rehearsal.updates import can_record, recorded
+from tidemill.rehearsal.updates import recorded
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.capture_trial import can_record
 from tidemill.types import EnvSpec
 
 ITEMS, UPDATES = 6, 4

@@ -84,7 +84,7 @@ def test_every_agent_learns_from_shares_what_it_learns_from_the_whole(tmp_path: 
 
 def test_recorded_updates_of_two_ranks_are_their_eager_ones(tmp_path: Path) -> None:
     """Bit for bit, with gradients that gloo adds up between the recorded parts."""
-    cases = ("dqn_rainbow", "dqn_soft_target", "sac", "td3", "sac_discrete", "d4pg")
+    cases = ("dqn_rainbow", "dqn_soft_target", "sac", "td3", "sac_discrete", "d4pg", "ppo_lstm_image", "impala", "pqn")
     first, second = _train_together(2, tmp_path, (*cases, *(RECORDED + case for case in cases)))
     _assert_equal(first, second)
     recordings, repeats = first["recordings"].tolist()

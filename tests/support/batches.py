@@ -27,6 +27,7 @@ VECTOR = EnvSpec((3,), "float32", num_actions=4)
 CONTINUOUS = EnvSpec((3,), "float32", action_shape=(2,))
 CONTINUOUS_BYTES = EnvSpec((30,), "uint8", frame_stack=2, action_shape=(2, 2))
 IMAGE = EnvSpec((36, 40), "uint8", frame_stack=4, num_actions=4)
+PIXELS = EnvSpec((36, 40), "uint8", frame_stack=4, action_shape=(2,))
 COLOURS = EnvSpec((9, 12, 3), "uint8", frame_stack=2, num_actions=4)
 
 SMALL_R2D2: dict[str, Any] = {
@@ -159,7 +160,15 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
     ),
     "ppo_std_of_observation": (PPOConfig(hidden_sizes=(16,), unroll=5, gaussian_std="observation"), CONTINUOUS),
     "ppo_image": (
-        PPOConfig(network="nature", encoder_sizes=(16,), hidden_sizes=(), unroll=5, epochs=1, minibatches=2),
+        PPOConfig(
+            network="nature",
+            encoder_sizes=(16,),
+            hidden_sizes=(),
+            unroll=5,
+            epochs=1,
+            minibatches=2,
+            update_precision="float32",
+        ),
         IMAGE,
     ),
     "ppo_lstm": (
@@ -167,7 +176,15 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         VECTOR,
     ),
     "ppo_lstm_image": (
-        PPOConfig(network="nature", lstm_size=8, hidden_sizes=(), unroll=5, epochs=1, minibatches=2),
+        PPOConfig(
+            network="nature",
+            lstm_size=8,
+            hidden_sizes=(),
+            unroll=5,
+            epochs=1,
+            minibatches=2,
+            update_precision="float32",
+        ),
         IMAGE,
     ),
     "impala": (IMPALAConfig(hidden_sizes=(16,), unroll=5), VECTOR),
@@ -181,7 +198,10 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
     ),
     "impala_std_of_observation": (IMPALAConfig(hidden_sizes=(16,), unroll=5, gaussian_std="observation"), CONTINUOUS),
     "impala_lstm": (IMPALAConfig(lstm_size=8, hidden_sizes=(16,), unroll=5), CONTINUOUS),
-    "impala_colours": (IMPALAConfig(network="impala", hidden_sizes=(), unroll=5), COLOURS),
+    "impala_colours": (
+        IMPALAConfig(network="impala", hidden_sizes=(), unroll=5, update_precision="float32"),
+        COLOURS,
+    ),
     "pqn": (PQNConfig(hidden_sizes=(16, 16), unroll=5, epochs=2, minibatches=3), VECTOR),
     "pqn_image": (
         PQNConfig(
@@ -192,6 +212,7 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
             epochs=1,
             minibatches=2,
             learning_rate_decay_updates=1_000,
+            update_precision="float32",
         ),
         IMAGE,
     ),
@@ -232,9 +253,11 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
             max_grad_norm=1.0,
             target_update_period=3,
             learning_rate_decay_updates=1_000,
+            update_precision="float32",
         ),
         IMAGE,
     ),
+    "sac_image": (SACConfig(network="nature", hidden_sizes=(16, 16), update_precision="float32"), PIXELS),
     "ddpg": (DDPGConfig(actor_sizes=(16,), critic_sizes=(16, 16)), CONTINUOUS),
     "ddpg_all_options": (
         DDPGConfig(

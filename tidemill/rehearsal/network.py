@@ -74,7 +74,8 @@ def faults(cuda: PretendedCuda, config: AgentConfig, env_spec: EnvSpec) -> list[
     Returns:
         The kind is that of a `Note`, or `error` for what is raised before a GPU is asked for anything.
     """
-    from tidemill.rehearsal.updates import can_record, recorded, rehearse_updates
+    from tidemill.rehearsal.updates import recorded, rehearse_updates
+    from tidemill.rl.capture_trial import can_record
 
     found: list[tuple[str, str]] = []
     for way in [config, recorded(config)] if can_record(config) else [config]:

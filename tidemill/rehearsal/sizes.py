@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from tidemill.rehearsal.pretended_cuda import PretendedCuda
-from tidemill.rehearsal.updates import can_record, recorded, rehearse_updates
+from tidemill.rehearsal.updates import recorded, rehearse_updates
 from tidemill.rl.agents.registry import AgentConfig, config_class
+from tidemill.rl.capture_trial import can_record
 from tidemill.rl.process_group import SingleProcess, flat_mean
 from tidemill.types import EnvSpec
 

@@ -40,11 +40,6 @@ class Rehearsed:
     error: str = ""
 
 
-def can_record(config: AgentConfig) -> bool:
-    """Return whether updates of these settings can be recorded as CUDA graphs."""
-    return hasattr(config, "compile")
-
-
 def recorded(config: AgentConfig) -> AgentConfig:
     """Return settings whose updates are recorded as CUDA graphs."""
     changed: AgentConfig = dataclasses.replace(config, compile=GRAPHS)  # type: ignore[type-var]

@@ -30,6 +30,11 @@ _UPDATES_OF_A_KIND = 4
 _log = LateLogger()
 
 
+def can_record(config: AgentConfig) -> bool:
+    """Return whether updates of these settings can be recorded as CUDA graphs: if the host decides nothing in them."""
+    return hasattr(config, "compile") and not getattr(config, "target_kl", 0.0)
+
+
 def with_chosen_compile(config: AgentConfig, env_spec: EnvSpec, device: torch.device, items: int) -> AgentConfig:
     """Return the settings, `compile` being what `auto` means on a device, or `none` where recording fails.
 
@@ -42,10 +47,11 @@ def with_chosen_compile(config: AgentConfig, env_spec: EnvSpec, device: torch.de
     how = getattr(config, "compile", "none")
     if how not in ("auto", "cuda-graphs") or (how == "cuda-graphs" and device.type != "cuda"):
         return config
-    why = "there is no GPU" if device.type != "cuda" else failure(config, env_spec, device, items)
-    if why and device.type == "cuda":
+    records = device.type == "cuda" and can_record(config)
+    if records and (why := failure(config, env_spec, device, items)):
         _log.warning("updates cannot be recorded as CUDA graphs and are made without", reason=why)
-    chosen: AgentConfig = dataclasses.replace(config, compile="none" if why else "cuda-graphs")  # type: ignore[type-var]
+        records = False
+    chosen: AgentConfig = dataclasses.replace(config, compile="cuda-graphs" if records else "none")  # type: ignore[type-var]
     return chosen
 
 

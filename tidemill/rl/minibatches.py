@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
+
+ORDERS = "orders"
+"""Name, among the columns of a batch, of what `Shuffle.orders` returned for it."""
 
 
 class Shuffle:
@@ -20,9 +21,16 @@ class Shuffle:
         self.rng = torch.Generator().manual_seed(seed)
         self._minibatches, self._device = minibatches, device
 
-    def positions(self, count: int) -> Iterator[Tensor]:
-        """Yield the positions of each minibatch of one pass over `count` of them, int64, on the device."""
-        order = torch.randperm(count, generator=self.rng)
+    def orders(self, count: int, passes: int) -> Tensor:
+        """Return the positions of a batch of `count` in a fresh order for each pass, int64 [passes, count].
+
+        They are on the device. All passes are drawn at once, so that an update can be recorded as a whole.
+        """
+        orders = torch.stack([torch.randperm(count, generator=self.rng) for _ in range(passes)])
         if self._device.type == "cuda":  # the host would wait for a copy from other memory
-            order = order.pin_memory().to(self._device, non_blocking=True)
-        yield from order.tensor_split(min(self._minibatches, count))
+            orders = orders.pin_memory().to(self._device, non_blocking=True)
+        return orders
+
+    def minibatches(self, order: Tensor) -> tuple[Tensor, ...]:
+        """Return the positions of each minibatch of one pass, given its order, [count]."""
+        return order.tensor_split(min(self._minibatches, len(order)))

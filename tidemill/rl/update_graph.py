@@ -208,5 +208,7 @@ def recorded(run: RunUpdate, how: str, device: torch.device, state: TrainState) 
 
 
 def recorder_on(device: torch.device, noise: torch.Generator | None) -> Recorder | None:
-    """Return the recorder of updates on a device, with `noise` as their source of noise; None where none works."""
-    return CudaRecorder(device, noise) if device.type == "cuda" else None
+    """Return the recorder of updates on a device; None where none works. `noise` that is elsewhere is not recorded."""
+    if device.type != "cuda":
+        return None
+    return CudaRecorder(device, noise if noise is not None and noise.device.type == "cuda" else None)

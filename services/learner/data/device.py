@@ -18,6 +18,7 @@ from tidemill import gpus
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import named_device, on_stream
 from tidemill.errors import ConfigError
+from tidemill.rl.agents.registry import LearnsOnPolicy
 from tidemill.rl.networks.torsos import AUTO, MLP
 from tidemill.services.learner.data.device_rows import DeviceRows, StreamQueue
 from tidemill.services.learner.distributed.learner_group import RankInfo
@@ -179,7 +180,7 @@ def why_gpu(agent: Any, spec: EnvSpec) -> str:  # noqa: ANN401 - the settings of
         return "observations are images"
     if (network := getattr(agent, "network", AUTO)) not in (AUTO, MLP):
         return f"agent.network is {network}"
-    if getattr(agent, "compile", "none") in ("auto", "cuda-graphs"):
+    if getattr(agent, "compile", "none") in ("auto", "cuda-graphs") and not isinstance(agent, LearnsOnPolicy):
         return "an update is launched as one CUDA graph"
     products = _largest_products(agent, spec)
     return f"{products / 1e6:.0f} million multiplications in a layer" if products >= LARGE_PRODUCTS else ""

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.batches import policy_input
+from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.impala import IMPALAAgent
 from tidemill.rl.agents.on_policy import rollouts
 from tidemill.rl.agents.ppo import PPOAgent
+from tidemill.rl.capture_trial import can_record, with_chosen_compile
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig
 from tidemill.types import EnvSpec, WindowSpec
 
@@ -284,3 +286,14 @@ def test_standard_deviation_may_follow_the_observation() -> None:
     assert (std[0] - std[1]).abs().min() > 0.01
     action = policy.act(policy_input(np.tile(seen[1].numpy(), (count, 1)))).action
     np.testing.assert_allclose(np.log(action.std(axis=0)), std[1].detach(), atol=0.02)
+
+
+def test_updates_that_the_host_ends_are_not_recorded() -> None:
+    """`target_kl` and CUDA graphs exclude each other, and `auto` does not try them together."""
+    with pytest.raises(ConfigError, match="compile is 'cuda-graphs', but must be auto or none with target_kl"):
+        PPOConfig(target_kl=0.1, compile="cuda-graphs")
+    assert not can_record(PPOConfig(target_kl=0.1))
+    assert can_record(PPOConfig())
+    chosen = with_chosen_compile(PPOConfig(target_kl=0.1), DISCRETE, torch.device("cuda:0"), 4)
+    assert isinstance(chosen, PPOConfig)
+    assert chosen.compile == "none"

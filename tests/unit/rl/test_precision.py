@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.batches import IMAGE, policy_input, random_batch
+from tests.support.batches import CASES, IMAGE, policy_input, random_batch, sampled_batch
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.dqn import build_network
+from tidemill.rl.agents.interface import Update
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks import precision
 from tidemill.rl.networks.noisy import reset_noise
@@ -71,6 +72,46 @@ def test_update_in_bfloat16_follows_the_one_in_float32(network: str) -> None:
     for name, tensor in expected.items():
         assert found[name].dtype == torch.float32
         torch.testing.assert_close(found[name], tensor, rtol=0.05, atol=2e-4)
+
+
+IMAGES = ("ppo_image", "ppo_lstm_image", "impala_colours", "pqn_image", "sac_discrete_image", "sac_image")
+
+
+def updated(name: str, **settings: object) -> tuple[Update, dict[str, torch.Tensor]]:
+    """Return what an update of a case with other settings reports, and the policy after it."""
+    config, spec = CASES[name]
+    agent = build_agent(dataclasses.replace(config, **settings), spec, seed=3)  # type: ignore[type-var]
+    batch = sampled_batch(agent, config, spec, 8, torch.Generator().manual_seed(0))
+    return agent.update(batch, torch.ones(8)), agent.policy_state()
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_update_from_images_in_bfloat16_is_near_the_one_in_float32(name: str) -> None:
+    """Losses, norms of gradients and parameters are float32, finite and near, and something was rounded."""
+    (exact, expected), (near, found) = (updated(name, update_precision=each) for each in ("float32", "bfloat16"))
+    assert {tensor.dtype for tensor in near.metrics.values()} == {torch.float32}
+    assert near.metrics != exact.metrics
+    torch.testing.assert_close(near.metrics, exact.metrics, rtol=0.1, atol=0.05)
+    for parameter, tensor in expected.items():
+        assert found[parameter].dtype == tensor.dtype
+        torch.testing.assert_close(found[parameter], tensor, rtol=0.05, atol=5e-3)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_update_from_images_laid_channels_last_is_the_same(name: str) -> None:
+    """To rounding; what is published lies as it did."""
+    (plain, expected), (laid, found) = (updated(name, channels_last=on) for on in (False, True))
+    torch.testing.assert_close(laid.metrics, plain.metrics, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    assert all(tensor.is_contiguous() for tensor in found.values())
+
+
+@pytest.mark.parametrize("name", ["ppo", "impala_lstm", "pqn", "sac_discrete"])
+def test_vectors_are_rounded_only_when_asked(name: str) -> None:
+    """`auto` is float32 for them on every machine."""
+    exact, auto, near = (updated(name, update_precision=each)[1] for each in ("float32", "auto", "bfloat16"))
+    assert all(torch.equal(auto[parameter], tensor) for parameter, tensor in exact.items())
+    assert not all(torch.equal(near[parameter], tensor) for parameter, tensor in exact.items())
 
 
 def test_auto_precision_of_updates_is_by_capability() -> None:

@@ -180,7 +180,7 @@ def test_bfloat16_rounds_the_products_between_hidden_layers_alone() -> None:
     rng = torch.Generator().manual_seed(0)
     network = EnsembleMLP(2, 5, (16, 12), 1, rng)
     first, between, last = layers_of(network)
-    network.set_compute_dtype(torch.bfloat16)
+    network.set_update_format(SACConfig(update_precision="bfloat16"), CONTINUOUS, CPU)
     assert [layer.products for layer in (first, between, last)] == [torch.float32, torch.bfloat16, torch.float32]
     x, gradient = torch.randn((2, 8, 16), generator=rng), torch.randn((2, 8, 12), generator=rng)
 

@@ -18,6 +18,7 @@ from tidemill.rl import train_state, update_graph
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent, Update
 from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.capture_trial import can_record
 from tidemill.rl.settings.deterministic import TD3Config
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.rl.train_state import TrainState
@@ -27,7 +28,7 @@ from tidemill.types import EnvSpec
 UPDATES = 30
 """So that each kind is recorded and repeated: every fifth is measured here, and copies are at most ten apart."""
 BATCH = 6
-RECORDABLE = {name: case for name, case in CASES.items() if hasattr(case[0], "compile")} | {
+RECORDABLE = {name: case for name, case in CASES.items() if can_record(case[0])} | {
     "td3_delayed": (TD3Config(hidden_sizes=(16,), policy_delay=3), CONTINUOUS),
     "sac_crossq_after_warm_up": (
         SACConfig(hidden_sizes=(16,), crossq=True, crossq_warmup_updates=8, policy_delay=2),
@@ -77,8 +78,9 @@ def updated(agent: Agent, name: str, numbers: range, device: str = "cpu") -> lis
 
 
 def assert_same(name: str, left: object, right: object) -> None:
-    """Compare bit for bit; a falling step size is float32 on a device and float64 in Python."""
-    falls = getattr(RECORDABLE[name][0], "learning_rate_decay_updates", 0)
+    """Compare bit for bit; a step size or a clip that falls is float32 on a device and float64 in Python."""
+    settings = RECORDABLE[name][0]
+    falls = any(getattr(settings, f"{each}_decay_updates", 0) for each in ("learning_rate", "clip"))
     tolerance = 1e-4 if falls else 0.0
     torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance / 10)
 

@@ -17,10 +17,10 @@ from tidemill.rl.compilation import compiled
 from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.losses import even_levels, log_policy_bonus, mask_illegal, soft_value
 from tidemill.rl.networks.evaluation import EvaluationNetwork
-from tidemill.rl.networks.image import blank_images, to_channels_last
+from tidemill.rl.networks.image import blank_images
 from tidemill.rl.networks.linear import Linear, linear, xavier_uniform
 from tidemill.rl.networks.noisy import disable_noise, reset_noise, reset_noise_rows
-from tidemill.rl.networks.precision import FLOAT32, MatmulPrecision, Precision, acting_dtype
+from tidemill.rl.networks.precision import MixedPrecision, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.optimizers import LearningRateDecay, build_optimizer, clip_
@@ -82,7 +82,7 @@ class QuantileEmbedding(nn.Module):
         return features[:, None, :] * torch.relu(self.layer(waves)).to(features.dtype)
 
 
-class QNetwork(nn.Module):
+class QNetwork(MixedPrecision):
     """A torso and a head: observations [B, ...] -> K numbers for each action, float32 [B, A, K].
 
     With `iqn` the numbers are quantiles, of levels that are joined to the features between torso and head.
@@ -105,8 +105,6 @@ class QNetwork(nn.Module):
         )
         if config.initialisation == "xavier":
             xavier_uniform(self, rng)
-        self.matmul_precision = FLOAT32
-        """In which format updates multiply."""
 
     def forward(self, observation: Tensor, level: Tensor | None = None) -> Tensor:
         """Return [B, A, K]; what they mean says `tidemill.rl.agents.dqn_heads`.
@@ -154,10 +152,7 @@ class DQNAgent:
         self._masks = (ACTION_MASK,) if env_spec.masks_actions else ()
         self._value_head = build_value_head(config, device)
         self._online = build_network(config, env_spec, seed).to(device)
-        precision = MatmulPrecision(config.update_precision, device, images=env_spec.is_image)
-        self._online.matmul_precision = precision
-        if config.channels_last:
-            to_channels_last(self._online)
+        self._online.set_update_format(config, env_spec, device)
         self._target = TargetNetwork(self._online, config.target_update_period, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
         recording = config.compile == "cuda-graphs"

@@ -18,6 +18,7 @@ from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.settings.on_policy import IMPALAConfig
 from tidemill.rl.train_state import TrainState
+from tidemill.rl.update_graph import recorded
 from tidemill.types import EnvSpec
 
 
@@ -32,11 +33,14 @@ class IMPALAAgent:
         self.window = config.window(env_spec.frame_stack)
         self.recurrent_state_size = 2 * config.lstm_size
         self.network = build_actor_critic(config, env_spec, seed).to(device)
+        self.network.set_update_format(config, env_spec, device)
         self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
-        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
+        recording = config.compile == "cuda-graphs"
+        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
         self._normalizer = RolloutNormalizer(config, self.network).to(device)
         networks = {"network": self.network, **self._normalizer.modules_by_name}
         self._state = TrainState(networks, {"optimizer": self._optimizer})
+        self._run_update = recorded(self._updated, config.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
@@ -49,6 +53,11 @@ class IMPALAAgent:
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one update on the loss of whole rollouts; the priorities are 1."""
         self._decay.at(self._state.updates)
+        update = self._run_update(batch, weight, None)
+        self._state.updates += 1
+        return update
+
+    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         rollout = Rollout.of(batch)
         self._normalizer.before_update(rollout, weight, self._state.group)
         loss, metrics = self.loss(batch, weight)
@@ -56,7 +65,6 @@ class IMPALAAgent:
         metrics["grad_norm"] = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
         self._normalizer.after_update(rollout, weight, self._state.group)
-        self._state.updates += 1
         return Update(torch.ones_like(weight), metrics)
 
     def loss(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -14,13 +14,14 @@ from tidemill.rl.agents.interface import Array, State, Update
 from tidemill.rl.agents.on_policy import ActorCriticPolicy, Rollout, RolloutNormalizer, rollouts
 from tidemill.rl.exploration import linear
 from tidemill.rl.losses import assert_rank, generalized_advantage
-from tidemill.rl.minibatches import Shuffle
+from tidemill.rl.minibatches import ORDERS, Shuffle
 from tidemill.rl.networks.actor_critic import build_actor_critic
 from tidemill.rl.networks.lstm import Recurrence
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.train_state import TrainState
+from tidemill.rl.update_graph import recorded
 from tidemill.types import EnvSpec
 
 
@@ -36,20 +37,21 @@ def normalized(advantage: Tensor, mask: Tensor) -> Tensor:
     return centered / (variance.sqrt() + 1e-8)
 
 
-def clipped_policy_loss(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+def clipped_policy_loss(log_ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
     """Return -min(ratio * A, clip(ratio, 1 - e, 1 + e) * A) of each action, [M] (ibid., eq. 7).
 
     Args:
         log_ratio: log pi(a|s) less that of the policy that acted, [M].
         advantage: Of each action, without a gradient, [M].
-        clip: e.
+        clip: e, a number or [].
     """
     assert_rank(1, log_ratio=log_ratio, advantage=advantage)
     ratio = log_ratio.exp()
-    return -torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+    near = ratio.clamp(1.0 - clip, 1.0 + clip)  # type: ignore[arg-type]  # both are numbers, or both tensors
+    return -torch.minimum(ratio * advantage, near * advantage)
 
 
-def value_loss(value: Tensor, target: Tensor, old_value: Tensor, clip: float | None) -> Tensor:
+def value_loss(value: Tensor, target: Tensor, old_value: Tensor, clip: float | Tensor | None) -> Tensor:
     """Return half the squared error of each value, [M]; with a clip the larger one of it and of the clipped value's.
 
     The clipped value is at most `clip` away from `old_value`, that before the update, as in OpenAI's baselines.
@@ -57,7 +59,7 @@ def value_loss(value: Tensor, target: Tensor, old_value: Tensor, clip: float | N
     assert_rank(1, value=value, target=target, old_value=old_value)
     error = (value - target).square()
     if clip is not None:
-        moved = old_value + (value - old_value).clamp(-clip, clip)
+        moved = old_value + (value - old_value).clamp(-clip, clip)  # type: ignore[arg-type]  # as above
         error = torch.maximum(error, (moved - target).square())
     return 0.5 * error
 
@@ -112,12 +114,18 @@ class PPOAgent:
         self.window = config.window(env_spec.frame_stack)
         self.recurrent_state_size = 2 * config.lstm_size
         self.network = build_actor_critic(config, env_spec, seed).to(device)
+        self.network.set_update_format(config, env_spec, device)
         self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
-        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
+        recording = config.compile == "cuda-graphs"
+        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
+        self._clip_on_device = (
+            torch.tensor(config.clip, device=device) if recording and config.clip_decay_updates else None
+        )
         self._shuffle = Shuffle(config.minibatches, seed, device)
         self._normalizer = RolloutNormalizer(config, self.network).to(device)
         networks = {"network": self.network, **self._normalizer.modules_by_name}
         self._state = TrainState(networks, {"optimizer": self._optimizer}, self._shuffle.rng)
+        self._run_update = recorded(self._updated, config.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
@@ -134,12 +142,21 @@ class PPOAgent:
         (Schulman 2020: mean of ratio - 1 - log ratio) and the share of clipped actions.
         """
         self._decay.at(self._state.updates)
+        if self._clip_on_device is not None:
+            self._clip_on_device.fill_(self.clip)
+        choices = len(weight) if self._config.lstm_size else batch["is_trained"].numel()
+        orders = self._shuffle.orders(choices, self._config.epochs)
+        update = self._run_update({**batch, ORDERS: orders}, weight, None)
+        self._state.updates += 1
+        return update
+
+    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         rollout = Rollout.of(batch)
         self._normalizer.before_update(rollout, weight, self._state.group)
         samples = self.samples(batch, weight)
         metrics: dict[str, Tensor] = {}
-        for _ in range(self._config.epochs):
-            for index in self._shuffle.positions(samples.choices):
+        for order in batch[ORDERS].unbind():
+            for index in self._shuffle.minibatches(order):
                 loss, metrics = self.loss(samples.at(index))
                 gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
                 metrics["grad_norm"] = clip_(gradients, self._config.max_grad_norm)
@@ -147,7 +164,6 @@ class PPOAgent:
             if self._config.target_kl and self._has_moved(metrics["kl"]):
                 break
         self._normalizer.after_update(rollout, weight, self._state.group)
-        self._state.updates += 1
         return Update(torch.ones_like(weight), metrics)
 
     @torch.no_grad()
@@ -187,7 +203,7 @@ class PPOAgent:
         """Return the loss of a minibatch, [], and what to report of it."""
         config = self._config
         mask = samples.mask
-        clip = self.clip
+        clip = self.clip if self._clip_on_device is None else self._clip_on_device
         distribution, value = self.network(samples.observation, samples.legal, samples.recurrence)
         log_ratio = distribution.log_prob(samples.action) - samples.log_prob
         advantage = normalized(samples.advantage, mask) if config.normalize_advantage else samples.advantage

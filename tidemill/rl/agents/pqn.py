@@ -15,15 +15,17 @@ from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, State,
 from tidemill.rl.agents.on_policy import rollouts
 from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.losses import assert_rank, generalized_advantage, mask_illegal
-from tidemill.rl.minibatches import Shuffle
+from tidemill.rl.minibatches import ORDERS, Shuffle
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.linear import linear
+from tidemill.rl.networks.precision import MixedPrecision, in_float32
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.settings.on_policy import PQNConfig
 from tidemill.rl.train_state import TrainState
+from tidemill.rl.update_graph import recorded
 from tidemill.types import ACTION_MASK, EnvSpec
 
 
@@ -67,7 +69,7 @@ def q_loss(chosen_q: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     return (0.5 * weight * (chosen_q - target).square()).sum() / weight.sum().clamp(min=1.0)
 
 
-class NormalisedQNetwork(nn.Module):
+class NormalisedQNetwork(MixedPrecision):
     """A torso, hidden layers with a layer norm (Ba et al. 2016) and a ReLU each: observations [B, ...] -> Q [B, A].
 
     The norm bounds how far values of unseen states can run off, which is what a target network is for elsewhere
@@ -84,9 +86,10 @@ class NormalisedQNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return the value of every action, float32 [B, A]."""
-        x: Tensor = self.torso(observation).float()
-        for layer, norm in zip(self.hidden, self.norms, strict=True):
-            x = torch.relu(norm(layer(x)))
+        with self.matmul_precision(self.torso, self.hidden):
+            x: Tensor = self.torso(observation)
+            for layer, norm in zip(self.hidden, self.norms, strict=True):
+                x = torch.relu(in_float32(norm, layer(x)))
         q: Tensor = self.head(x)
         return q
 
@@ -107,10 +110,13 @@ class PQNAgent:
         self._frame_stack = env_spec.frame_stack
         self.window = config.window(env_spec.frame_stack)
         self.network = build_network(config, env_spec, seed).to(device)
+        self.network.set_update_format(config, env_spec, device)
         self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
-        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates)
+        recording = config.compile == "cuda-graphs"
+        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
         self._shuffle = Shuffle(config.minibatches, seed, device)
         self._state = TrainState({"network": self.network}, {"optimizer": self._optimizer}, self._shuffle.rng)
+        self._run_update = recorded(self._updated, config.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
@@ -126,7 +132,13 @@ class PQNAgent:
         Reports the loss and the norm of the gradient of the last gradient step.
         """
         self._decay.at(self._state.updates)
-        rollout = {name: column.transpose(0, 1) for name, column in batch.items()}
+        orders = self._shuffle.orders(batch["is_trained"].numel(), self._config.epochs)
+        update = self._run_update({**batch, ORDERS: orders}, weight, None)
+        self._state.updates += 1
+        return update
+
+    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        rollout = {name: column.transpose(0, 1) for name, column in batch.items() if name != ORDERS}
         target, q = self.targets(rollout)
         steps = {
             "observation": rollout["observation"][:-1],
@@ -136,10 +148,9 @@ class PQNAgent:
         }
         flat = {name: column.flatten(0, 1) for name, column in steps.items()}
         metrics = {"q": q}
-        for _ in range(self._config.epochs):
-            for index in self._shuffle.positions(len(flat["weight"])):
+        for order in batch[ORDERS].unbind():
+            for index in self._shuffle.minibatches(order):
                 metrics |= self._step({name: column[index] for name, column in flat.items()})
-        self._state.updates += 1
         return Update(torch.ones_like(weight), metrics)
 
     @torch.no_grad()

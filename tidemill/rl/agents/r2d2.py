@@ -15,11 +15,11 @@ from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, State,
 from tidemill.rl.compilation import compiled
 from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.losses import ItemLoss, assert_rank, mask_illegal, rescale, unscale
-from tidemill.rl.networks.image import blank_images, to_channels_last
+from tidemill.rl.networks.image import blank_images
 from tidemill.rl.networks.linear import Linear, linear
 from tidemill.rl.networks.lstm import LSTM, to_recurrent_state, to_state, unrolled
 from tidemill.rl.networks.lstm import State as LSTMState
-from tidemill.rl.networks.precision import FLOAT32, MatmulPrecision, Precision, acting_dtype
+from tidemill.rl.networks.precision import MixedPrecision, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.optimizers import LearningRateDecay, build_optimizer, clip_
@@ -65,7 +65,7 @@ def sequence_loss(q: Tensor, target: Tensor, is_trained: Tensor, priority_mix: f
     return ItemLoss(0.5 * error.square().sum(dim=0), priority)
 
 
-class RecurrentQNetwork(nn.Module):
+class RecurrentQNetwork(MixedPrecision):
     """Torso, fully connected layers, LSTM and head: T steps of B streams -> Q, float32 [T, B, A]."""
 
     def __init__(self, config: R2D2Config, env_spec: EnvSpec, rng: torch.Generator) -> None:
@@ -78,9 +78,6 @@ class RecurrentQNetwork(nn.Module):
         self.head = QHead(
             config.lstm_size, config.head_sizes, env_spec.num_actions, 1, rng, dueling=config.dueling, noise_std=0.0
         )
-
-        self.matmul_precision = FLOAT32
-        """In which format updates multiply before the LSTM."""
 
     def forward(
         self, observation: Tensor, last_action: Tensor, last_reward: Tensor, is_first: Tensor, state: LSTMState
@@ -150,10 +147,7 @@ class R2D2Agent:
         self.recurrent_state_size = config.recurrent_state_size
         self._masks = (ACTION_MASK,) if env_spec.masks_actions else ()
         self._online = build_network(config, env_spec, seed).to(device)
-        precision = MatmulPrecision(config.update_precision, device, images=env_spec.is_image)
-        self._online.matmul_precision = precision
-        if config.channels_last:
-            to_channels_last(self._online)
+        self._online.set_update_format(config, env_spec, device)
         self._target = TargetNetwork(self._online, config.target_update_period, config.tau)
         self._optimizer = build_optimizer(config, self._online.parameters())
         recording = config.compile == "cuda-graphs"

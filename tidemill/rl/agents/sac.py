@@ -19,7 +19,6 @@ from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
 from tidemill.rl.networks.batch_renorm import BATCH_NORM, RENORM, RenormBounds
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP, LayerActivations, TorsoEnsembleMLP
 from tidemill.rl.networks.evaluation import EvaluationNetwork
-from tidemill.rl.networks.precision import MatmulPrecision
 from tidemill.rl.networks.squashed_gaussian import head_gradient, mode, sample, split
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
@@ -93,9 +92,8 @@ class SACAgent:
         rng = torch.Generator().manual_seed(seed)
         self._actor = build_actor(config, env_spec, rng).to(device)
         self._critic = build_critic(config, env_spec, rng).to(device)
-        products = MatmulPrecision(config.update_precision, device, images=False).dtype
         for network in (self._actor, self._critic):
-            network.set_compute_dtype(products)
+            network.set_update_format(config, env_spec, device)
         self._average = TargetNetwork(self._actor, every=0, tau=1.0 - config.actor_ema_decay)
         self._target = None if config.crossq else TargetNetwork(self._critic, every=0, tau=config.tau)
         self._head = build_value_head(config)

@@ -23,6 +23,7 @@ from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
 from tidemill.rl.networks.actor_critic import ActionDistribution, legal_logits
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.linear import linear
+from tidemill.rl.networks.precision import MixedPrecision, in_float32
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
@@ -79,7 +80,7 @@ def actor_loss(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
     return (-temperature * entropy(log_prob) - value).mean()
 
 
-class PerAction(nn.Module):
+class PerAction(MixedPrecision):
     """A torso and one or more stacks of layers behind it: observations [B, ...] -> numbers, float32 [E, B, A]."""
 
     def __init__(self, config: SACDiscreteConfig, env_spec: EnvSpec, rng: torch.Generator, stacks: int) -> None:
@@ -93,8 +94,10 @@ class PerAction(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return [E, B, A]."""
-        features = self.torso(observation).float()
-        return torch.stack([_through(stack, features) for stack in self.stacks])
+        hidden = [layer for stack in self.stacks for layer in list(stack.children())[:-1]]
+        with self.matmul_precision(self.torso, *hidden):
+            features = self.torso(observation)
+            return torch.stack([_through(stack, features) for stack in self.stacks])
 
 
 def build_actor(config: SACDiscreteConfig, env_spec: EnvSpec, rng: torch.Generator) -> PerAction:
@@ -111,8 +114,7 @@ def _through(layers: nn.Module, x: Tensor) -> Tensor:
     *hidden, last = layers.children()
     for layer in hidden:
         x = torch.relu(layer(x))
-    output: Tensor = last(x)
-    return output
+    return in_float32(last, x)
 
 
 class SACDiscreteAgent:
@@ -129,6 +131,8 @@ class SACDiscreteAgent:
         rng = torch.Generator().manual_seed(seed)
         self._actor = build_actor(config, env_spec, rng).to(device)
         self._critic = build_critic(config, env_spec, rng).to(device)
+        for network in (self._actor, self._critic):
+            network.set_update_format(config, env_spec, device)
         self._target = TargetNetwork(self._critic, config.target_update_period, config.tau)
         self._log_temperature = torch.tensor(math.log(config.initial_temperature), device=device)
         self._mean_priority = MeanPriority(device)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tidemill.rl.networks.linear import linear
 from tidemill.rl.networks.lstm import LSTM, Recurrence, to_recurrent_state, to_state
+from tidemill.rl.networks.precision import MixedPrecision
 from tidemill.rl.networks.squashed_gaussian import split
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.normalization import Standardization
@@ -85,7 +86,7 @@ class ActionDistribution(NamedTuple):
         return value.sum(dim=-1) if self.head.ndim == 3 else value
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(MixedPrecision):
     """Observations [B, ...] -> distributions over actions, and values [B].
 
     A recurrent one, which has an `lstm`, takes B = T * N observations of N sequences, the first step's N first, and
@@ -160,11 +161,13 @@ class ActorCritic(nn.Module):
 
     def _features(self, observation: Tensor, recurrence: Recurrence | None) -> tuple[Tensor, Tensor | None]:
         """Return what policy and value see, [B, F], and the recurrent state after it."""
-        features = self.torso(observation).float()
-        if self.standardization is not None:
-            features = self.standardization(features)
-        for layer in self.encoder:
-            features = self._activate(layer(features))
+        with self.matmul_precision(self.torso, self.encoder):
+            features = self.torso(observation)
+            if self.standardization is not None:
+                features = self.standardization(features.float())
+            for layer in self.encoder:
+                features = self._activate(layer(features))
+        features = features.float()
         if self.lstm is None:
             return features, None
         assert recurrence is not None, "a recurrent network has to know where episodes start"
@@ -179,9 +182,11 @@ class ActorCritic(nn.Module):
         return self._through(self.value, features).squeeze(-1)
 
     def _through(self, layers: nn.ModuleList, x: Tensor) -> Tensor:
-        for layer in layers[:-1]:
-            x = self._activate(layer(x))
-        output: Tensor = layers[-1](x)
+        hidden = layers[:-1]
+        with self.matmul_precision(hidden):
+            for layer in hidden:
+                x = self._activate(layer(x))
+        output: Tensor = layers[-1](x.float())
         return output
 
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from tidemill.rl.networks.batch_renorm import BatchRenorm, Renormalised, RenormBounds
 from tidemill.rl.networks.linear import flat
+from tidemill.rl.networks.precision import MixedPrecision, UpdateFormat
+from tidemill.types import EnvSpec
 
 LAYER_NORM_EPSILON = 1e-5
 _NARROW = 16
@@ -123,7 +125,7 @@ class EnsembleLayer(nn.Module):
         return self._product(gradient, weight.mT)
 
 
-class EnsembleMLP(nn.Module):
+class EnsembleMLP(MixedPrecision):
     """E networks of linear layers with ReLU in between: [B, inputs] -> [E, B, outputs]."""
 
     def __init__(
@@ -162,10 +164,11 @@ class EnsembleMLP(nn.Module):
         """Return outputs [E, B, outputs] of one input for all networks; see `activations`."""
         return self.activations(observation, action)[-1].output
 
-    def set_compute_dtype(self, dtype: torch.dtype) -> None:
-        """Have the layers between hidden ones, whose products are the large ones, multiply in a format."""
+    def set_update_format(self, settings: UpdateFormat, env_spec: EnvSpec, device: torch.device) -> None:
+        """Besides, have the layers between hidden ones, whose products are the large ones, multiply in the format."""
+        super().set_update_format(settings, env_spec, device)
         for layer in self._layers[1:-1]:
-            layer.products = dtype
+            layer.products = self.matmul_precision.dtype
 
     def activations(
         self, observation: Tensor, action: Tensor | None = None, bounds: RenormBounds | None = None
@@ -235,15 +238,21 @@ class TorsoEnsembleMLP(EnsembleMLP):
 
     def forward(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
         """Return outputs [E, B, outputs]; as `activations`, without what a gradient needs."""
-        return super().activations(self.torso(observation).float(), action)[-1].output
+        return super().activations(self._features(observation), action)[-1].output
 
     def activations(
         self, observation: Tensor, action: Tensor | None = None, bounds: RenormBounds | None = None
     ) -> list[LayerActivations]:
         """Return what torso and layers did, the torso first: its `output` are the features, with their graph."""
         with torch.enable_grad():
-            features = self.torso(observation).float()
+            features = self._features(observation)
         return [LayerActivations(observation, features, ()), *super().activations(features.detach(), action, bounds)]
+
+    def _features(self, observation: Tensor) -> Tensor:
+        """Return what the torso makes of observations, float32 [B, F]."""
+        with self.matmul_precision(self.torso):
+            features: Tensor = self.torso(observation)
+        return features.float()
 
     def parameter_gradients(self, activations: Sequence[LayerActivations], gradient: Tensor) -> list[Tensor]:
         """Return the gradients of `parameters()`, in their order: the layers', then the torso's."""

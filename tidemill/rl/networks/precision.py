@@ -6,13 +6,14 @@ import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.image import Convolution
+from tidemill.rl.networks.image import Convolution, to_channels_last
 from tidemill.rl.networks.linear import Linear
+from tidemill.types import EnvSpec
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -118,6 +119,31 @@ FLOAT32 = MatmulPrecision("float32", torch.device("cpu"), images=False)
 """No rounding, on any device."""
 
 
+class UpdateFormat(Protocol):
+    """Settings of an agent whose networks are `MixedPrecision`."""
+
+    @property
+    def update_precision(self) -> Precision:
+        """Format of the products."""
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether images lie channels last in memory."""
+
+
+class MixedPrecision(nn.Module):
+    """A network whose torso and hidden layers may multiply in bfloat16 during updates; see `MatmulPrecision`."""
+
+    matmul_precision = FLOAT32
+    """In which format updates multiply."""
+
+    def set_update_format(self, settings: UpdateFormat, env_spec: EnvSpec, device: torch.device) -> None:
+        """Have updates multiply in the format, and lay images in memory in the order, that the settings ask for."""
+        self.matmul_precision = MatmulPrecision(settings.update_precision, device, images=env_spec.is_image)
+        if settings.channels_last:
+            to_channels_last(self)
+
+
 def in_float32(layer: nn.Module, x: Tensor) -> Tensor:
     """Return a layer's output for `x` in float32, even within the context of `MatmulPrecision`."""
     around = torch.is_autocast_enabled(x.device.type)
@@ -130,7 +156,7 @@ def pays(device: torch.device) -> bool:
     """Return whether an update of an image network is faster in bfloat16 on a device, by what it can do.
 
     GPUs from compute capability 8 on and processors with AVX-512 BF16 or AMX multiply it in dedicated units; the
-    others would only convert. Measured on a processor with AVX-512 BF16, see docs/performance.md; on no GPU so far.
+    others would only convert. Measured on a processor with AVX-512 BF16 and on an H100, see docs/performance.md.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -36,6 +36,13 @@ class RolloutSettings(AgentSettings):
     """Epsilon of Adam, added to its denominator."""
     max_grad_norm: float = 0.5
     """Largest norm of the whole gradient. 0: no clipping."""
+    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Format of the products in an update; everything else is float32. `auto`: bfloat16 for images where it is
+    faster."""
+    channels_last: bool = False
+    """Store images channels last during an update. On a CPU this is faster in float32 but not in bfloat16."""
+    compile: Literal["auto", "none", "cuda-graphs"] = "auto"
+    """Give a GPU whole updates in a few launches, as CUDA graphs. `auto`: if they can be recorded."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +132,10 @@ class PPOConfig(ActorCriticSettings):
     normalize_advantage: bool = True
     """Normalize the advantages of each minibatch to mean 0 and standard deviation 1."""
     target_kl: float = 0.0
-    """Kullback-Leibler divergence from the acting policy at which no further pass starts. 0: no limit."""
+    """Kullback-Leibler divergence from the acting policy at which no further pass starts. 0: no limit.
+
+    With a limit the host decides after each pass, so updates are not recorded as CUDA graphs.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,6 +143,8 @@ class PPOConfig(ActorCriticSettings):
         require_positive(self, "clip")
         require_at_least(0, self, "clip_decay_updates", "target_kl")
         require_fractions(self, "gae_lambda")
+        decided = "auto or none with target_kl, by which the host decides after each pass"
+        require(not self.target_kl or self.compile != "cuda-graphs", "compile", self.compile, decided)
         whole = f"at most batch_size ({self.batch_size}): with an LSTM a minibatch holds whole items"
         require(not self.lstm_size or self.minibatches <= self.batch_size, "minibatches", self.minibatches, whole)
 

@@ -14,6 +14,11 @@ from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, 
 class SoftSettings(OffPolicySettings):
     """Settings that SAC and discrete SAC share."""
 
+    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Format of the products in an update; everything else is float32. `auto`: bfloat16 for images where it is
+    faster."""
+    channels_last: bool = False
+    """Store images channels last during an update. On a CPU this is faster in float32 but not in bfloat16."""
     compile: Literal["auto", "none", "cuda-graphs"] = "auto"
     """Give a GPU whole updates in a few launches, as CUDA graphs. `auto`: if they can be recorded."""
     hidden_sizes: tuple[int, ...] = (256, 256)
@@ -76,8 +81,6 @@ class SACConfig(SoftSettings):
     """Decay of Adam's mean of gradients. CrossQ's paper uses 0.5."""
     learning_rate_final: float = 0.0
     """Step size at the end of the decay. Unused without a decay."""
-    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of the products between hidden layers in an update; everything else is float32. `auto`: float32."""
     huber_delta: float = 0.0
     """Threshold of the critics' Huber loss, which bounds its gradient. 0: squared loss. Rare large rewards, such as
     that of a crash, then pull no harder than others, and the critics lean to the median. Quantiles always have their
