@@ -23,6 +23,9 @@ CLUSTER = "cluster"
 EPISODE_RETURN = "actor/episode_return"
 """Name of an actor's curve: the mean return of its newest training episodes, at most 100."""
 
+ENV_FAILURES = "env_failures/"
+"""What an actor's curves of its environments' failures begin with, before the kind: counts since it started."""
+
 _log = LateLogger()
 
 

@@ -13,6 +13,7 @@ TidemillError
 ├── PermissionDenied       the token is known, and its role may not make this call
 ├── Unavailable            a service cannot be reached, or did not answer within its deadline
 └── FatalError             the process cannot continue; the message is its last line
+    ├── EnvFailed          an environment raised, hung, died or returned something wrong
     └── UnknownFormat      a file has a format that this version does not read; another attempt would not either
 """
 
@@ -69,6 +70,23 @@ class Unavailable(TidemillError):
 
 class FatalError(TidemillError):
     """The process cannot continue; the message is its last line."""
+
+
+class EnvFailed(FatalError):
+    """An environment raised, hung, died or returned something wrong.
+
+    Attributes:
+        kind: One of `tidemill.envs.failures.KINDS`.
+        index: Which environment of its batch; None if the whole batch failed.
+        trace: Traceback of what was raised; empty without one.
+        is_final: Whether restarts were tried, or are not wanted: another process would fail in the same way.
+    """
+
+    def __init__(
+        self, message: str, *, kind: str = "invalid", index: int | None = None, trace: str = "", is_final: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.kind, self.index, self.trace, self.is_final = kind, index, trace, is_final
 
 
 class UnknownFormat(FatalError):

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import math
 import os
+import resource
 import select
 import signal
 import socket
@@ -202,6 +203,15 @@ def available_memory_bytes(meminfo: Path = PROC / "meminfo") -> int | None:
         return None
     found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     return found[0] if found else None
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process occupies; elsewhere the most that it ever has."""
+    if AVAILABLE:
+        pages = (PROC / "self" / "statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * resource.getpagesize()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def mallopt() -> Callable[[int, int], int] | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from tidemill import linux
-from tidemill.errors import ConfigError, FatalError, TidemillError, UnknownFormat
+from tidemill.errors import ConfigError, EnvFailed, FatalError, TidemillError, UnknownFormat
 from tidemill.parent import stop_with_parent
 
 ENDS_WITH_INPUT = "TIDEMILL_ENDS_WITH_INPUT"
@@ -26,6 +26,9 @@ ENDS_WITH_INPUT = "TIDEMILL_ENDS_WITH_INPUT"
 
 HELD_UP = 75
 """Exit code of a process that its environment holds up: EX_TEMPFAIL of sysexits.h, to be started again."""
+
+ENV_FAILED = 70
+"""Exit code of a process whose environment keeps failing: EX_SOFTWARE of sysexits.h. Another process would not help."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
@@ -40,9 +43,9 @@ def run(service: str, main: Callable[[], int]) -> int:
     """Run a process's main function; return its exit code.
 
     Returns:
-        What `main` returned; 1 after a Tidemill error, 2 after a wrong setting or a file of an unknown format, each
-        explained in one line on standard error; 141 if the reader of standard output left. Other exceptions are bugs
-        and keep their traceback.
+        What `main` returned; 1 after a Tidemill error, 2 after a wrong setting or a file of an unknown format,
+        `ENV_FAILED` after an environment that keeps failing, each explained on standard error; 141 if the reader of
+        standard output left. Other exceptions are bugs and keep their traceback.
     """
     stop_with_parent()
     try:
@@ -53,7 +56,7 @@ def run(service: str, main: Callable[[], int]) -> int:
     except TidemillError as error:
         kind = "" if isinstance(error, FatalError) else f"{type(error).__name__}: "
         print(f"{service}: {kind}{error}", file=sys.stderr)
-        return 1
+        return ENV_FAILED if isinstance(error, EnvFailed) and error.is_final else 1
 
 
 def _open_standard_streams() -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tidemill.config.load import load
 from tidemill.config.on_policy import windows_per_version
 from tidemill.config.sections import ActorConfig
-from tidemill.envs.make import make_env
+from tidemill.envs.make import make_surviving
 from tidemill.envs.watch import EnvWatch
 from tidemill.errors import DataLoss, Unavailable
 from tidemill.inference.client import InferenceClient
@@ -29,7 +29,7 @@ from tidemill.process import keep_freed_memory, leave, run, stop_event
 from tidemill.replay.shards.readiness import wait_for_replay
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.agents.registry import extra_columns_of
+from tidemill.rl.agents.registry import LearnsOnPolicy, extra_columns_of
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.readiness import wait_for_service
@@ -101,9 +101,10 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     EXPECTED.set(settings.count)
     identify(config.run.name, f"actor-{index}")
     slot = ActorSlot(index, num_envs, settings.count)
+    is_on_policy = isinstance(config.agent, LearnsOnPolicy)  # its streams advance together
     with (
         EnvWatch(config.env, server.health) as watch,
-        closing(watch.watched(make_env(config.env, num_envs, training=True))) as env,
+        closing(watch.watched(make_surviving(config.env, num_envs, waits=is_on_policy, stop=stop))) as env,
         ExitStack() as stack,
     ):
 
@@ -122,7 +123,7 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
         curves = open_curves(config, actor_id, lambda: writer.env_steps, stack)
         metrics, own = ActorMetrics(settings.log_every_s, curves), extra_columns_of(config.agent, env.spec)
         pacer = make_pacer(config, own_params)
-        loop = ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer)
+        loop = ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer, holds=not is_on_policy)
         if own_params is None or own_params.wait(stop):
             server.set_serving(True)
             _log.info(

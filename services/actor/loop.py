@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import structlog
@@ -127,10 +127,22 @@ class VersionPacer:
         return self._started < self._windows * (versions + 1 + self._lead)
 
 
+class _Row(NamedTuple):
+    """What a step of N environments writes; see `ReplayWriter.append`."""
+
+    columns: dict[str, NDArray[Any]]
+    params_version: int
+    is_decision: NDArray[np.bool_]
+    beside: dict[str, NDArray[Any]]
+    payload: NDArray[np.float32] | None
+    is_there: NDArray[np.bool_] | None
+    """Environments that have a row, [N]; None: all."""
+
+
 class ActingLoop:
     """Steps the environments until it is stopped."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one part
         self,
         env: VectorEnv,
         policy: Policy,
@@ -140,6 +152,8 @@ class ActingLoop:
         throttle: Callable[[], None],
         extra_columns: Signature = (),
         pacer: Callable[[threading.Event], bool] | None = None,
+        *,
+        holds: bool = False,
     ) -> None:
         """Put the parts together.
 
@@ -152,10 +166,13 @@ class ActingLoop:
             throttle: Called once per step; sleeps if the actor must not run at full speed.
             extra_columns: Columns that the policy itself fills.
             pacer: Waits until a window may start, and loads parameters only then; False if it was stopped. None: never.
+            holds: Whether a row is written one step later, so that one whose environment fails in the next step can be
+                marked as truncated; not with a pacer.
         """
         self._env, self._policy, self._params = env, policy, params
         self._writer, self._metrics, self._throttle = writer, metrics, throttle
-        self._extra_columns, self._pacer = extra_columns, pacer
+        self._extra_columns, self._pacer, self._holds = extra_columns, pacer, holds
+        self._held: _Row | None = None
         self._parts = env.spec.observation_parts
         self._input_builder = PolicyInputBuilder(env.num_envs, env.spec, policy.recurrent_state_size)
 
@@ -163,6 +180,7 @@ class ActingLoop:
         """Act until `stop` is set; the environments start from `seed`."""
         try:
             self._run(seed, stop)
+            self._release()
         except ActingStopped:
             return
         except Unavailable:
@@ -196,7 +214,7 @@ class ActingLoop:
         result = self._env.step(output.action)
         stepped = time.perf_counter()
         check_extras(output.extras, self._extra_columns, self._env.num_envs)
-        row = {
+        columns = {
             **output.extras,
             **observation_columns(self._parts, observation),
             "action": output.action,
@@ -206,18 +224,62 @@ class ActingLoop:
             "is_first": is_first,
         }
         if mask is not None:
-            row[ACTION_MASK] = mask
-        self._writer.append(
-            row,
-            params_version=self._params.version,
-            is_decision=~result.is_reset_step,
-            beside={**output.priority_inputs, "is_reset_step": result.is_reset_step},
-            payload=policy_input.recurrent_state if self._policy.recurrent_state_size else None,
+            columns[ACTION_MASK] = mask
+        row = _Row(
+            columns,
+            self._params.version,
+            ~result.is_reset_step,
+            {**output.priority_inputs, "is_reset_step": result.is_reset_step},
+            policy_input.recurrent_state if self._policy.recurrent_state_size else None,
+            None if result.is_absent is None else ~result.is_absent,
         )
-        self._writer.push()
+        if self._holds:
+            row = self._cut(row, result.is_cut)
+            self._release()
+            self._held = row
+        else:
+            self._append(row)
         self._metrics.count(result, self._params.version, self._params.learner_steps)
         self._metrics.time(act=decided - started, step=stepped - decided, write=time.perf_counter() - stepped)
         return result
+
+    def _cut(self, row: _Row, is_cut: NDArray[np.bool_] | None) -> _Row:
+        """Mark the row before as truncated where an environment failed in this one; leave out an episode's first."""
+        if is_cut is None or not is_cut.any():
+            return row
+        is_first = row.columns["is_first"]
+        if self._held is not None:
+            self._held.columns["truncated"][is_cut & ~is_first] = True
+        is_there = ~(is_cut & is_first)
+        return row._replace(is_there=is_there if row.is_there is None else row.is_there & is_there)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._append(held)
+
+    def _append(self, row: _Row) -> None:
+        """Write a row of every environment, or of those that are there."""
+        version = row.params_version
+        if row.is_there is None or row.is_there.all():
+            self._writer.append(
+                row.columns,
+                params_version=version,
+                is_decision=row.is_decision,
+                beside=row.beside,
+                payload=row.payload,
+            )
+        else:
+            for env in np.flatnonzero(row.is_there).tolist():
+                self._writer.append(
+                    {name: column[env] for name, column in row.columns.items()},
+                    env=env,
+                    params_version=version,
+                    is_decision=row.is_decision[env],
+                    beside={name: column[env] for name, column in row.beside.items()},
+                    payload=None if row.payload is None else row.payload[env],
+                )
+        self._writer.push()
 
 
 def make_throttle(max_env_steps_per_s: float, num_envs: int, stop: threading.Event) -> Callable[[], None]:

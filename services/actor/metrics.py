@@ -15,7 +15,8 @@ from prometheus_client import REGISTRY, Counter, Gauge, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tidemill.config.sections import ActorConfig
-from tidemill.curves import SideCurves
+from tidemill.curves import ENV_FAILURES, SideCurves
+from tidemill.envs.failures import failure_counts
 from tidemill.envs.interface import VectorStep
 from tidemill.replay.writing.writer import ReplayWriter
 
@@ -121,7 +122,8 @@ class ActorMetrics:
         if self._curves is not None:
             scalars = {"env_steps_per_s": steps_per_s, "params_version": params_version}
             mean = {"episode_return": mean_return} if mean_return is not None else {}
-            self._curves.write(scalars | mean, learner_steps)
+            failed = {f"{ENV_FAILURES}{kind}": float(count) for kind, count in failure_counts().items()}
+            self._curves.write(scalars | mean | failed, learner_steps)
         self._logged_at, self._logged_steps = now, self._env_steps
 
 

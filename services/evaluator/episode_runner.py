@@ -9,7 +9,7 @@ import torch
 
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
-from tidemill.envs.make import make_env, spec_of
+from tidemill.envs.make import make_env, make_isolated, spec_of
 from tidemill.errors import ConfigError, FatalError
 from tidemill.params.blob import unpack
 from tidemill.params.version import Params
@@ -73,8 +73,7 @@ class EpisodeRunner:
         self, params: Params, recorder: Callable[[VectorEnv, EvalPolicy], EpisodeSummary | None]
     ) -> EpisodeSummary | None:
         """Let `recorder` play these parameters in an environment with pictures."""
-        env = make_env(self._env, 1, training=False, render=True)
-        return recorder(self._watched(env), self._eval_policy(params))
+        return recorder(self._make_slot_env(render=True), self._eval_policy(params))
 
     def close(self) -> None:
         """Free the environments."""
@@ -103,8 +102,10 @@ class EpisodeRunner:
             self._spec.num_actions,
         )
 
-    def _make_slot_env(self) -> VectorEnv:
-        return self._watched(make_env(self._env, 1, training=False))
+    def _make_slot_env(self, *, render: bool = False) -> VectorEnv:
+        if self._env.isolate:
+            return self._watched(make_isolated(self._env, render=render))
+        return self._watched(make_env(self._env, 1, training=False, render=render))
 
 
 def epsilon_of(config: EvaluatorConfig) -> float:

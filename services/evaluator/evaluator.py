@@ -28,6 +28,10 @@ from tidemill.services.evaluator.verdict import (
 )
 
 _EPISODES = Counter("tidemill_evaluator_episodes_total", "Full episodes played, confirmations included.")
+_FAILED = Counter(
+    "tidemill_evaluator_failed_episodes_total",
+    "Episodes left out of an evaluation or confirmation because their environment failed.",
+)
 _SECONDS = Histogram(
     "tidemill_evaluator_evaluation_seconds",
     "Duration of an evaluation.",
@@ -251,8 +255,11 @@ class Evaluator:
     def _play(self, params: Params, seeds: range, is_stopped: Callable[[], bool]) -> Evaluation | None:
         """Play episodes; None if it was stopped, or if the environment failed in all of them, which ends no run."""
         try:
-            return self._runner.run(params, seeds, is_stopped)
+            evaluation = self._runner.run(params, seeds, is_stopped)
+            _FAILED.inc(evaluation.failed if evaluation is not None else 0)
+            return evaluation
         except EpisodesFailed as error:
+            _FAILED.inc(len(seeds))
             _log.warning("version not evaluated", version=params.number, reason=str(error))
             return None
 
@@ -291,6 +298,8 @@ class Evaluator:
             max=round(score.max, 1),
             env_steps=score.env_steps,
             mean_length=round(float(evaluation.lengths.mean()), 1),
+            episodes=score.episodes,
+            failed_episodes=evaluation.failed,
             seconds=round(seconds, 2),
         )
 

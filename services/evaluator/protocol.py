@@ -16,8 +16,10 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from tidemill.envs.checks import FAILURES
+from tidemill.envs.failures import count_failure
 from tidemill.envs.interface import EpisodeSummary, VectorEnv, action_mask_of
-from tidemill.errors import FatalError
+from tidemill.errors import EnvFailed, FatalError
 from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder, PolicyOutput, join
 
 _log = structlog.get_logger()
@@ -53,6 +55,8 @@ class Evaluation:
     """Agent decisions, [N]."""
     seeds: tuple[int, ...]
     """Of the episodes, N of them."""
+    failed: int = 0
+    """Episodes that are left out because their environment failed; none of them counts in any score."""
 
     @property
     def mean(self) -> float:
@@ -77,9 +81,12 @@ class EnvSlot:
         """Take an environment batch of one, which this object then owns."""
         assert env.num_envs == 1, f"a slot has one environment, got {env.num_envs}"
         self._env = env
+        self._remake: Callable[[], VectorEnv] | None = None  # what makes the next one, if this one has failed
 
     def start(self, seed: int, recurrent_state_size: int) -> PolicyInput:
         """Start the episode of a seed; return the first input of a policy with such a recurrent state."""
+        if self._remake is not None:
+            self._env, self._remake = self._remake(), None
         self._input_builder = PolicyInputBuilder(1, self._env.spec, recurrent_state_size)
         observation = self._env.reset(seed)
         return self._input_builder.build(observation, np.ones(1, np.bool_), action_mask=action_mask_of(self._env))
@@ -97,11 +104,11 @@ class EnvSlot:
         """Free the environment."""
         self._env.close()
 
-    def renew(self, env: VectorEnv) -> None:
-        """Go on with another environment, since this one has failed."""
-        with contextlib.suppress(Exception):  # user code, and broken
+    def renew(self, make_env: Callable[[], VectorEnv]) -> None:
+        """Have the next start make another environment, since this one has failed."""
+        with contextlib.suppress(*FAILURES):  # user code, and broken
             self._env.close()
-        self._env = env
+        self._remake = make_env
 
 
 class EvalProtocol:
@@ -222,7 +229,8 @@ class _Rollout:
         kept = [number for number in range(len(self._seeds)) if number not in self._failed]
         if not kept:
             raise EpisodesFailed(f"no episode could be played to its end: {next(iter(self._failed.values()))}")
-        return Evaluation(self.returns[kept], self.lengths[kept], tuple(self._seeds[number] for number in kept))
+        seeds = tuple(self._seeds[number] for number in kept)
+        return Evaluation(self.returns[kept], self.lengths[kept], seeds, failed=len(self._failed))
 
     def _act(self) -> PolicyOutput:
         """Return the policy's output, with some actions replaced by random ones."""
@@ -253,5 +261,6 @@ class _Rollout:
     def _skip(self, slot: EnvSlot, number: int, error: Exception) -> None:
         """Leave an episode out whose environment failed, and go on with another environment."""
         _log.warning("episode left out: its environment failed", seed=self._seeds[number], reason=str(error))
+        count_failure(error.kind if isinstance(error, EnvFailed) else "raised")
         self._failed[number] = error
-        slot.renew(self._make_env())
+        slot.renew(self._make_env)

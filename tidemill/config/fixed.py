@@ -22,7 +22,17 @@ _FIXED: Mapping[str, tuple[str, ...]] = {
 }
 """Names by section; none stands for all of it."""
 
-_FREE = ("env.step_timeout_s",)
+_FREE = tuple(
+    f"env.{name}"
+    for name in (
+        "step_timeout_s",
+        "reset_timeout_s",
+        "on_failure",
+        "max_restarts",
+        "restart_backoff_s",
+        "max_memory_mib",
+    )
+)
 """Settings of these sections that nothing depends on."""
 
 _NAMED = 3  # differences in a message

@@ -90,6 +90,11 @@ def check_lock_step(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
     if run is None or not run.deterministic:
         return
     _check_limits(run)
+    env = getattr(settings, "env", None)
+    _require(
+        env is None or not env.isolate,
+        "env.isolate is true, but must be false with run.deterministic, whose actors are restarted whole",
+    )
     sections = ("agent", "cluster", "table", "learner", "launcher", "actor")
     agent, cluster, table, learner, launcher, actor = (getattr(settings, name, None) for name in sections)
     if agent is not None:

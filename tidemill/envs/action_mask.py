@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.envs.checks import place
 from tidemill.envs.settings import INFO, OBSERVATION
-from tidemill.errors import ConfigError, FatalError, InvalidArgument
+from tidemill.errors import ConfigError, EnvFailed, InvalidArgument
 
 _NAME = "action_mask"
 """Key of the info under which a mask from an observation travels to `ActionMasks`."""
@@ -97,7 +97,7 @@ class ActionMasks:
             lengths: Agent decisions of each episode so far, [N].
 
         Raises:
-            FatalError: A mask is missing, of another length or dtype, or allows nothing.
+            EnvFailed: A mask is missing, of another length or dtype, or allows nothing.
         """
         masks = np.ones((len(infos), self._length), np.bool_)
         for index, info in enumerate(infos):
@@ -106,14 +106,15 @@ class ActionMasks:
                 masks[index] = self._checked(given, index, lengths)
             elif not ended[index]:
                 found = f"has no info[{self._key!r}], allowed: {self._wanted}"
-                raise FatalError(f"{place(index, lengths[index])} {found} (env.action_mask)")
+                raise EnvFailed(f"{place(index, lengths[index])} {found} (env.action_mask)", index=index)
         nothing = ~masks.any(axis=1)
         if nothing.any():
             if (stuck := np.flatnonzero(nothing & ~ended)).size:
                 index = int(stuck[0])
-                raise FatalError(
+                raise EnvFailed(
                     f"{place(index, lengths[index])} has an action mask without a legal action, "
-                    f"allowed: at least 1 of {self._length}, unless the episode has ended"
+                    f"allowed: at least 1 of {self._length}, unless the episode has ended",
+                    index=index,
                 )
             masks[nothing] = True
         self.newest = masks
@@ -131,7 +132,9 @@ class ActionMasks:
             return mask
         else:
             found = f"integers from {mask.min()} to {mask.max()}"
-        raise FatalError(f"{place(index, lengths[index])} has an action mask of {found}, allowed: {self._wanted}")
+        raise EnvFailed(
+            f"{place(index, lengths[index])} has an action mask of {found}, allowed: {self._wanted}", index=index
+        )
 
     def check_legal(self, action: NDArray[Any], is_reset_step: NDArray[np.bool_], lengths: NDArray[np.int64]) -> None:
         """Raise InvalidArgument if an action, [N] or [N, choices], is illegal and not ignored as one of a reset."""

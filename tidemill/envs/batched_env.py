@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from tidemill.envs.action_mask import ActionMasks, info_key
 from tidemill.envs.actions import action_adapter, check_shape
-from tidemill.envs.checks import FAILURES, as_float32, fault
+from tidemill.envs.checks import FAILURES, as_float32, failed, fault
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorEnv, VectorStep
 from tidemill.envs.observations import observation_format
 from tidemill.envs.pictures import as_picture
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import ConfigError, FatalError, InvalidArgument
+from tidemill.errors import ConfigError, EnvFailed, InvalidArgument
 from tidemill.observation_parts import stored
 from tidemill.settings.user_code import user_object
 from tidemill.types import EnvSpec
@@ -168,7 +168,7 @@ class BatchedEnv:
             fresh = self._reset(is_reset_step)
             others = ~is_reset_step
             if not np.array_equal(fresh[others], observation[others]):
-                raise FatalError(
+                raise EnvFailed(
                     f"{self._name} started other environments than those in options['reset_mask'] of its reset: "
                     "let it reset by itself in the next step (AutoresetMode.NEXT_STEP), or respect the mask"
                 )
@@ -197,13 +197,13 @@ class BatchedEnv:
         if not ended.any():
             return
         if "final_obs" not in infos:
-            raise FatalError(f"{self._name} ended an episode and reset it in the same step without infos['final_obs']")
+            raise EnvFailed(f"{self._name} ended an episode and reset it in the same step without infos['final_obs']")
         for index in np.flatnonzero(ended):
             final = infos["final_obs"][index]
             try:
                 row = self._format.pack(final) if self._format.parts else stored(final, self._format.dtype)
             except InvalidArgument as error:
-                raise FatalError(f"{self._name} returned a last {error}") from error
+                raise EnvFailed(f"{self._name} returned a last {error}") from error
             observation[index] = row
             self._infos[index] = {}  # what the infos hold is the mask of the next episode
 
@@ -214,16 +214,16 @@ class BatchedEnv:
                 return self._format.pack_batch(observation, self.num_envs)
             copy = np.array(stored(observation, self._format.dtype))
         except InvalidArgument as error:
-            raise FatalError(f"{self._name} returned observations of which one is wrong: {error}") from error
+            raise EnvFailed(f"{self._name} returned observations of which one is wrong: {error}") from error
         allowed = (self.num_envs, *self._format.shape)
         if copy.shape != allowed:
-            raise FatalError(f"{self._name} returned observations of shape {copy.shape}, must be {allowed}")
+            raise EnvFailed(f"{self._name} returned observations of shape {copy.shape}, must be {allowed}")
         return copy
 
     def _column(self, name: str, values: Any, dtype: type[np.generic]) -> NDArray[Any]:  # noqa: ANN401 - the user's
         copy = np.array(values, dtype)
         if copy.shape != (self.num_envs,):
-            raise FatalError(f"{self._name} returned {name} of shape {copy.shape}, must be ({self.num_envs},)")
+            raise EnvFailed(f"{self._name} returned {name} of shape {copy.shape}, must be ({self.num_envs},)")
         return copy
 
     def _call(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the user's
@@ -232,9 +232,9 @@ class BatchedEnv:
         try:
             returned = method(*arguments, **named)
         except FAILURES as error:
-            raise FatalError(f"{at} {fault(None, reset=is_reset, error=error)}") from error
+            raise failed(f"{at} {fault(None, reset=is_reset, error=error)}", error) from error
         if method != self._env.render and (wrong := fault(returned, reset=is_reset, batched=True)):
-            raise FatalError(f"{at} {wrong}")
+            raise EnvFailed(f"{at} {wrong}")
         return returned
 
 

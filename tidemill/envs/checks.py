@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import FatalError
+from tidemill.errors import EnvFailed
 
 FAILURES = (Exception, SystemExit)
 """What an environment may raise: a simulator that gives up may ask for the end of the process, which is not its own."""
@@ -22,7 +22,7 @@ BOOLS = (bool, np.bool_)
 def check_finite(
     observation: NDArray[Any], reward: NDArray[np.floating[Any]], lengths: NDArray[np.int64], name: str = "observation"
 ) -> None:
-    """Raise FatalError if any environment returned NaN or infinity, which would poison the networks.
+    """Raise EnvFailed if any environment returned NaN or infinity, which would poison the networks.
 
     Args:
         observation: [N, ...].
@@ -34,13 +34,34 @@ def check_finite(
         if rows.dtype != np.uint8 and not np.isfinite(rows).all():
             index = next(i for i, row in enumerate(rows) if not np.isfinite(row).all())
             found = f"returned a non-finite {what}: {_described(rows[index])}"
-            raise FatalError(f"{place(index, lengths[index])} {found}; allowed: finite numbers")
+            raise EnvFailed(f"{place(index, lengths[index])} {found}; allowed: finite numbers", index=index)
 
 
 def as_float32(reward: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return rewards in the dtype that is stored; one that is too large for it becomes infinite, without a warning."""
     with np.errstate(over="ignore"):
         return reward.astype(np.float32)
+
+
+def failed(
+    message: str,
+    error: BaseException | None = None,
+    *,
+    index: int | None = None,
+    returned: Any = None,  # noqa: ANN401 - the user's
+) -> EnvFailed:
+    """Return the failure of an environment.
+
+    Args:
+        message: What it did, and where.
+        error: What it raised, or what reading its answer did.
+        index: Which of the batch it is; None for the whole batch.
+        returned: Its answer; None if it raised.
+    """
+    if error is None:
+        return EnvFailed(message, index=index)
+    trace = "".join(traceback.format_exception(error))
+    return EnvFailed(message, kind="raised" if returned is None else "invalid", index=index, trace=trace)
 
 
 _STEP, _RESET = "observation, reward, terminated, truncated, info", "observation, info"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +28,11 @@ class EpisodeCounter:
         """Count one step: raw rewards [N], and where the step was no decision, bool [N]."""
         self.returns += raw_reward
         self.lengths += ~is_reset_step
+
+    def forget(self, indices: Sequence[int]) -> None:
+        """Start new episodes in some environments, without a summary of those under way."""
+        self.returns[indices] = 0
+        self.lengths[indices] = 0
 
     def finish(self, ended: NDArray[np.bool_], terminated: NDArray[np.bool_]) -> tuple[EpisodeSummary, ...]:
         """Return a summary of each episode that ended, bool [N], and start the next one there."""

@@ -6,6 +6,7 @@ each step new arrays, and says which environment failed at which step.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,12 @@ from numpy.typing import NDArray
 
 from tidemill.envs.action_mask import ActionMasks
 from tidemill.envs.actions import action_adapter, check_shape
-from tidemill.envs.checks import BOOLS, FAILURES, as_float32, fault, is_flag, place
+from tidemill.envs.checks import BOOLS, FAILURES, as_float32, failed, fault, is_flag, place
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.observations import observation_format
 from tidemill.envs.pictures import as_picture
-from tidemill.errors import FatalError, InvalidArgument
+from tidemill.errors import EnvFailed, FatalError, InvalidArgument
 from tidemill.observation_parts import stored
 from tidemill.types import EnvSpec
 
@@ -41,6 +42,7 @@ class GymnasiumVectorEnv:
         mask_key: str = "",
         joint_actions: bool = False,
         observation_stack: int = 1,
+        tolerates: bool = False,
     ) -> None:
         """Make the environments.
 
@@ -50,10 +52,15 @@ class GymnasiumVectorEnv:
             mask_key: Of their infos, where the action mask is; nothing without one.
             joint_actions: Whether every combination of several choices is one discrete action.
             observation_stack: Newest observations the network sees at once; only reported in the spec.
+            tolerates: Whether `step` lists in `failures` what fails, and steps the rest; otherwise it raises.
 
         Raises:
             ConfigError: The observation or action space is not supported.
         """
+        self._make_one, self._tolerates = make_one, tolerates
+        self.failures: list[EnvFailed] = []
+        """Of the last step; each of these environments is left alone until `restart`."""
+        self._down: set[int] = set()
         self._envs = [make_one() for _ in range(num_envs)]
         space = self._envs[0].observation_space
         self._format = observation_format(space)
@@ -73,6 +80,7 @@ class GymnasiumVectorEnv:
         self._infos: list[Mapping[str, Any]] = [{}] * num_envs
         self._action_shape = (num_envs, *self._actions.shape)
         self._ended = np.zeros(num_envs, np.bool_)
+        self._newest = self._new_observation()
         self._counter = EpisodeCounter(num_envs)
 
     @property
@@ -107,6 +115,7 @@ class GymnasiumVectorEnv:
     def reset(self, seed: int) -> NDArray[Any]:
         """Reset every environment, environment i with seed + i; see `VectorEnv.reset`."""
         self._ended = np.zeros(self.num_envs, np.bool_)
+        self._down, self.failures = set(), []
         self._counter.clear()
         observation = self._new_observation()
         for index in range(self.num_envs):
@@ -114,7 +123,39 @@ class GymnasiumVectorEnv:
         self._format.check_finite(observation, self._counter.returns, self._counter.lengths)
         if self._masks is not None:
             self._masks.read(self._infos, self._ended, self._counter.lengths)
+        self._newest = observation
         return observation
+
+    def restart(self, index: int, seed: int) -> NDArray[Any]:
+        """Make an environment that has failed once more; return its first observation, [*observation_shape].
+
+        Raises:
+            EnvFailed: It failed again.
+        """
+        self.remake(index)
+        observation, ended = self._newest.copy(), self._ended.copy()
+        ended[index] = False
+        try:
+            observation[index] = row = self._first_observation(index, seed)
+            self._format.check_finite(observation, self._counter.returns, self._counter.lengths)
+            if self._masks is not None:
+                self._masks.read(self._infos, ended, self._counter.lengths)
+        except EnvFailed:
+            self._infos[index] = {}
+            raise
+        self._ended, self._newest = ended, observation
+        self._down.discard(index)
+        return row
+
+    def remake(self, index: int) -> None:
+        """Close an environment that has failed, whatever that raises, and make it once more; raises EnvFailed."""
+        with contextlib.suppress(*FAILURES):  # user code, and broken
+            self._envs[index].close()
+        try:
+            self._envs[index] = self._make_one()
+        except FAILURES as error:
+            said = f"environment {index} could not be made: {type(error).__name__}: {error}"
+            raise failed(said, error, index=index) from error
 
     def step(self, action: NDArray[Any]) -> VectorStep:
         """Act in every environment, or reset it if it had ended; see `VectorEnv.step`."""
@@ -123,22 +164,61 @@ class GymnasiumVectorEnv:
         commands = list(self._actions.convert(action))
         if self._masks is not None:
             self._masks.check_legal(action, is_reset_step, self._counter.lengths)
+        self.failures = []
         observation, raw_reward, terminated, truncated = self._step_all(commands, is_reset_step)
         self._counter.add(raw_reward, is_reset_step)
-        reward = as_float32(raw_reward)
-        self._format.check_finite(observation, reward, self._counter.lengths)
-        self._ended = terminated | truncated
+        reward, lengths = as_float32(raw_reward), self._counter.lengths
+        self._check(lambda: self._format.check_finite(observation, reward, lengths), observation, reward)
+        ended = terminated | truncated
         if self._masks is not None:
-            self._masks.read(self._infos, self._ended, self._counter.lengths)
+            masks = self._masks
+            self._check(lambda: masks.read(self._infos, self._or_down(ended), lengths), observation, reward)
+        is_first, is_cut = is_reset_step.copy(), None
+        if self._down:
+            down, now = list(self._down), [error.index for error in self.failures if error.index is not None]
+            is_cut = np.zeros(self.num_envs, np.bool_)
+            is_cut[now] = ~is_reset_step[now]
+            is_reset_step = self._or_down(is_reset_step)
+            for column in (is_first, terminated, truncated, ended):
+                column[down] = False
+            self._counter.forget(down)
+        self._ended, self._newest = self._or_down(ended), observation
         return VectorStep(
             observation=observation,
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            is_first=is_reset_step.copy(),
+            is_first=is_first,
             is_reset_step=is_reset_step,
-            episodes=self._counter.finish(self._ended, terminated),
+            episodes=self._counter.finish(ended, terminated),
+            is_cut=is_cut,
         )
+
+    def _check(self, check: Callable[[], object], observation: NDArray[Any], reward: NDArray[np.float32]) -> None:
+        """Make a check of all environments until those that fail it are put aside; raises if they are not tolerated."""
+        while True:
+            try:
+                check()
+            except EnvFailed as error:
+                self._put_aside(error)
+                observation[error.index], reward[error.index] = self._newest[error.index], 0
+            else:
+                return
+
+    def _put_aside(self, error: EnvFailed) -> None:
+        if not self._tolerates or error.index is None:
+            raise error
+        self.failures.append(error)
+        self._down.add(error.index)
+        self._infos[error.index] = {}
+
+    def _or_down(self, which: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return a mask with those that are down as well, [N]."""
+        if not self._down:
+            return which
+        with_down = which.copy()
+        with_down[list(self._down)] = True
+        return with_down
 
     def render(self, env_index: int = 0) -> NDArray[np.uint8] | None:
         """Return a picture of one environment; see `VectorEnv.render`."""
@@ -155,7 +235,8 @@ class GymnasiumVectorEnv:
     def close(self) -> None:
         """Close every environment; closing twice does nothing."""
         for env in self._envs:
-            env.close()
+            with contextlib.suppress(*FAILURES if self._tolerates else ()):
+                env.close()
 
     def _new_observation(self) -> NDArray[Any]:
         return np.empty((self.num_envs, *self._format.shape), self._format.dtype)
@@ -165,14 +246,14 @@ class GymnasiumVectorEnv:
         try:
             returned = self._envs[index].reset(seed=seed)
         except FAILURES as error:
-            raise FatalError(f"{place(index, 0)} {fault(None, reset=True, error=error)}") from error
+            raise failed(f"{place(index, 0)} {fault(None, reset=True, error=error)}", error, index=index) from error
         if wrong := fault(returned, reset=True):
-            raise FatalError(f"{place(index, 0)} {wrong}")
+            raise EnvFailed(f"{place(index, 0)} {wrong}", index=index)
         observation, self._infos[index] = returned
         try:
             return self._row(observation)
         except InvalidArgument as error:
-            raise FatalError(f"{place(index, 0)} returned an {error}") from error
+            raise EnvFailed(f"{place(index, 0)} returned an {error}", index=index) from error
 
     def _row(self, observation: Any) -> NDArray[Any]:  # noqa: ANN401 - the user's
         """Return an observation as it is stored; raises InvalidArgument if it is not as its space says."""
@@ -189,11 +270,13 @@ class GymnasiumVectorEnv:
         observation = self._new_observation()
         reward = [0.0] * self.num_envs
         terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
-        index = 0
         returned: Any = None
-        try:
-            for index, (env, reset) in enumerate(zip(self._envs, is_reset_step.tolist(), strict=True)):
-                returned = None
+        for index, (env, reset) in enumerate(zip(self._envs, is_reset_step.tolist(), strict=True)):
+            if self._down and index in self._down:
+                observation[index] = self._newest[index]
+                continue
+            returned = None
+            try:
                 if reset:
                     returned = env.reset()
                     row, self._infos[index] = returned
@@ -209,11 +292,18 @@ class GymnasiumVectorEnv:
                     if terminated[index] and info.get("TimeLimit.truncated"):
                         terminated[index], truncated[index] = False, True  # how older environments report a limit
                 observation[index] = self._row(row)
-        except FAILURES as error:
-            at = place(index, self._counter.lengths[index] + (not is_reset_step[index]))
-            if isinstance(error, InvalidArgument):
-                raise FatalError(f"{at} returned an {error}") from error
-            wrong = fault(returned, reset=bool(is_reset_step[index]), error=error)
-            raise FatalError(f"{at} {wrong}") from error
+            except FAILURES as error:
+                failure = self._failure(index, error, returned, reset=reset)
+                if not self._tolerates:
+                    raise failure from error
+                self._put_aside(failure)
+                observation[index], reward[index] = self._newest[index], 0.0
+                terminated[index] = truncated[index] = False
         ends = np.array((terminated, truncated), np.bool_)
         return observation, np.array(reward, np.float64), ends[0], ends[1]
+
+    def _failure(self, index: int, error: BaseException, returned: Any, *, reset: bool) -> EnvFailed:  # noqa: ANN401
+        at = place(index, self._counter.lengths[index] + (not reset))
+        found = f"returned an {error}" if isinstance(error, InvalidArgument) else ""
+        wrong = found or fault(returned, reset=reset, error=error)
+        return failed(f"{at} {wrong}", error, index=index, returned=returned)

@@ -9,6 +9,9 @@ Every implementation keeps these promises, on which windows and stacks are built
 - After a terminated row comes either such a final observation step or directly an is_first row. The latter is a lost
   life that ends a training episode while the game continues: nothing was reset.
 - `is_reset_step` occurs nowhere else, and the observation of a step with `is_reset_step` is_first.
+
+An environment that fails and is restarted (`tidemill.envs.surviving_env`) keeps them with the help of whoever writes
+the rows: `is_cut` says that the row before this one was the episode's last, and `is_absent` that there is no row.
 """
 
 from __future__ import annotations
@@ -51,6 +54,10 @@ class VectorStep:
         is_first: `observation` is the first of an episode, bool [N].
         is_reset_step: This step only reset the environment, the action was ignored, bool [N].
         episodes: Real episodes that ended in this step, in the order of `env_index`.
+        is_cut: The environment failed in this step, bool [N], and `is_reset_step` is true: what the action did is not
+            known. The step before it was the last of the episode and is to be marked as truncated. None: nowhere.
+        is_absent: The environment was not there in this step, because it is being restarted, bool [N]:
+            `is_reset_step` is true, and `observation` has no meaning unless `is_first`. None: nowhere.
     """
 
     observation: NDArray[Any]
@@ -60,6 +67,8 @@ class VectorStep:
     is_first: NDArray[np.bool_]
     is_reset_step: NDArray[np.bool_]
     episodes: tuple[EpisodeSummary, ...] = ()
+    is_cut: NDArray[np.bool_] | None = None
+    is_absent: NDArray[np.bool_] | None = None
 
 
 class VectorEnv(Protocol):
@@ -92,7 +101,7 @@ class VectorEnv(Protocol):
             First observations, [N, *observation_shape]. The same seed and actions give the same steps.
 
         Raises:
-            FatalError: An environment raised, or returned something its observation space does not allow.
+            EnvFailed: An environment raised, or returned something its observation space does not allow.
         """
 
     def step(self, action: NDArray[Any]) -> VectorStep:
@@ -104,7 +113,7 @@ class VectorEnv(Protocol):
 
         Raises:
             InvalidArgument: The action batch has another shape.
-            FatalError: An environment raised, or returned a non-finite observation or reward.
+            EnvFailed: An environment raised, or returned a non-finite observation or reward.
         """
 
     def render(self, env_index: int = 0) -> NDArray[np.uint8] | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import math
 import os
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,10 +17,14 @@ import gymnasium
 from tidemill.envs.action_mask import MaskFromObservation, info_key
 from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.batched_env import make_batched, purpose
+from tidemill.envs.failures import Restarts
 from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
+from tidemill.envs.isolated import IsolatedEnv, WorkerPart
 from tidemill.envs.observations import flattened, select
+from tidemill.envs.parts import BatchPart, GymnasiumPart, Part
 from tidemill.envs.settings import OBSERVATION, EnvSettings
+from tidemill.envs.surviving_env import SurvivingEnv
 from tidemill.errors import ConfigError
 from tidemill.installation import how_to_install
 from tidemill.settings.check import nearest
@@ -44,8 +51,65 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}, allowed: at least 1")
+    with _named(settings):
+        if settings.vector:
+            return make_batched(settings, num_envs, training=training, render=render)
+        if settings.is_atari:
+            return make_atari(settings, num_envs, training=training, render=render)
+        return _make_gymnasium(settings, num_envs, training=training, render=render)
+
+
+def make_surviving(settings: EnvSettings, num_envs: int, *, waits: bool, stop: threading.Event) -> SurvivingEnv:
+    """Make a batch of environments to train in, each of which may fail as `env.on_failure` says.
+
+    Args:
+        settings: Which environment, and how; with `isolate` in processes of their own.
+        num_envs: Environments in the batch.
+        waits: Whether a step waits for what is being restarted, instead of leaving its rows out.
+        stop: Ends every wait.
+
+    Raises:
+        ConfigError: As `make_env`.
+        EnvFailed: A process could not make its environment.
+    """
+    parts: list[Part]
+    if settings.isolate:
+        together = num_envs if settings.vector else 1
+        parts = [WorkerPart(settings, together, stop, training=True) for _ in range(num_envs // together)]
+    elif settings.vector or settings.is_atari:
+        parts = [BatchPart(partial(make_env, settings, num_envs, training=True))]
+    else:
+        with _named(settings):
+            made = _make_gymnasium(settings, num_envs, training=True, render=False, tolerates=True)
+            parts = [GymnasiumPart(made)]
+    # a step that waits is timed, unless processes of their own are
+    longest_pause_s = settings.longest_call_s / 4 if waits and not settings.isolate else 0.0
+    units = sum(part.units for part in parts)
+    restarts = Restarts(settings, units, longest_pause_s=longest_pause_s or math.inf)
+    env = SurvivingEnv(parts, restarts, waits=waits, stop=stop)
     try:
-        return _make(settings, num_envs, training=training, render=render)
+        assert all(part.spec for part in parts)  # waits for processes, which start side by side
+    except BaseException:
+        env.close()
+        raise
+    return env
+
+
+def make_isolated(settings: EnvSettings, *, render: bool = False) -> VectorEnv:
+    """Make one environment to be evaluated in, in a process of its own; raises as `make_surviving`."""
+    part = WorkerPart(settings, 1, threading.Event(), training=False, render=render)
+    try:
+        return IsolatedEnv(part)
+    except BaseException:
+        part.close()
+        raise
+
+
+@contextlib.contextmanager
+def _named(settings: EnvSettings) -> Iterator[None]:
+    """Have a ConfigError say which environment it is about."""
+    try:
+        yield
     except ConfigError as error:
         if str(error).startswith("env."):
             raise
@@ -53,17 +117,16 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
         raise ConfigError(f"{which}, but {error}") from error
 
 
-def _make(settings: EnvSettings, num_envs: int, *, training: bool, render: bool) -> VectorEnv:
-    if settings.vector:
-        return make_batched(settings, num_envs, training=training, render=render)
-    if settings.is_atari:
-        return make_atari(settings, num_envs, training=training, render=render)
+def _make_gymnasium(
+    settings: EnvSettings, num_envs: int, *, training: bool, render: bool, tolerates: bool = False
+) -> GymnasiumVectorEnv:
     return GymnasiumVectorEnv(
         partial(make_one, settings, training=training, render=render),
         num_envs,
         mask_key=info_key(settings.action_mask),
         joint_actions=settings.joint_actions,
         observation_stack=settings.observation_stack,
+        tolerates=tolerates,
     )
 
 

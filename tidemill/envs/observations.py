@@ -75,7 +75,7 @@ class ObservationFormat:
     def check_finite(
         self, observation: NDArray[Any], reward: NDArray[np.floating[Any]], lengths: NDArray[np.int64]
     ) -> None:
-        """Raise FatalError if a number of any observation or reward is not finite; see `tidemill.envs.checks`."""
+        """Raise EnvFailed if a number of any observation or reward is not finite; see `tidemill.envs.checks`."""
         if not self.parts:
             check_finite(observation, reward, lengths)
             return

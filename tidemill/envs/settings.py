@@ -57,9 +57,27 @@ class EnvSettings:
     """Agent decisions after which an evaluation episode is truncated. 0 keeps the environment's own limit. Set it for
     an environment without a limit: otherwise the evaluation of a policy that never fails never ends."""
     step_timeout_s: float = 300.0
-    """Longest time for one step or reset, in seconds. After half of it the process reports itself unhealthy; after all
-    of it the process ends and is restarted. 0: no limit, except in the evaluator once the run is over, where
-    `evaluator.last_timeout_s` applies."""
+    """Longest time for one step, in seconds. After half of it the process reports itself unhealthy; after all of it the
+    process ends and is restarted. With `env.isolate` only the environment's own process is restarted. 0: no limit,
+    except in the evaluator once the run is over, where `evaluator.last_timeout_s` applies."""
+    reset_timeout_s: float = 0.0
+    """Longest time to make and reset an environment, in seconds; 0: as long as a step. Without `env.isolate` a call may
+    step some environments and reset others, so the longer of the two limits counts for both."""
+    on_failure: str = "restart"
+    """What an actor does when an environment raises, returns something wrong, or, with `env.isolate`, hangs or dies.
+    `restart`: cut the episode as truncated and restart this environment; the others play on. `stop`: end the run with
+    the traceback. A run with `run.deterministic` restarts the whole actor instead, and plays its rounds again."""
+    max_restarts: int = 7
+    """Restarts of one environment within 200 of its steps before the next failure ends the run, 0 or more.
+    An environment that fails at every first step ends the run after 7 s."""
+    restart_backoff_s: float = 0.1
+    """Pause before the second restart within 200 steps, in seconds; it doubles up to 10 s. The first has none."""
+    isolate: bool = False
+    """Whether each environment of actors and the evaluator has a separate process (with `env.vector`: each batch), so
+    that a hang or a crash in native code costs an episode and not the process. A step takes about 0.1 ms longer."""
+    max_memory_mib: int = 0
+    """Memory of an environment's process, in MiB, above which it is replaced after the episode; at twice as much the
+    episode is cut. 0: no limit. Needs `env.isolate`."""
     flatten: bool = False
     """Turn every observation (dict, tuple, image) into one float32 vector, with discrete parts one-hot. Otherwise each
     part of a Dict or Tuple is stored as a separate column, and images and vectors have separate networks."""
@@ -102,6 +120,12 @@ class EnvSettings:
         _check(self.max_episode_steps >= 0, "max_episode_steps", self.max_episode_steps, "0 or more")
         _check(self.max_evaluation_steps >= 0, "max_evaluation_steps", self.max_evaluation_steps, "0 or more")
         _check(self.step_timeout_s >= 0, "step_timeout_s", self.step_timeout_s, "0 or more")
+        _check(self.reset_timeout_s >= 0, "reset_timeout_s", self.reset_timeout_s, "0 or more")
+        _check(self.on_failure in ("restart", "stop"), "on_failure", self.on_failure, "'restart' or 'stop'")
+        _check(self.max_restarts >= 0, "max_restarts", self.max_restarts, "0 or more")
+        _check(self.restart_backoff_s >= 0, "restart_backoff_s", self.restart_backoff_s, "0 or more")
+        _check(self.max_memory_mib >= 0, "max_memory_mib", self.max_memory_mib, "0 or more")
+        _check(self.isolate or not self.max_memory_mib, "max_memory_mib", self.max_memory_mib, "0 without env.isolate")
         _check(
             min(self.observation_indices, default=0) >= 0,
             "observation_indices",
@@ -153,6 +177,11 @@ class EnvSettings:
     def max_steps(self, *, training: bool) -> int:
         """Return the agent decisions after which an episode is truncated; 0 keeps the environment's own limit."""
         return self.max_episode_steps if training else self.max_evaluation_steps
+
+    @property
+    def longest_call_s(self) -> float:
+        """How long a call that steps some environments and resets others may take, in seconds; 0: for ever."""
+        return max(self.step_timeout_s, self.reset_timeout_s) if self.step_timeout_s else 0.0
 
     @property
     def is_atari(self) -> bool:

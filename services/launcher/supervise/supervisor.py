@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidemill.config.services import LauncherSettings
-from tidemill.process import HELD_UP
+from tidemill.process import ENV_FAILED, HELD_UP
 from tidemill.services.launcher.supervise.service_spec import (
     ACTOR,
     EVALUATOR,
@@ -172,8 +172,10 @@ class Supervisor:
             return self._finish(now_s)
         if was_stopping:
             return []
-        if exit_code == _CONFIG_ERROR:
-            return self._end(Outcome(_CONFIG_ERROR, f"{name} refused its settings or files"), now_s)
+        if exit_code in (_CONFIG_ERROR, ENV_FAILED):
+            is_refused = exit_code == _CONFIG_ERROR
+            why = "refused its settings or files" if is_refused else describe_exit(exit_code)
+            return self._end(Outcome(_CONFIG_ERROR if is_refused else 1, f"{name} {why}"), now_s)
         return self._restart_later(
             process, process.fault or describe_exit(exit_code), now_s, counts=exit_code != HELD_UP
         )
@@ -289,4 +291,6 @@ def describe_exit(exit_code: int) -> str:
         return f"was killed by signal {-exit_code}"
     if exit_code == HELD_UP:
         return "ended because its environment does not return"
+    if exit_code == ENV_FAILED:
+        return "ended because its environment failed (env.on_failure, env.max_restarts)"
     return f"ended with exit code {exit_code}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tidemill.curves import CLUSTER, CURVES, EPISODE_RETURN, SideCurves
+from tidemill.curves import CLUSTER, CURVES, ENV_FAILURES, EPISODE_RETURN, SideCurves
 from tidemill.replay.table_config import TableDescription
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus
@@ -33,6 +33,17 @@ def training_return(run: Path) -> float | None:
     newest_s = max((time_s for time_s, _ in points), default=0.0)
     found = [value for time_s, value in points if newest_s - time_s < _SAME_S]
     return fmean(found) if found else None
+
+
+def env_failures(run: Path) -> dict[str, int]:
+    """Return how many failures of environments the present actors have counted, by kind; nothing for none."""
+    found: dict[str, int] = {}
+    for file in sorted((run / CURVES).glob("*.jsonl")):
+        for name, value in _last_line(file).items():
+            if name.startswith(f"actor/{ENV_FAILURES}") and isinstance(value, float):
+                kind = name.removeprefix(f"actor/{ENV_FAILURES}")
+                found[kind] = found.get(kind, 0) + int(value)
+    return found
 
 
 def _last_line(file: Path) -> dict[str, Any]:

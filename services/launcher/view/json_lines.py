@@ -77,6 +77,7 @@ def progress_fields(status: ClusterStatus, run: RunSettings) -> dict[str, Any]:
         "table_items": learner.table_items,
         "replay_ratio": status.replay_ratio,
         "training_return": status.training_return,
+        "env_failures": dict(status.env_failures),
         "best_mean": status.best.mean if status.best else None,
         "left_s": status.left_s(run),
         "evaluating": status.evaluating,

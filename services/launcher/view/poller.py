@@ -16,7 +16,7 @@ from tidemill.learner.status import LearnerStatus
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
 from tidemill.scores import EVALUATING, Score, read_scores
-from tidemill.services.launcher.view.curves import training_return
+from tidemill.services.launcher.view.curves import env_failures, training_return
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
 from tidemill.services.launcher.view.warnings import ClusterSample, WarningTracker
@@ -81,7 +81,8 @@ class StatusPoller:
         self._learner = answer or self._learner
         scores = self._scores()
         processes = self._processes()
-        sample = ClusterSample(answer, self._tables.describe(), _free_bytes(self._folder))
+        failed = env_failures(self._folder)
+        sample = ClusterSample(answer, self._tables.describe(), _free_bytes(self._folder), failed)
         return ClusterStatus(
             elapsed_s=now_s - self._started_s,
             processes=processes,
@@ -96,6 +97,7 @@ class StatusPoller:
             evaluating=_evaluating(self._folder),
             is_disk_full=sample.is_disk_full,
             tables=tuple(sample.tables),
+            env_failures=failed,
             warnings=self._tracker.warnings(sample, now_s),
         )
 

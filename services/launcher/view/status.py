@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tidemill.config.run import RunSettings
 from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus
@@ -60,6 +61,8 @@ class ClusterStatus:
     """Mean return of the actors' newest training episodes, at most 100 of each; None before the first report."""
     evaluating: str = ""
     """The evaluation that is under way, as a phrase; empty if there is none."""
+    env_failures: Mapping[str, int] = field(default_factory=dict)
+    """Failures of the actors' environments so far, by kind; only kinds that have occurred."""
     warnings: tuple[str, ...] = ()
     """Problems and what to do about them, the most serious first."""
 

@@ -5,8 +5,8 @@ Pure decisions: a sample and the time go in, lines come out. `StatusPoller` take
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidemill.learner.status import LearnerStatus
@@ -17,6 +17,7 @@ FULL_BYTES = 32 * 2**20
 
 _LOW_BYTES = 2**30
 _STALE_S = 30.0
+_RECENT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,13 @@ class ClusterSample:
         learner: Status of the learner; None while it does not answer.
         tables: Tables of the replay services that answer.
         disk_free_bytes: Free space on the disk of the run's folder.
+        env_failures: Failures of the actors' environments so far, by kind.
     """
 
     learner: LearnerStatus | None
     tables: Sequence[TableDescription]
     disk_free_bytes: int
+    env_failures: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_disk_full(self) -> bool:
@@ -45,6 +48,7 @@ class WarningTracker:
     def __init__(self, folder: Path, publish_every: int) -> None:
         """Know the run's folder and after how many updates the learner publishes."""
         self._folder, self._publish_every = folder, publish_every
+        self._env_failed = (0, 0.0)  # failures so far, and when there was the last one
         self._published = (0, 0, 0.0)  # newest version, updates and time when it was first seen
 
     def warnings(self, sample: ClusterSample, now_s: float) -> tuple[str, ...]:
@@ -60,6 +64,7 @@ class WarningTracker:
                 self._checkpoint(sample.learner),
                 self._params(sample.learner, now_s),
             ]
+        found.append(self._env_failures(sample.env_failures, now_s))
         return tuple(line for line in found if line)
 
     def _disk(self, sample: ClusterSample) -> str:
@@ -96,4 +101,16 @@ class WarningTracker:
         return (
             f"no parameters were published for {now_s - seen_s:.0f} s and {late:,} updates: actors act by version "
             f"{version}; see {self._folder / 'logs' / 'paramserver.log'}"
+        )
+
+    def _env_failures(self, counts: Mapping[str, int], now_s: float) -> str:
+        total, (known, seen_s) = sum(counts.values()), self._env_failed
+        if total != known:
+            seen_s, self._env_failed = now_s, (total, now_s)
+        if not total or now_s - seen_s > _RECENT_S:
+            return ""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        return (
+            f"environments of the actors failed and were restarted ({kinds}): reasons are in "
+            f"{self._folder / 'logs'}/actor-*.log"
         )

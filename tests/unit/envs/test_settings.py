@@ -20,6 +20,11 @@ from tidemill.errors import ConfigError
         ({"num_envs": 0}, "env.num_envs is 0, allowed: at least 1"),
         ({"max_episode_steps": -1}, "env.max_episode_steps is -1, allowed: 0 or more"),
         ({"max_evaluation_steps": -1}, "env.max_evaluation_steps is -1, allowed: 0 or more"),
+        ({"on_failure": "drop"}, "env.on_failure is 'drop', allowed: 'restart' or 'stop'"),
+        ({"max_restarts": -1}, "env.max_restarts is -1, allowed: 0 or more"),
+        ({"restart_backoff_s": -0.1}, "env.restart_backoff_s is -0.1, allowed: 0 or more"),
+        ({"reset_timeout_s": -1.0}, "env.reset_timeout_s is -1.0, allowed: 0 or more"),
+        ({"max_memory_mib": 64}, "env.max_memory_mib is 64, allowed: 0 without env.isolate"),
         ({"observation_indices": (1, -1)}, "env.observation_indices is (1, -1), allowed: positions from 0"),
         (
             {"id": "ALE/Pong-v5", "observation_indices": (0,)},

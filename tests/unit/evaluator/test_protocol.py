@@ -200,8 +200,26 @@ def test_play_leaves_out_episodes_whose_environment_fails(num_slots: int) -> Non
     evaluation = _play(protocol, range(8))
     assert evaluation.seeds == (0, 1, 2, 4, 6, 7)
     assert evaluation.returns.tolist() == [1, 2, 3, 5, 7, 8]
+    assert evaluation.failed == 2
     with pytest.raises(EpisodesFailed, match=r"seed [35] fails"):
         protocol.play(EvalPolicy(_zeros), [3, 5])
+
+
+def test_play_survives_an_environment_that_cannot_be_made_again() -> None:
+    """That episode is left out, too; the next one tries again."""
+    made: list[int] = []
+
+    def make() -> GymnasiumVectorEnv:
+        made.append(len(made))
+        if len(made) == 2:
+            raise RuntimeError("no licence left")
+        return GymnasiumVectorEnv(_FailingEnv, 1)
+
+    protocol = EvalProtocol(make, 1)
+    evaluation = _play(protocol, range(5))
+    assert (evaluation.failed, evaluation.seeds) == (2, (0, 1, 2))
+    assert len(made) == 2
+    assert _play(protocol, range(3)).failed == 0
 
 
 def test_play_tells_how_many_episodes_have_ended() -> None:

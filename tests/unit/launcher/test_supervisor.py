@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tidemill.config.services import LauncherSettings
-from tidemill.process import HELD_UP
+from tidemill.process import ENV_FAILED, HELD_UP
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 from tidemill.services.launcher.supervise.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 
@@ -120,6 +120,14 @@ def test_exit_code_two_is_never_restarted() -> None:
     supervisor = _running()
     supervisor.on_exit("actor-1", 2, 5.0)
     assert supervisor.outcome == Outcome(2, "actor-1 refused its settings or files")
+
+
+def test_process_whose_environment_keeps_failing_is_not_restarted() -> None:
+    """It has tried that itself: the run ends, and the settings that decide are named."""
+    supervisor = _running()
+    supervisor.on_exit("actor-1", ENV_FAILED, 5.0)
+    why = "actor-1 ended because its environment failed (env.on_failure, env.max_restarts)"
+    assert supervisor.outcome == Outcome(1, why)
 
 
 def test_service_that_is_not_healthy_in_time_is_killed_and_restarted() -> None:

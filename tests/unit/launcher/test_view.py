@@ -23,7 +23,7 @@ from tidemill.installation import how_to_install
 from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
-from tidemill.services.launcher.view.curves import training_return
+from tidemill.services.launcher.view.curves import env_failures, training_return
 from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.live import LiveView, render, sparkline
 from tidemill.services.launcher.view.processes import UsageMeter
@@ -224,6 +224,16 @@ def test_training_return_is_that_of_the_actors_that_act(tmp_path: Path) -> None:
     status = dataclasses.replace(_STATUS, training_return=25.0)
     assert "25.0" in next(line for line in _rendered(status, RunSettings()).splitlines() if "training " in line)
     assert ", training return 25.0," in describe_progress(status, _LEARNER, RunSettings())
+
+
+def test_failures_of_environments_are_those_of_all_actors(tmp_path: Path) -> None:
+    """By kind, in their files' last whole lines."""
+    assert env_failures(tmp_path) == {}
+    (tmp_path / "curves").mkdir()
+    for name, counts in {"actor-0": {"raised": 2.0, "died": 1.0}, "actor-1": {"raised": 3.0}}.items():
+        line = {"time": 1.0} | {f"actor/env_failures/{kind}": count for kind, count in counts.items()}
+        (tmp_path / "curves" / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    assert env_failures(tmp_path) == {"raised": 5, "died": 1}
 
 
 @pytest.mark.parametrize(

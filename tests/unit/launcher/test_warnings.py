@@ -57,6 +57,16 @@ def test_failed_checkpoint_is_told_with_what_a_resume_would_find(tracker: Warnin
     assert "there is none" in line
 
 
+def test_environments_that_fail_are_told_for_ten_minutes(tracker: WarningTracker) -> None:
+    """How often and how, and where the reasons are; longer if more fail."""
+    failed = replace(_WELL, env_failures={"raised": 2, "hung": 1})
+    for now_s in (5.0, 600.0):
+        (line,) = tracker.warnings(failed, now_s)
+        assert "(1 hung, 2 raised): reasons are in runs/lander/logs/actor-*.log" in line
+    assert tracker.warnings(failed, 606.0) == ()
+    assert len(tracker.warnings(replace(_WELL, env_failures={"raised": 3, "hung": 1}), 607.0)) == 1
+
+
 def test_services_that_wait_for_each_other_are_the_normal_state(tracker: WarningTracker) -> None:
     """Whichever side sets the pace, the rate limiter holds back the other one: nothing is wrong."""
     for now_s in range(90):

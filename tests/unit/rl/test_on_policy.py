@@ -248,6 +248,20 @@ def test_final_observation_steps_are_not_trained_on() -> None:
     assert batch["continues"].tolist() == [[True] * 3, [True] * 3, [False, True, True]]
 
 
+def test_step_of_an_environment_that_failed_is_not_trained_on() -> None:
+    """A first row behind a row that ends nothing: what the action of that row did is not known, nor looked beyond."""
+    count = 12
+    columns: dict[str, Any] = {name: np.zeros(count, dtype=bool) for name in ("terminated", "truncated", "is_first")}
+    columns["is_first"][[0, 3, 5, 9]] = True  # rows 2, 4 and 8 are those of failures
+    columns |= {name: np.arange(count, dtype=np.float32) for name in ("reward", "log_prob")}
+    columns |= {"observation": np.arange(count, dtype=np.float32)[:, None], "action": np.arange(count)}
+    window = WindowSpec(1, 3, 4, keep_all=True)
+    index = np.array([[0, 0, 1, 2, 3], [3, 4, 5, 6, 7], [7, 8, 9, 10, 11]])
+    batch = rollouts(columns, index, window, 1, GAMMA)
+    assert batch["is_trained"].tolist() == [[True, True, False], [False, True, True], [False, True, True]]
+    assert batch["continues"][0].tolist()[:2] == [True, False]
+
+
 @pytest.mark.parametrize("env_spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 def test_policy_draws_by_its_probabilities_and_reports_them(env_spec: EnvSpec) -> None:
     """The log-probability of each action is that of the distribution it was drawn from, whose frequencies it has."""

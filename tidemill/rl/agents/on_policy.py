@@ -54,9 +54,14 @@ def rollouts(
     ended = (columns["terminated"] | columns["truncated"])[before]
     # at a stream's start the row before is the first row itself: it begins an episode, or is trained on
     is_final = ended & ~columns["is_first"][rows] & (before != rows)
+    # an environment that failed: nothing is known of the row's action, and the next row begins an episode
+    is_final |= (
+        columns["is_first"][index[:, window.history + 1 :]] & ~(columns["terminated"] | columns["truncated"])[rows]
+    )
     seen = index[:, window.history - frame_stack + 1 :]
     extras = (*extras, "is_first", *(name for name in (ACTION_MASK, EARLIER_RETURN) if name in columns))
     batch = unrolled_transitions(columns, seen, frame_stack, window.steps, gamma, extras=extras)
+    batch["continues"][:, :-1] &= ~is_final[:, 1:]
     return batch | {"is_trained": ~is_final}
 
 

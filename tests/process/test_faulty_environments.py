@@ -1,0 +1,66 @@
+"""Whole runs whose environments fail: again and again in every way, and at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import ROOT, launched
+from tidemill.services.launcher.view.curves import env_failures
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+
+_FAULTY = ("--env.id", "tests.support.faulty_envs:FaultyCartPole", "--evaluator.no-video")
+_ISOLATED = (
+    "--env.isolate",
+    "--env.step-timeout-s",
+    "1",
+    "--env.reset-timeout-s",
+    "20",
+    "--env.max-memory-mib",
+    "1000",
+)
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("how, options", [("each", ()), ("fatal", _ISOLATED)])
+def test_run_whose_environments_fail_in_every_way_reaches_its_target(
+    how: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """CartPole is solved, although an environment fails every 300 steps, in training and in evaluation."""
+    faults = ("--env.kwargs", "how", how, "every", "300")
+    limits = ("--run.target_return", "150", "--run.max_wall_s", "500", "--env.num-envs", "4")
+    config = ("--config", str(ROOT / "configs" / "cartpole_dqn.yaml"), "--run.root", str(tmp_path))
+    with launched("train", *config, *_FAULTY, *faults, *options, *limits) as cluster:
+        assert cluster.wait(700.0) == 0, cluster.output
+        assert cluster.children() == {}
+    folder = tmp_path / "cartpole_dqn"
+    result = json.loads((folder / "result.json").read_text())
+    assert result["solved"], result
+    assert {"raised", "invalid"} <= env_failures(folder).keys()
+    assert not re.search(r"actor-\d .*restarting in", cluster.output)
+
+
+def test_environment_that_raises_at_each_first_step_ends_the_run(config_file: Path, tmp_path: Path) -> None:
+    """Within seconds of the actor's start, with the traceback, and without starting the actor once more."""
+    faults = ("--env.kwargs", "every", "1", "training_only", "true")
+    with launched("train", "--config", str(config_file), *_FAULTY, *faults) as cluster:
+        cluster.until("actor-0 is ready")
+        began_s = time.monotonic()
+        assert cluster.wait() == 1
+    assert time.monotonic() - began_s < 60  # 6 s of pauses, and the end of a run
+    assert "RuntimeError: the simulator broke" in cluster.output
+    assert "7 restarts within 200 steps (env.max_restarts)" in cluster.output
+    assert "restarting in" not in cluster.output
+
+
+def test_policy_stop_ends_the_run_at_the_first_failure(config_file: Path) -> None:
+    """The message names the failure and the setting."""
+    faults = ("--env.kwargs", "every", "50", "training_only", "true", "--env.on-failure", "stop")
+    with launched("train", "--config", str(config_file), *_FAULTY, *faults) as cluster:
+        assert cluster.wait() == 1
+    assert "env.on_failure is 'stop'" in cluster.output

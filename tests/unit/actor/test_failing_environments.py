@@ -1,0 +1,213 @@
+"""What an actor stores of environments that fail: every transition that did happen, and none that did not."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.support.faulty_envs import FATAL, KIND_OF, SometimesEnv
+from tidemill.envs.failures import failure_counts
+from tidemill.envs.make import make_surviving
+from tidemill.envs.settings import EnvSettings
+from tidemill.errors import EnvFailed
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.services.actor.loop import ActingLoop
+from tidemill.services.actor.metrics import ActorMetrics
+
+_ENVS = 3
+_MODULE = "tests.support.faulty_envs"
+
+
+class _Params:
+    """Parameters that never change."""
+
+    version = env_steps = learner_steps = 0
+
+    def refresh(self) -> None:
+        """Do nothing."""
+
+
+class _Streams:
+    """Stands in for a writer: keeps the rows of each stream, and stops the loop once each has so many."""
+
+    env_steps = 0
+    starts_window = False
+
+    def __init__(self, count: int) -> None:
+        self.rows: list[list[dict[str, Any]]] = [[] for _ in range(_ENVS)]
+        self.stop, self._count = threading.Event(), count
+
+    def append(
+        self,
+        row: Mapping[str, NDArray[Any]],
+        *,
+        env: int | None = None,
+        is_decision: Any,  # noqa: ANN401 - of one or of all
+        beside: Mapping[str, Any],
+        **_: object,
+    ) -> None:
+        """Keep a row of one stream, or of all."""
+        for number in range(_ENVS) if env is None else (env,):
+            own = {**row, "is_reset_step": beside["is_reset_step"], "is_decision": is_decision}
+            self.rows[number].append({name: v[number] if env is None else v for name, v in own.items()})
+        if min(map(len, self.rows)) >= self._count:
+            self.stop.set()
+
+    def push(self) -> None:
+        """Do nothing."""
+
+
+def _played(settings: EnvSettings, count: int, *, on_policy: bool = False) -> list[list[dict[str, Any]]]:
+    """Return the rows of each stream after so many steps."""
+    streams, params = _Streams(count), _Params()
+    with closing(make_surviving(settings, _ENVS, waits=on_policy, stop=streams.stop)) as env:
+        config = DQNConfig(network="mlp", hidden_sizes=(8,), exploration="schedule")
+        stand_ins: tuple[Any, Any] = params, streams
+        policy = build_policy(config, env.spec)
+        loop = ActingLoop(env, policy, *stand_ins, ActorMetrics(1e9), lambda: None, holds=not on_policy)
+        loop.run(0, streams.stop)
+    return streams.rows
+
+
+def _check(rows: list[dict[str, Any]]) -> int:
+    """Check the promises of a stream of `CountingEnv`; return how many of its episodes were cut."""
+    cuts = 0
+    for row, following in itertools.pairwise(rows):
+        (episode, step), (next_episode, next_step) = row["observation"], following["observation"]
+        if row["is_reset_step"]:
+            assert not any(row[name] for name in ("terminated", "truncated", "is_first", "is_decision"))
+            assert (row["reward"], following["is_first"], next_step) == (0, True, 0)
+        else:
+            assert (next_step, row["reward"]) == (step + 1, step + 1), "a transition that did not happen"
+            assert next_episode == episode
+            assert row["terminated"] == (next_step == 5)
+            assert following["is_reset_step"] == (row["terminated"] or row["truncated"])
+            cuts += bool(row["truncated"])
+        assert np.isfinite(row["observation"]).all()
+        assert row["is_first"] == (step == 0)
+    return cuts
+
+
+@pytest.mark.parametrize("how", KIND_OF)
+def test_failure_in_this_process_cuts_one_episode(how: str) -> None:
+    """The episode under way is truncated at the last step that is known; kinds are counted."""
+    before = failure_counts().get(KIND_OF[how], 0)
+    settings = EnvSettings(f"{_MODULE}:faulty", {"how": how}, max_restarts=100, restart_backoff_s=0.0)
+    streams = _played(settings, 200)
+    cuts = [_check(rows) for rows in streams]
+    assert sum(cuts) > 20 or how.endswith("_reset")
+    assert failure_counts()[KIND_OF[how]] - before > 20
+
+
+@pytest.mark.parametrize("how", ["raise", "nan_reset", *FATAL])
+def test_failure_of_an_isolated_environment_cuts_one_episode(how: str) -> None:
+    """A process that raises, hangs, crashes or leaks is replaced, and the streams are as true as without."""
+    kind = (KIND_OF | FATAL)[how]
+    before = failure_counts().get(kind, 0)
+    settings = EnvSettings(
+        f"{_MODULE}:faulty",
+        {"how": how, "every": {"leak": 2, "nan_reset": 100, "hang_reset": 100}.get(how, 23)},
+        isolate=True,
+        step_timeout_s=1.0,
+        reset_timeout_s=1.0 if how == "hang_reset" else 20.0,
+        max_memory_mib=256 if how == "leak" else 0,
+        max_restarts=100,
+        restart_backoff_s=0.0,
+    )
+    streams = _played(settings, 60)
+    for rows in streams:
+        _check(rows)
+    assert failure_counts()[kind] > before
+
+
+def test_failure_of_a_batch_cuts_all_of_its_episodes() -> None:
+    """Its environments are restarted together."""
+    settings = EnvSettings(
+        vector=f"{_MODULE}:faulty_vector", kwargs={"every": 8}, max_restarts=100, restart_backoff_s=0
+    )
+    cuts = [_check(rows) for rows in _played(settings, 120)]
+    assert min(cuts) > 5
+
+
+def test_batch_of_a_process_of_its_own() -> None:
+    """It has one process, which is replaced when it crashes."""
+    settings = EnvSettings(
+        vector=f"{_MODULE}:faulty_vector", kwargs={"how": "crash", "every": 23}, isolate=True, max_restarts=100
+    )
+    cuts = [_check(rows) for rows in _played(settings, 60)]
+    assert min(cuts) >= 1
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_masks_are_those_of_the_observations(isolate: bool) -> None:
+    """Of an environment that is back, and of the others meanwhile."""
+    settings = EnvSettings(
+        f"{_MODULE}:MaskedFaultyEnv",
+        action_mask="info.action_mask",
+        isolate=isolate,
+        max_restarts=100,
+        kwargs={"every": 23},
+    )
+    for rows in _played(settings, 60):
+        _check(rows)
+        assert all(row["action"] == 1 for row in rows if row["is_decision"])
+
+
+def test_others_play_on_while_one_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits to be restarted writes no rows; the others' streams are far longer then."""
+    monkeypatch.setattr(SometimesEnv, "made", 0)
+    settings = EnvSettings(f"{_MODULE}:SometimesEnv", max_restarts=100, restart_backoff_s=0.3)
+    streams = _played(settings, 8)
+    for rows in streams:
+        _check(rows)
+    failing, *others = map(len, streams)
+    assert min(others) > 5 * failing
+
+
+def test_on_policy_streams_advance_together() -> None:
+    """Each step has a row of every environment; an episode's unknown step is followed by a first one."""
+    settings = EnvSettings(f"{_MODULE}:faulty", max_restarts=100, restart_backoff_s=0.0)
+    streams = _played(settings, 100, on_policy=True)
+    assert len({len(rows) for rows in streams}) == 1
+    unknown = 0
+    for rows in streams:
+        for row, following in itertools.pairwise(rows):
+            if not row["is_reset_step"]:
+                assert following["observation"][1] == row["observation"][1] + 1 == row["reward"]
+                continue
+            assert following["is_first"]
+            assert not any(row[name] for name in ("terminated", "truncated"))
+            unknown += row["observation"][1] < 5
+    assert unknown > 20
+
+
+def test_environment_that_cannot_be_made_again_ends_the_actor(tmp_path: Any) -> None:  # noqa: ANN401
+    """The error is that of the constructor, and final."""
+    settings = EnvSettings(f"{_MODULE}:UnmakeableEnv", {"folder": str(tmp_path), "most": _ENVS}, restart_backoff_s=0.0)
+    with pytest.raises(EnvFailed, match="could not be made: RuntimeError: no licence left; 7 restarts") as raised:
+        _played(settings, 10)
+    assert raised.value.is_final
+
+
+def test_stop_ends_the_wait_for_an_isolated_environment_that_hangs() -> None:
+    """With a limit of ten minutes a step that hangs is left after two seconds once the actor is to stop."""
+    settings = EnvSettings(f"{_MODULE}:faulty", {"how": "hang", "every": 3}, isolate=True, step_timeout_s=600.0)
+    stop = threading.Event()
+    with closing(make_surviving(settings, 1, waits=False, stop=stop)) as env:
+        env.reset(0)
+        action = np.zeros(1, np.int64)
+        for _ in range(2):
+            env.step(action)
+        threading.Timer(0.2, stop.set).start()
+        began_s = time.monotonic()
+        env.step(action)
+    assert time.monotonic() - began_s < 60

@@ -1,0 +1,102 @@
+"""When a failed environment is restarted, and when it has failed too often."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tidemill.envs.failures import KINDS, Restarts, count_failure, failure_counts
+from tidemill.envs.settings import EnvSettings
+from tidemill.errors import EnvFailed
+
+_ERROR = EnvFailed("it broke", kind="raised", trace="Traceback: here\n")
+
+
+class _Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+
+def _restarts(clock: _Clock, units: int = 1, **settings: object) -> Restarts:
+    return Restarts(EnvSettings(**settings), units, clock)  # type: ignore[arg-type]
+
+
+def test_pauses_double_and_the_first_restart_has_none() -> None:
+    """0, 0.1, 0.2 ... seconds; none is longer than ten."""
+    clock = _Clock()
+    restarts, waited_s = _restarts(clock, max_restarts=12), []
+    for _ in range(10):
+        restarts.failed(0, _ERROR)
+        began_s = clock.now_s
+        while not restarts.is_due(0):
+            clock.now_s += 0.05
+        waited_s.append(clock.now_s - began_s)
+    assert waited_s[:4] == pytest.approx([0, 0.1, 0.2, 0.4], abs=0.06)
+    assert waited_s[-1] == pytest.approx(10, abs=0.06)
+
+
+def test_default_budget_gives_a_bug_up_within_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight failures without a step in between end it, after 6.3 s of pauses, with the traceback."""
+    clock = _Clock()
+    restarts = _restarts(clock)
+    for _ in range(7):
+        restarts.failed(0, _ERROR)
+        while not restarts.is_due(0):
+            clock.now_s += 0.01
+    with pytest.raises(EnvFailed, match=r"it broke; 7 restarts within 200 steps \(env.max_restarts\)") as raised:
+        restarts.failed(0, _ERROR)
+    assert (raised.value.is_final, raised.value.kind) == (True, "raised")
+    assert clock.now_s < 7
+    assert "Traceback: here" in capsys.readouterr().err
+
+
+def test_steps_between_failures_give_the_budget_back() -> None:
+    """One that fails every hundred steps is restarted for ever; another environment has a budget of its own."""
+    restarts = _restarts(_Clock(), units=2, max_restarts=3)
+    both, first = np.array([True, True]), np.array([True, False])
+    for _ in range(50):
+        restarts.failed(0, _ERROR)
+        for _ in range(100):
+            restarts.stepped(first)
+    for _ in range(3):
+        restarts.failed(1, _ERROR)
+    restarts.stepped(both)
+    with pytest.raises(EnvFailed):
+        restarts.failed(1, _ERROR)
+
+
+def test_policy_stop_gives_up_at_once() -> None:
+    """The message names the setting."""
+    with pytest.raises(EnvFailed, match=r"it broke; env.on_failure is 'stop'") as raised:
+        _restarts(_Clock(), on_failure="stop").failed(0, _ERROR)
+    assert raised.value.is_final
+
+
+def test_seeds_of_restarts_differ_and_depend_on_the_first_seed_alone() -> None:
+    """They are those of training: from 1e8 up, below 2**31."""
+
+    def drawn(seed: int) -> list[int]:
+        restarts = _restarts(_Clock(), units=2, max_restarts=9)
+        restarts.begin(seed)
+        seeds = []
+        for unit in (0, 1, 0, 1):
+            restarts.failed(unit, _ERROR)
+            seeds.append(restarts.next_seed(unit))
+        return seeds
+
+    assert drawn(3) == drawn(3)
+    assert len({*drawn(3), *drawn(4)}) == 8
+    assert all(100_000_000 <= seed < 2**31 for seed in drawn(3))
+
+
+def test_failures_are_counted_by_kind() -> None:
+    """Every kind there is, and no other."""
+    before = failure_counts()
+    for kind in KINDS:
+        count_failure(kind)
+    assert failure_counts() == {kind: before.get(kind, 0) + 1 for kind in KINDS}
+    with pytest.raises(KeyError):
+        count_failure("vanished")
