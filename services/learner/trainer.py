@@ -202,7 +202,8 @@ class Trainer:
             if agreed.stop:
                 return
             if not agreed.pause and not agreed.lacks_batch:
-                self._update(agreed.largest_weight)
+                batch, _ = self._update(agreed.largest_weight)
+                self._backlog.add(batch.device_batch)
         self._agreed(must_stop=True)
 
     def _step(self, largest_weight: float) -> None:

@@ -82,6 +82,12 @@ class ItemColumns:
         """Return the entries at some places of the columns per item or per chunk, and other fields as given."""
         return replace(self, **{name: _taken(value, places) for name, value in values_of(self, per).items()}, **others)
 
+    def split(self, count: int, **others: Sequence[Any]) -> list[Self]:
+        """Return so many batches, each of as many items as the others, with one value of other fields for each."""
+        size = len(self.lengths) // count
+        named = {name: _split(value, size, count) for name, value in values_of(self, Per.ITEM).items()} | others
+        return [replace(self, **{name: parts[number] for name, parts in named.items()}) for number in range(count)]
+
 
 def columns_of(kind: type[ItemColumns], per: Per) -> tuple[Column, ...]:
     """Return the columns of a class of batches, in the order of its fields."""
@@ -118,6 +124,15 @@ def _taken(value: Any, places: NDArray[Any] | slice) -> Any:  # noqa: ANN401 - w
     if isinstance(value, tuple):
         return tuple(value[place] for place in np.arange(len(value))[places].tolist()) if value else ()
     return None if value is None else value[places]
+
+
+def _split(value: Any, size: int, count: int) -> Sequence[Any]:  # noqa: ANN401 - what a column may be
+    if isinstance(value, dict):
+        parts = {name: _split(part, size, count) for name, part in value.items()}
+        return [{name: part[number] for name, part in parts.items()} for number in range(count)]
+    if not isinstance(value, np.ndarray) and hasattr(value, "split"):
+        return tuple(value.split(size))  # of torch, whose every call gives up the interpreter: one for all parts
+    return [None if value is None else value[number * size : (number + 1) * size] for number in range(count)]
 
 
 def _rolled(value: Any, shift: int) -> Any:  # noqa: ANN401 - what a column may be

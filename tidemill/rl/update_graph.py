@@ -180,15 +180,14 @@ class RecordedUpdates:
             self._batch = {name: tensor.clone() for name, tensor in batch.items()}
             self._weight = weight.clone()
             return self._weight
-        for name, tensor in self._batch.items():
-            tensor.copy_(batch[name], non_blocking=True)
-        return self._weight.copy_(weight, non_blocking=True)
+        places = [*self._batch.values(), self._weight]
+        torch._foreach_copy_(places, [*(batch[name] for name in self._batch), weight])  # one call for all of them
+        return self._weight
 
 
 def _copied(update: Update) -> Update:
-    names, values = update.metrics.keys(), update.metrics.values()
-    copies = torch._foreach_mul(list(values), 1.0) if values else ()  # one kernel for all of them
-    return Update(update.priority.clone(), dict(zip(names, copies, strict=True)))
+    priority, *metrics = torch._foreach_mul([update.priority, *update.metrics.values()], 1.0)  # one kernel for all
+    return Update(priority, dict(zip(update.metrics, metrics, strict=True)))
 
 
 def recorded(run: RunUpdate, how: str, device: torch.device, state: TrainState) -> RunKind:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tests.support.encoded_batches import batch_of
@@ -19,7 +21,7 @@ class Marked(ItemColumns):
     """Batches with a column more than all others."""
 
     marks: NDArray[np.int64] = field(metadata=per_item("i8"))
-    rows: dict[str, NDArray[np.int64]] = field(metadata=per_item())
+    rows: dict[str, Any] = field(metadata=per_item())
 
 
 def marked(*marks: int, payloads: bool = True) -> Marked:
@@ -52,6 +54,17 @@ def test_all_columns_of_an_item_move_together() -> None:
         check(batch.roll(shift), *np.roll([3, 1, 4, 5], shift).tolist())
     check(Marked(**joined([batch, marked(9)], Per.ITEM)), 3, 1, 4, 5, 9)
     assert batch.take(slice(2)).ages is None
+
+
+def test_batch_is_split_into_equal_parts_with_all_of_their_columns() -> None:
+    """Torch's tensors as well, and other fields as given for each part."""
+    batch = replace(marked(3, 1, 4, 5), rows={"a": torch.arange(8).reshape(4, 2)})
+    left, right = batch.split(2, probabilities=[np.array([0.5]), np.array([0.25])])
+    assert left.keys.tolist() == [3, 1]
+    assert right.payloads == (b"\4", b"\5")
+    assert [part.rows["a"].tolist() for part in (left, right)] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert (left.probabilities.tolist(), right.probabilities.tolist()) == ([0.5], [0.25])
+    assert left.ages is None
 
 
 def test_column_that_a_part_lacks_is_missing_from_the_whole() -> None:

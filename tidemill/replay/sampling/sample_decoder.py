@@ -230,6 +230,7 @@ class SampleDecoder:
             with self._lock:
                 self.overruns += 1
             return []
+        params_versions, first_versions = _versions(items, self._history_of(items))
         sizes = {name: made[_length_of(name)] for name in self._ragged} if self._transform is None else {}
         is_length = {_length_of(name) for name in sizes}
         whole = ReplayBatch(
@@ -239,14 +240,17 @@ class SampleDecoder:
             },
             sizes=sizes,
             weights=given.weights,
-            params_versions=_versions(items, items.first_rows + items.lengths - 1),
-            first_versions=_versions(items, items.first_rows + self._history_of(items)),
+            params_versions=params_versions,
+            first_versions=first_versions,
             tables=np.full(len(picked), self._number),
             table_items=np.full(len(picked), sample.table_items),
             received_at=received_at,
         )
         shared = {name: value.value for name, value in made.items() if isinstance(value, Whole)}
-        return [_part(whole, shared, number, len(order), float(largest[number])) for number in range(len(order))]
+        batches = whole.split(len(order), largest_weight=largest.tolist())
+        for batch in batches:
+            batch.columns.update(shared)
+        return batches
 
     @staticmethod
     def _arrays(rows: ItemRows) -> dict[str, Array]:
@@ -267,15 +271,11 @@ def _dealt(items: int, splits: int) -> Ints:
     return np.arange(items).reshape(-1, splits).T
 
 
-def _versions(items: SampledBatch, rows: Ints) -> NDArray[np.uint64]:
-    """Return the version of the parameters of the chunks that hold some rows [N]."""
-    chunks = np.searchsorted(np.cumsum(items.step_counts), rows, side="right")
-    return items.params_versions[chunks]
-
-
-def _part(whole: ReplayBatch, shared: Mapping[str, Any], number: int, parts: int, largest: float) -> ReplayBatch:
-    """Return one of so many batches of the same size."""
-    size = len(whole.lengths) // parts
-    batch = whole.taken(Per.ITEM, slice(number * size, (number + 1) * size), largest_weight=largest)
-    batch.columns.update(shared)
-    return batch
+def _versions(items: SampledBatch, history: Ints) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the versions of the parameters of each item's last chunk and of that of its first step behind history."""
+    ends, last_rows = np.cumsum(items.step_counts), items.first_rows + items.lengths - 1
+    first = np.searchsorted(ends, np.minimum(items.first_rows + history, last_rows), side="right")
+    last = first
+    while (ahead := ends[last] <= last_rows).any():  # once for each further chunk of an item
+        last = last + ahead
+    return items.params_versions[last], items.params_versions[first]

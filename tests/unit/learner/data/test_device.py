@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
 from tidemill.config.load import from_document
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import named_device
 from tidemill.errors import ConfigError
-from tidemill.services.learner.data.device import DevicePrefetcher, learner_device, resolve_device
+from tidemill.services.learner.data.device import DevicePrefetcher, copied, learner_device, resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.types import EnvSpec, ObservationPart
 
@@ -29,6 +30,24 @@ def test_arrays_on_a_cpu_are_shared_not_copied() -> None:
     transferred.wait()
     array[0] = 3.0
     assert transferred.tensors["reward"].tolist() == [3.0, 0.0]
+
+
+def test_columns_that_travel_together_arrive_as_they_left() -> None:
+    """Whatever their types, shapes and order in memory are; columns of no elements, too."""
+    rng = np.random.default_rng(3)
+    arrays: dict[str, NDArray[Any]] = {
+        "action": rng.integers(5, size=7),
+        "discount": rng.random(7, np.float32),
+        "terminated": rng.random(7) < 0.5,
+        "mean": rng.random((3, 7)).T,
+        "observation": rng.integers(256, size=(7, 2, 3), dtype=np.uint8),
+        "state": np.empty((7, 0), np.float32),
+    }
+    found = copied(arrays, torch.device("cpu"))
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name].numpy(), array)
+        assert found[name].numpy().dtype == array.dtype
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu"])
@@ -131,9 +150,13 @@ def test_arrays_on_a_gpu_are_copied_beside_the_computing_stream() -> None:
     """After `wait` they are whole, even while the computing stream is still busy with what it had before."""
     device = torch.device("cuda", torch.cuda.current_device())
     transfer = DevicePrefetcher(device)
-    arrays = [{"reward": np.full(1 << 20, number, np.float32)} for number in range(8)]
+    arrays = [
+        {"reward": np.full(1 << 20, number, np.float32), "discount": np.full(7, number, np.float32)}
+        for number in range(8)
+    ]
     torch.cuda._sleep(BUSY_CYCLES)
     for number, transferred in enumerate([transfer.start(each) for each in arrays]):
         transferred.wait()
-        assert transferred.tensors["reward"].device == device
-        assert bool((transferred.tensors["reward"] == number).all())
+        for values in transferred.tensors.values():
+            assert values.device == device
+            assert bool((values == number).all())

@@ -137,8 +137,11 @@ def test_rank_that_diverges_makes_the_step_that_it_has_voted_for(monkeypatch: py
     """The others wait for it in that step; it stops them at the next vote."""
     noted: list[str] = []
 
+    refusals = iter([Diverged("loss nan")])
+
     def refuse(backlog: DeviceBacklog, batch: object) -> None:
-        raise Diverged("loss nan")
+        for refusal in refusals:
+            raise refusal
 
     monkeypatch.setattr(DeviceBacklog, "add", refuse)
     agent = FakeAgent()
