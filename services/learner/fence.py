@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from tidemill.errors import TidemillError
+from tidemill.errors import FailedPrecondition, TidemillError
 from tidemill.params.publisher import StalePublisher
+
+
+@contextmanager
+def superseded() -> Iterator[None]:
+    """Raise the replay service's refusal of an older fencing token as StalePublisher."""
+    try:
+        yield
+    except FailedPrecondition as error:
+        raise StalePublisher(str(error)) from error
 
 
 class Fence:

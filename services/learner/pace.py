@@ -22,7 +22,6 @@ from tidemill.services.learner.checkpoint.resume import HasState
 from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.dataset import DatasetOptions, open_dataset
 from tidemill.services.learner.data.decoder import DatasetBatches
-from tidemill.services.learner.data.priorities import PriorityWriter
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.metrics import collect
@@ -164,11 +163,5 @@ class FreeRunning:
         stack.enter_context(dataset)
         collect(dataset, stack)
         is_prioritized = self._config.table.sampler == "prioritized"
-        priorities = PriorityWriter(dataset.priorities) if is_prioritized else None
-
-        def close() -> None:
-            if priorities is not None:
-                priorities.close()
-            dataset.close()
-
-        return Feed(DatasetBatches(dataset), replace(outputs, priorities=priorities), dataset.shards, close)
+        outputs = replace(outputs, priorities=dataset.priorities if is_prioritized else None)
+        return Feed(DatasetBatches(dataset), outputs, dataset.shards, dataset.close)

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill.replay.sampling.priorities import PrioritySender
 from tidemill.rl.agents.interface import Agent, Update
 from tidemill.services.learner import metrics
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
@@ -21,6 +20,7 @@ from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device import DeviceBacklog
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, SingleLearner, StepVote
 from tidemill.services.learner.divergence import Diverged
+from tidemill.services.learner.fence import superseded
 from tidemill.services.learner.progress import Progress
 
 _POLL_S = 0.2  # how soon the thread notices a request while there is no batch
@@ -31,16 +31,6 @@ class BatchSource(Protocol):
 
     def take(self, timeout_s: float) -> Batch | None:
         """Return the next batch, or None if there is none in time; 0 does not wait."""
-
-
-class PrioritySink(Protocol):
-    """Destination of new priorities."""
-
-    def offer(self, keys: NDArray[np.uint64], priority: Tensor) -> None:
-        """Take the priorities of one update; never blocks."""
-
-    def flush(self) -> None:
-        """Send what was taken; never blocks."""
 
 
 class Publisher(Protocol):
@@ -69,7 +59,7 @@ class TrainerOutputs:
         on_publish: Called with each acknowledged version that was noticed; must not block.
     """
 
-    priorities: PrioritySink | None
+    priorities: PrioritySender | None
     publisher: Publisher | None = None
     checkpointer: Checkpointer | None = None
     group: LearnerGroup = field(default_factory=SingleLearner)
@@ -212,7 +202,8 @@ class Trainer:
         launched = self._clock()
         self._counters.learner_steps += 1
         if self._priorities is not None:  # before a round of lock-step ends, whose checkpoint holds them
-            self._priorities.offer(batch.keys, update.priority)
+            with superseded():
+                self._priorities.send(batch.keys, update.priority)
         if self._publisher is not None and self._counters.learner_steps % self._limits.publish_every == 0:
             self._publish(self._publisher)
         self._vote_ahead()
@@ -238,7 +229,8 @@ class Trainer:
 
     def _wait_for_batch(self) -> Batch | None:
         if self._priorities is not None:
-            self._priorities.flush()  # the table may be waiting for exactly these
+            with superseded():
+                self._priorities.flush()  # the table may be waiting for exactly these
         started = self._clock()
         batch = self._batches.take(_POLL_S)
         self._progress.record_wait(self._clock() - started, got_batch=batch is not None)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill.replay.sampling.priorities import PrioritySender
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.services.learner.data.decoder import Batch
@@ -80,14 +81,15 @@ class FakeSource:
         return None
 
 
-class FakePriorities:
-    """Remembers what it was offered."""
+class FakePriorities(PrioritySender):
+    """Remembers what it was given."""
 
     def __init__(self) -> None:
+        super().__init__([])
         self.keys: list[int] = []
         self.flushes = 0
 
-    def offer(self, keys: NDArray[np.uint64], priority: Tensor) -> None:
+    def send(self, keys: NDArray[np.uint64], priorities: object, table: int = 0) -> None:
         """Remember the keys."""
         self.keys += keys.tolist()
 

@@ -10,6 +10,7 @@ import torch
 from tidemill.config.sections import LearnerConfig
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling.dataset import ReplayDataset
+from tidemill.replay.sampling.priorities import PriorityMessages
 from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
@@ -18,6 +19,7 @@ from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import ToDevice, decoded_later
 from tidemill.services.learner.data.importance_exponent import importance_sampling_exponent
 from tidemill.services.learner.data.kept_rows import mirror_device
+from tidemill.services.learner.data.priorities import BY_SIXTEEN
 from tidemill.services.learner.data.sampling import LearnerRows
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
 
@@ -56,6 +58,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
     rank: RankInfo,
     group: LearnerGroup,
     schedule: Schedule | None = None,
+    priorities: PriorityMessages = BY_SIXTEEN,
 ) -> ReplayDataset:
     """Start to sample a table, which exists.
 
@@ -71,6 +74,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         rank: Which of the ranks it is.
         group: All of them.
         schedule: How samples are drawn in lock-step.
+        priorities: How new priorities are put into messages.
     """
     rows = LearnerRows(
         config,
@@ -102,6 +106,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         shard_count=config.cluster.shard_count,
         directory=directory,
         fencing_token=counters.fencing_token,
+        priorities=priorities,
         on_sample=count,
         schedule=schedule,
         create=True,

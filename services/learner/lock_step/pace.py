@@ -24,7 +24,7 @@ from tidemill.services.learner.data.dataset import DatasetOptions, open_dataset
 from tidemill.services.learner.data.decoder import DatasetBatches
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
-from tidemill.services.learner.lock_step.priorities import RoundPriorities
+from tidemill.services.learner.lock_step.priorities import HELD, RoundPriorities
 from tidemill.services.learner.lock_step.rounds import DrawSchedule, RoundPublisher, batches_per_draw
 from tidemill.services.learner.metrics import collect
 from tidemill.services.learner.pace import Feed, Learning
@@ -84,8 +84,11 @@ class LockStepPace:
         dataset = stack.enter_context(self._dataset(learning, batches, outputs.group))
         collect(dataset, stack)
         replay = stack.enter_context(ReplayClient(self._config.cluster.replay[0]))
+        if priorities is not None:
+            priorities.collect(dataset.priorities)
         round_end = RoundPublisher(outputs, priorities, replay)
-        outputs = replace(outputs, priorities=priorities, publisher=round_end)
+        sink = dataset.priorities if priorities is not None else None
+        outputs = replace(outputs, priorities=sink, publisher=round_end)
         used = self._counters.learner_steps % batches  # of the first sample, by the run before a restart
         return Feed(DatasetBatches(dataset, skip=used), outputs, lambda: (), dataset.close)
 
@@ -122,4 +125,5 @@ class LockStepPace:
             rank=RankInfo(),
             group=group,
             schedule=schedule,
+            priorities=HELD,
         )

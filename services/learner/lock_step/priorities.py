@@ -10,27 +10,28 @@ import numpy as np
 import structlog
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from tidemill.errors import FailedPrecondition, Unavailable, Unimplemented
-from tidemill.params.publisher import StalePublisher
+from tidemill.errors import Unavailable, Unimplemented
 from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.limits import MAX_KEYS
-from tidemill.rpc.channel import Backoff
+from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender, Update, in_messages
+from tidemill.services.learner.data.priorities import read_priorities
 from tidemill.services.learner.divergence import check_finite
+from tidemill.services.learner.fence import superseded
 
 Keys = NDArray[np.uint64]
 _Round = tuple[Keys, NDArray[np.float64]]
 
 _SNAPSHOT_EVERY = 16  # rounds; a checkpoint of the learner holds the priorities of as many
-_PAUSE_LIMIT_S = 2.0
+_ATTEMPT_S = 4.0  # how soon a learner that waits for the server notices that it shall stop
+
+HELD = PriorityMessages(read=read_priorities, hold=True)
 
 _log = structlog.get_logger()
 
 
 class RoundPriorities:
-    """Collects the priorities of a round, and keeps those of the rounds since the table's last snapshot.
+    """Ends rounds: sends the priorities that the dataset held, and keeps those since the table's last snapshot.
 
     The replay service's log has no priorities, only its snapshots do: after its restart the kept ones are sent again.
     They are values, not changes, so sending them once more does no harm.
@@ -46,16 +47,16 @@ class RoundPriorities:
         self._table, self._stopped = table, stopped
         self.fencing_token = 0
         """Of this learner, once it has one: the server refuses what an older one sends."""
-        self._round: list[tuple[Keys, Tensor]] = []
+        self._sender: PrioritySender | None = None
+        self._begun: list[Update] = []  # of the round in which the learner was stopped before
         self._sending = threading.Lock()  # guards what follows, and keeps messages in order
         self._kept: list[_Round] = []
 
-    def offer(self, keys: Keys, priority: Tensor) -> None:
-        """Take the priorities of one update (`PrioritySink`)."""
-        self._round.append((keys, priority))
-
-    def flush(self) -> None:
-        """Send nothing: the draws of a round must not depend on the time (`PrioritySink`)."""
+    def collect(self, sender: PrioritySender) -> None:
+        """Take what holds the priorities of the present round, and begin with those from before a restart."""
+        self._sender = sender
+        for update in self._begun:
+            sender.send(update.keys, update.priorities)
 
     def end_round(self) -> None:
         """Keep the priorities of the round that ends; a checkpoint from now on has them.
@@ -63,9 +64,9 @@ class RoundPriorities:
         Raises:
             Diverged: They are not finite.
         """
-        keys, priorities = _joined(self._round)
+        assert self._sender is not None
+        keys, priorities = _joined(self._sender.take_held())
         check_finite([priorities], "priorities")
-        self._round = []
         with self._sending:
             self._kept.append((keys, priorities + SMALLEST_PRIORITY))
 
@@ -75,27 +76,24 @@ class RoundPriorities:
         Raises:
             StalePublisher: A newer learner took over.
         """
-        backoff = Backoff(limit_s=_PAUSE_LIMIT_S)
+        assert self._sender is not None
         while not self._stopped():
             try:
-                with self._sending:
-                    self._send(client, self._kept[-1])
+                with self._sending, superseded():
+                    self._sender.store(*self._kept[-1], timeout_s=_ATTEMPT_S)
                     if len(self._kept) >= _SNAPSHOT_EVERY:
                         _take_snapshot(client)
                         self._kept = []
                 return
-            except FailedPrecondition as error:
-                raise StalePublisher(str(error)) from error
             except Unavailable as error:
-                pause_s = backoff.next_s()
-                _log.warning("cannot send priorities, retrying", reason=str(error), retry_in_s=pause_s)
-                threading.Event().wait(pause_s)
+                _log.warning("cannot send priorities, retrying", reason=str(error))
 
     def send_again(self, client: ReplayClient) -> None:
         """Send everything that no snapshot has, before anything is drawn from a server that may have restarted."""
         with self._sending:
             for kept in self._kept:
-                self._send(client, kept)
+                for keys, priorities in in_messages(*kept):
+                    client.update_priorities(self._table, keys, priorities, self.fencing_token)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: of the rounds since the last snapshot, and of the present one so far."""
@@ -104,7 +102,7 @@ class RoundPriorities:
         sizes = [len(keys) for keys, _ in kept]
         keys = np.concatenate([_NO_KEYS, *(keys for keys, _ in kept)])
         priorities = np.concatenate([_NO_PRIORITIES, *(priorities for _, priorities in kept)])
-        round_keys, round_priorities = _joined(self._round)
+        round_keys, round_priorities = _joined(self._begun if self._sender is None else self._sender.held())
         return {
             "sizes": sizes,
             "keys": torch.from_numpy(keys.view(np.int64)),
@@ -114,23 +112,17 @@ class RoundPriorities:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from what `state` returned; `collect` follows."""
         keys, priorities = state["keys"].numpy().view(np.uint64), state["priorities"].numpy()
         ends = np.cumsum(state["sizes"], dtype=np.int64)[:-1]
         with self._sending:
             self._kept = list(zip(np.split(keys, ends), np.split(priorities, ends), strict=True)) if len(keys) else []
-        self._round = [(state["round_keys"].numpy().view(np.uint64), state["round_priorities"])]
-
-    def _send(self, client: ReplayClient, part: _Round) -> None:
-        keys, priorities = part
-        for start in range(0, len(keys), MAX_KEYS):
-            end = start + MAX_KEYS
-            client.update_priorities(self._table, keys[start:end], priorities[start:end], self.fencing_token)
+        self._begun = [Update(state["round_keys"].numpy().view(np.uint64), state["round_priorities"])]
 
 
-def _joined(parts: list[tuple[Keys, Tensor]]) -> _Round:
-    keys = np.concatenate([_NO_KEYS, *(keys for keys, _ in parts)])
-    arrays = [priority.cpu().numpy().astype(np.float64) for _, priority in parts]
+def _joined(updates: list[Update]) -> _Round:
+    keys = np.concatenate([_NO_KEYS, *(update.keys for update in updates)])
+    arrays = [update.priorities.cpu().numpy().astype(np.float64) for update in updates]
     return keys, np.concatenate([_NO_PRIORITIES, *arrays])
 
 

@@ -20,7 +20,7 @@ from tests.support.learner_fakes import (
     batch,
 )
 from tests.support.waiting import wait_until
-from tidemill.errors import FatalError
+from tidemill.errors import FailedPrecondition, FatalError
 from tidemill.learner.status import LearnerState
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.batch import StoredSteps
@@ -251,14 +251,28 @@ def test_newer_learner_ends_training_even_without_data(tmp_path: Path, scenes: l
 
 
 class _Broken(FakePriorities):
-    def offer(self, keys: object, priority: object) -> None:
-        raise FatalError("training has diverged")
+    def __init__(self, fault: Exception) -> None:
+        super().__init__()
+        self._fault = fault
+
+    def send(self, keys: object, priorities: object, table: int = 0) -> None:
+        raise self._fault
 
 
-def test_fault_of_a_part_ends_training(tmp_path: Path, scenes: list[_Scene]) -> None:
-    """What a background thread reports comes out of `run`."""
+@pytest.mark.parametrize(
+    "fault,error",
+    [
+        (FatalError("training has diverged"), FatalError("training has diverged")),
+        (FailedPrecondition("fencing token 1 was superseded by 2"), StalePublisher("superseded by 2")),
+    ],
+    ids=["diverged", "superseded"],
+)
+def test_fault_of_a_part_ends_training(
+    tmp_path: Path, scenes: list[_Scene], fault: Exception, error: Exception
+) -> None:
+    """What a background thread reports comes out of `run`; a refused fencing token means a newer learner."""
     scene = _scene(scenes, tmp_path, Limits(), batches=1)
-    outputs = TrainerOutputs(_Broken(), scene.publisher, scene.checkpointer)
+    outputs = TrainerOutputs(_Broken(fault), scene.publisher, scene.checkpointer)
     trainer = Trainer(
         scene.agent,
         scene.source,
@@ -269,5 +283,5 @@ def test_fault_of_a_part_ends_training(tmp_path: Path, scenes: list[_Scene]) -> 
         Limits(),
         scene.clock,
     )
-    with pytest.raises(FatalError, match="diverged"):
+    with pytest.raises(type(error), match=str(error)):
         trainer.run()

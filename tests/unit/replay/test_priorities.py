@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import InvalidArgument, NotFound
-from tidemill.replay.sampling.priorities import PrioritySender
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender
 
 KEYS = np.array([1, 2], np.uint64)
 
@@ -24,7 +24,9 @@ class _Table:
         self.may_answer = threading.Event()
         self.may_answer.set()
 
-    def __call__(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+    def __call__(
+        self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], *, deadline_s: float | None = None
+    ) -> None:
         assert self.may_answer.wait(WAIT_S)
         if self.fault is not None:
             raise self.fault
@@ -78,3 +80,59 @@ def test_count_of_priorities_is_checked() -> None:
     """Before anything is sent."""
     with pytest.raises(InvalidArgument, match="1 entries, must have 2"):
         PrioritySender([_Table()]).send(KEYS, [1.0])
+
+
+def test_several_updates_make_a_message() -> None:
+    """It leaves by itself once it is full, and what waits for more leaves with `flush`."""
+    table = _Table()
+    sender = PrioritySender([table], PriorityMessages(updates=3))
+    for value in range(4):
+        sender.send(KEYS, [value, value])
+    wait_until(lambda: len(table.found) == 1, "the full message")
+    sender.flush()
+    sender.close()
+    assert table.found == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0], [3.0, 3.0]]
+
+
+def test_held_priorities_are_never_sent_by_themselves() -> None:
+    """Neither by `flush` nor at the end: who holds them takes them, in order, and stores them."""
+    table = _Table()
+    sender = PrioritySender([table], PriorityMessages(hold=True))
+    for value in range(3):
+        sender.send(KEYS, [value, value])
+    sender.flush()
+    assert len(sender.held()) == 3
+    held = sender.take_held()
+    assert [update.priorities.tolist() for update in held] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    assert sender.held() == []
+    sender.close()
+    assert table.found == []
+
+
+def test_stored_priorities_are_waited_for() -> None:
+    """A server that is away is tried again until it has them, the time is over, or the sender is closed."""
+    table = _Table()
+    table.fault = Unavailable("away")
+    sender = PrioritySender([table])
+    with pytest.raises(Unavailable, match="away"):
+        sender.store(KEYS, np.ones(2), timeout_s=0.0)
+    ended: list[str] = []
+
+    def store() -> None:
+        try:
+            sender.store(KEYS, np.ones(2))
+            ended.append("stored")
+        except FailedPrecondition:
+            ended.append("closed")
+
+    for end in ("stored", "closed"):
+        waiting = threading.Thread(target=store)
+        waiting.start()
+        if end == "stored":
+            table.fault = None
+        else:
+            sender.close()
+        waiting.join(WAIT_S)
+        assert ended.pop() == end
+        table.fault = Unavailable("away")
+    assert table.found == [[1.0, 1.0]]

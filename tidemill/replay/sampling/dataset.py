@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
 from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
@@ -23,7 +23,7 @@ from tidemill.replay.named_table import addresses_of, read_table
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
 from tidemill.replay.sampling.host_rows import HostRows
 from tidemill.replay.sampling.mirror import TableMirror
-from tidemill.replay.sampling.priorities import PrioritySender
+from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.sampling.sample_decoder import SampleDecoder, Transform
 from tidemill.replay.sampling.sample_stream import seed_of
@@ -34,7 +34,7 @@ from tidemill.replay.sampling.source import Keep, OpenedSource, SampleSource
 from tidemill.replay.sampling.table_feed import TableFeed
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
-from tidemill.rpc.channel import DEADLINE_S, MAX_MESSAGE_BYTES, Backoff
+from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
 from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.reopened import Reopened
 
@@ -42,7 +42,6 @@ _POLL_S = 0.2
 _EXPLAIN_S = 0.5
 _SMALLER_S = 1.0
 """Longest wait for a smaller batch that was asked for, in seconds."""
-_LEAST_S = 0.1  # an attempt to set priorities may take
 
 
 class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch]):
@@ -94,6 +93,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         shard_count: int = 0,
         directory: ShardDirectory | None = None,
         fencing_token: int = 0,
+        priorities: PriorityMessages | None = None,
         on_sample: Callable[[SampledBatch], object] | None = None,
         create: bool = False,
         stop: threading.Event | None = None,
@@ -142,6 +142,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             shard_count: Over how many servers the tables are divided; 0 takes the number of addresses.
             directory: The servers behind `addresses`, if the caller has them already; stays the caller's to close.
             fencing_token: Sent with priorities, see `ParamsClient.acquire_fencing_token`; 0 for none.
+            priorities: How those that `priorities.send` takes are put into messages; None for one message each.
             on_sample: Called with each sample as it arrives, in their order, in whichever thread receives it.
             create: Whether the tables may be created, which takes their configurations. They need not be there then,
                 and neither does the server. A table that a server has lost since it was found is always created again.
@@ -223,7 +224,9 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 self._opened.append(opened)
                 self._feeds.append(stack.enter_context(closing(feed(opened, made))))
             self.priorities = PrioritySender(
-                [partial(opened.source.update_priorities, fencing_token=fencing_token) for opened in self._opened]
+                [partial(opened.source.update_priorities, fencing_token=fencing_token) for opened in self._opened],
+                priorities,
+                self._stop,
             )
             """Sends new priorities in the background, where `update_priorities` waits."""
             self._resources = stack.pop_all()
@@ -287,30 +290,11 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             raise InvalidArgument(f"priorities has {len(values)} entries, must have {len(batch)} like the batch")
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        for i, opened in enumerate(self._opened):
-            here = batch.tables == i
+        for table in range(len(self._tables)):
+            here = batch.tables == table
             if here.any():
-                self._send_priorities(opened.source, batch.keys[here], values[here], until_s)
-
-    def _send_priorities(
-        self, source: SampleSource, keys: NDArray[np.uint64], values: NDArray[np.float64], until_s: float
-    ) -> None:
-        """Set priorities [N] by key, again while the server is away, until a time of the monotonic clock."""
-        pause = Backoff(limit_s=1.0)
-        while True:
-            left_s = until_s - time.monotonic()
-            try:
-                return source.update_priorities(keys, values, deadline_s=min(max(left_s, _LEAST_S), DEADLINE_S))
-            except (Unavailable, NotFound):  # one that is restarted in memory has no table before a client creates it
-                if not self._closed.is_set() and left_s <= 0:
-                    raise
-                if not self._closed.is_set() and self._stop.wait(min(pause.next_s(), left_s)):
-                    raise
-            except ValueError:  # gRPC's, of a channel that another thread has closed
-                if not self._closed.is_set():
-                    raise
-            if self._closed.is_set():
-                raise FailedPrecondition("the dataset was closed while priorities waited for the server")
+                left_s = None if timeout_s is None else until_s - time.monotonic()
+                self.priorities.store(batch.keys[here], values[here], table, left_s)
 
     def close(self) -> None:
         """End every call and thread within 2 s; waiting threads get StopIteration. May be called twice.

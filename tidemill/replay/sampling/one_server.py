@@ -48,8 +48,9 @@ class OneServer:
         self._next += 1
         return Plan({self._server: 1.0}, (draw,))
 
-    def replan(self, _plan: Plan, _lost: Collection[Draw]) -> None:
+    def replan(self, _plan: Plan, _lost: Collection[Draw]) -> Plan | None:
         """Return None: no other server can make up for it."""
+        return None
 
     def taken(self) -> None:
         """The next batch was taken."""

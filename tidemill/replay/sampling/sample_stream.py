@@ -21,10 +21,10 @@ from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.one_server import OneServer
 from tidemill.replay.sampling.pending_batch import PendingBatch
 from tidemill.replay.sampling.plan import Draw, Planner
+from tidemill.replay.sampling.priority_calls import PriorityCalls
 from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.sampling.shard import Shard, ShardReport
-from tidemill.replay.sampling.shard_priorities import ShardedPriorities
 from tidemill.replay.sampling.sharded_table import ShardedTable
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import SelectorKind, TableConfig, shard_config
@@ -140,7 +140,7 @@ class SampleStream:
         self._one: OneServer | None = None
         self._union: ShardedTable | None = None
         self._planner: Planner
-        self._priorities: ShardedPriorities | None = None
+        self._priorities = PriorityCalls(table, self.client_of)
         self._thread: threading.Thread | None = None
         if isinstance(servers, str):
             self._planner = self._one = OneServer(schedule)
@@ -153,7 +153,6 @@ class SampleStream:
             )
             self._most = _largest_draw(self._part, batch_size, without_replacement)
             self._open_at_s = clock() + _OPENING_S
-            self._priorities = ShardedPriorities(table, self.client_of)
             self._thread = threading.Thread(target=self._run, name=f"sample-shards-{table.name}", daemon=True)
             self._thread.start()
 
@@ -199,8 +198,13 @@ class SampleStream:
                     shard.send()
 
     def client_of(self, incarnation: int) -> ReplayClient | None:
-        """Return the client of the shard that keys of this number belong to; None if it is not live or lost them."""
+        """Return the client of the shard that keys of this number belong to; None if it is not live or lost them.
+
+        The client of the only server is always there: whether that is can be told by its answer alone.
+        """
         with self._changed:
+            if self._one is not None:
+                return next(iter(self._shards.values())).call.client
             shard = self._shards.get(self._incarnations[incarnation])
             return shard.call.client if shard and shard.live and shard.incarnation == incarnation else None
 
@@ -230,11 +234,7 @@ class SampleStream:
         deadline_s: float | None = None,
     ) -> None:
         """Set the priorities [N] of items by key, see `ReplaySampler.update_priorities`."""
-        if self._priorities is not None:
-            self._priorities.send(keys, priorities, fencing_token)
-            return
-        (shard,) = self._shards.values()
-        shard.call.client.update_priorities(self._part.name, keys, priorities, fencing_token, deadline_s=deadline_s)
+        self._priorities.send(keys, priorities, fencing_token, deadline_s)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
         """Remove items by key, see `ReplayClient.delete_items`; those of an unavailable shard stay.
@@ -246,13 +246,10 @@ class SampleStream:
             raise FatalError(
                 f"{len(keys)} items cannot be decoded: what follows would not be what another run with this seed gives"
             )
-        if self._one is not None:
-            (shard,) = self._shards.values()
-            shard.call.client.delete_items(self._part.name, keys)
-            return
-        for incarnation in np.unique(keys[:, 1]).tolist():
+        numbers = keys[:, 1] if keys.ndim == 2 else np.zeros(len(keys), np.uint64)
+        for incarnation in np.unique(numbers).tolist():
             if client := self.client_of(incarnation):
-                client.delete_items(self._part.name, keys[keys[:, 1] == incarnation, 0])
+                client.delete_items(self._part.name, keys.reshape(len(keys), -1)[numbers == incarnation, 0])
 
     @property
     def reconnects(self) -> int:
@@ -262,12 +259,12 @@ class SampleStream:
     @property
     def priorities_dropped(self) -> int:
         """Priorities that were not delivered because their shard was unavailable or behind."""
-        return self._priorities.dropped if self._priorities is not None else 0
+        return self._priorities.dropped
 
     @property
     def unknown_keys(self) -> int:
         """Priorities that were delivered to a shard when their item had left it."""
-        return self._priorities.unknown_keys if self._priorities is not None else 0
+        return self._priorities.unknown_keys
 
     def close(self) -> None:
         """End every call and thread, and every wait, within a bounded time. May be called twice."""
@@ -275,8 +272,7 @@ class SampleStream:
         with self._changed:
             self._changed.notify_all()
             calls = [shard.call for shard in self._shards.values()]
-        if self._priorities is not None:
-            self._priorities.close()
+        self._priorities.close()
         if self._thread is not None:
             self._thread.join(SILENT_S)
         for call in calls:  # all at once: silent servers are waited for together

@@ -12,9 +12,10 @@ from tidemill.config.lock_step import LockStep
 from tidemill.errors import Unavailable, Unimplemented
 from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.priorities import PrioritySender
 from tidemill.replay.sampling.schedule import SeededDraw
 from tidemill.services.learner.divergence import Diverged
-from tidemill.services.learner.lock_step.priorities import RoundPriorities
+from tidemill.services.learner.lock_step.priorities import HELD, RoundPriorities
 from tidemill.services.learner.lock_step.rounds import DrawSchedule, RoundPublisher, batches_per_draw
 from tidemill.services.learner.trainer import TrainerOutputs
 
@@ -44,6 +45,10 @@ class _Server:
 
     def update_priorities(self, table: str, keys: Any, priorities: Any, fencing_token: int) -> None:  # noqa: ANN401
         assert (table, fencing_token) == ("t", 7)
+        self.send(keys, priorities)
+
+    def send(self, keys: Any, priorities: Any, *, deadline_s: float | None = None) -> None:  # noqa: ANN401
+        """Take priorities as the sender of a dataset sends them."""
         if self._away:
             self._away -= 1
             raise Unavailable("away")
@@ -55,31 +60,34 @@ class _Server:
         self.snapshots += 1
 
 
-def _priorities() -> RoundPriorities:
-    priorities = RoundPriorities("t", lambda: False)
+def _priorities(server: _Server | None = None) -> tuple[RoundPriorities, PrioritySender]:
+    """Return what ends rounds, and what holds the priorities of the present one."""
+    priorities, sender = RoundPriorities("t", lambda: False), PrioritySender([(server or _Server()).send], HELD)
     priorities.fencing_token = 7
-    return priorities
+    priorities.collect(sender)
+    return priorities, sender
 
 
 def _client(server: _Server) -> ReplayClient:
     return cast(ReplayClient, server)
 
 
-def _play(priorities: RoundPriorities, server: _Server, rounds: range) -> None:
+def _play(priorities: RoundPriorities, sender: PrioritySender, server: _Server, rounds: range) -> None:
     for number in rounds:
-        priorities.offer(np.array([number, 1000], np.uint64), torch.tensor([1.0, float(number)]))
-        priorities.offer(np.array([1000], np.uint64), torch.tensor([number + 0.5]))
+        sender.send(np.array([number, 1000], np.uint64), torch.tensor([1.0, float(number)]))
+        sender.send(np.array([1000], np.uint64), torch.tensor([number + 0.5]))
         priorities.end_round()
         priorities.deliver(_client(server))
 
 
 def test_priorities_reach_the_table_at_the_end_of_a_round() -> None:
     """Not before, the last of an item counts, and a server that is away is waited for."""
-    server, priorities = _Server(away=1), _priorities()
-    priorities.offer(np.array([5], np.uint64), torch.tensor([2.0]))
-    priorities.flush()
+    server = _Server(away=1)
+    priorities, sender = _priorities(server)
+    sender.send(np.array([5], np.uint64), torch.tensor([2.0]))
+    sender.flush()
     assert server.priorities == {}
-    _play(priorities, server, range(1))
+    _play(priorities, sender, server, range(1))
     found = {key: value - SMALLEST_PRIORITY for key, value in server.priorities.items()}
     assert found == pytest.approx({5: 2.0, 0: 1.0, 1000: 0.5})
 
@@ -87,8 +95,9 @@ def test_priorities_reach_the_table_at_the_end_of_a_round() -> None:
 @pytest.mark.parametrize("has_log", [True, False])
 def test_server_that_lost_its_priorities_gets_those_since_its_snapshot(has_log: bool) -> None:
     """After 16 rounds there is a snapshot; those of the 3 rounds after it are sent again, in their order."""
-    server, priorities = _Server(has_log=has_log), _priorities()
-    _play(priorities, server, range(19))
+    server = _Server(has_log=has_log)
+    priorities, sender = _priorities(server)
+    _play(priorities, sender, server, range(19))
     assert server.snapshots == int(has_log)
     restarted = _Server()
     priorities.send_again(_client(restarted))
@@ -97,22 +106,26 @@ def test_server_that_lost_its_priorities_gets_those_since_its_snapshot(has_log: 
 
 def test_checkpoint_holds_what_the_server_may_lose() -> None:
     """A learner that resumes sends the kept rounds again, and the begun one only at its end."""
-    server, before = _Server(), _priorities()
-    _play(before, server, range(2))
-    before.offer(np.array([77], np.uint64), torch.tensor([9.0]))
-    after = _priorities()
+    server, empty = _Server(), _Server()
+    before, sender = _priorities(server)
+    _play(before, sender, server, range(2))
+    sender.send(np.array([77], np.uint64), torch.tensor([9.0]))
+    after, resumed = RoundPriorities("t", lambda: False), PrioritySender([empty.send], HELD)
+    after.fencing_token = 7
     after.load_state(before.state())
-    empty = _Server()
+    for name, value in before.state().items():
+        assert np.array_equal(after.state()[name], value)
+    after.collect(resumed)
     after.send_again(_client(empty))
     assert empty.priorities == server.priorities
-    _play(after, empty, range(2, 3))
+    _play(after, resumed, empty, range(2, 3))
     assert empty.priorities[77] == 9.0 + SMALLEST_PRIORITY
 
 
 def test_priorities_that_are_no_numbers_end_the_run() -> None:
     """Training has diverged."""
-    priorities = _priorities()
-    priorities.offer(np.array([1], np.uint64), torch.tensor([float("nan")]))
+    priorities, sender = _priorities()
+    sender.send(np.array([1], np.uint64), torch.tensor([float("nan")]))
     with pytest.raises(Diverged, match="priorities"):
         priorities.end_round()
 

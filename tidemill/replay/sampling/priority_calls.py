@@ -1,4 +1,4 @@
-"""New priorities on their way to the shards that their items are on."""
+"""The transport of priorities: unary calls to the one server or the several that the items are on."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _MOST_UNDERWAY = 4
 """Messages a shard may leave unanswered before more for it are dropped."""
 
 
-class ShardedPriorities:
-    """Sends priorities by shard and never waits: one that does not answer holds up none of the others.
+class PriorityCalls:
+    """Sends priorities to the servers of a table. It waits for the answer of a single one.
 
-    Priorities are advice. Those for a shard that is unavailable, or behind with its answers, are counted and dropped.
+    With several it never waits: one that does not answer holds up none of the others. Those for a shard that is
+    unavailable, or behind with its answers, are counted and dropped.
     """
 
     def __init__(self, table: TableConfig, client_of: Callable[[int], ReplayClient | None]) -> None:
-        """Take the table, and what finds the client of the shard with a number, None if it is unavailable."""
+        """Take the table, and what finds the client of the server with a number, None if it is unavailable."""
         self._table, self._least, self._client_of = table.name, table.least_priority, client_of
         self._changed = threading.Condition()  # guards everything below
         self._underway: Counter[int] = Counter()
@@ -45,13 +46,23 @@ class ShardedPriorities:
         """Priorities that were delivered when their item had left its table."""
         return self._unknown
 
-    def send(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0) -> None:
-        """Send the priorities [N] of items by key [N, 2], as sampled; never waits.
+    def send(
+        self,
+        keys: NDArray[np.uint64],
+        priorities: NDArray[np.float64],
+        fencing_token: int = 0,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Send the priorities [N] of items by key [N], or [N, 2] of several servers.
 
         Raises:
-            InvalidArgument: a priority is out of range, named with its place; none was sent.
-            TidemillError: a shard refused earlier ones for good.
+            InvalidArgument: A priority is out of range, named with its place; none was sent.
+            Unavailable: The only server did not answer within `deadline_s`; None for 10 s.
+            TidemillError: The only server, or a shard earlier ones, refused them for good.
         """
+        if keys.ndim == 1 and (only := self._client_of(0)) is not None:
+            only.update_priorities(self._table, keys, priorities, fencing_token, deadline_s=deadline_s)
+            return
         check_priorities(priorities, least=self._least)
         if self._error is not None:
             raise self._error

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.support.replay_streams import make_config
 from tidemill.errors import FailedPrecondition, InvalidArgument
-from tidemill.replay.sampling.shard_priorities import ShardedPriorities
+from tidemill.replay.sampling.priority_calls import PriorityCalls
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 from tidemill.replay.v1 import replay_pb2 as pb
 
@@ -77,9 +77,9 @@ def keys(*pairs: tuple[int, int]) -> NDArray[np.uint64]:
     return np.array(pairs, dtype=np.uint64)
 
 
-def made(*shards: _Shard | None) -> ShardedPriorities:
+def made(*shards: _Shard | None) -> PriorityCalls:
     """Return what sends to these shards, by number."""
-    return ShardedPriorities(_TABLE, lambda incarnation: shards[incarnation])  # type: ignore[arg-type, return-value]
+    return PriorityCalls(_TABLE, lambda incarnation: shards[incarnation])  # type: ignore[arg-type, return-value]
 
 
 def test_priorities_go_to_the_shard_that_the_key_names() -> None:
