@@ -55,6 +55,9 @@ from tidemill.learner.client import LearnerClient as LearnerClient
 from tidemill.learner.status import LearnerStatus as LearnerStatus
 from tidemill.learner.status import LearnerState as LearnerState
 
+# Simulators
+from tidemill.simulator.client import SimulatorClient as SimulatorClient
+
 # Environments
 from tidemill.envs.make import make_env as make_env
 from tidemill.envs.settings import EnvSettings as EnvSettings

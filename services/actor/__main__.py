@@ -16,6 +16,7 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
+from tidemill.acting.writer import open_writer
 from tidemill.config.load import load
 from tidemill.config.on_policy import windows_per_version
 from tidemill.config.sections import ActorConfig
@@ -39,7 +40,6 @@ from tidemill.services.actor.lock_step.actor import act_in_lock_step
 from tidemill.services.actor.loop import ActingLoop, ActingParams, PolicyParams, VersionPacer, make_throttle
 from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, open_curves, watch_writer
 from tidemill.services.actor.remote_policy import RemotePolicy, check_remote
-from tidemill.services.actor.writer import open_writer
 from tidemill.types import EnvSpec
 
 _log = structlog.get_logger()
@@ -111,7 +111,15 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
         def initial_priority(steps: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
             return policy.initial_priority(steps)  # made below, with a seed that the replay service decides on
 
-        writer = open_writer(config, actor_id, env.spec.frame_stack, initial_priority, stop)
+        writer = open_writer(
+            config,
+            actor_id,
+            env.spec.frame_stack,
+            initial_priority,
+            stop,
+            num_envs=num_envs,
+            max_in_flight_chunks=settings.max_in_flight_chunks,
+        )
         if writer is None:
             _log.info("stopped")
             return

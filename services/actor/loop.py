@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from tidemill.envs.interface import VectorEnv, VectorStep, action_mask_of
 from tidemill.errors import Unavailable
-from tidemill.observation_parts import observation_columns
 from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.policy_io import PolicyInputBuilder, check_extras
+from tidemill.rl.policy_io import PolicyInputBuilder, check_extras, step_columns
 from tidemill.services.actor.metrics import ActorMetrics
-from tidemill.types import ACTION_MASK, Signature
+from tidemill.types import Signature
 
 _log = structlog.get_logger()
 
@@ -173,7 +172,6 @@ class ActingLoop:
         self._writer, self._metrics, self._throttle = writer, metrics, throttle
         self._extra_columns, self._pacer, self._holds = extra_columns, pacer, holds
         self._held: _Row | None = None
-        self._parts = env.spec.observation_parts
         self._input_builder = PolicyInputBuilder(env.num_envs, env.spec, policy.recurrent_state_size)
 
     def run(self, seed: int, stop: threading.Event) -> None:
@@ -214,17 +212,16 @@ class ActingLoop:
         result = self._env.step(output.action)
         stepped = time.perf_counter()
         check_extras(output.extras, self._extra_columns, self._env.num_envs)
-        columns = {
-            **output.extras,
-            **observation_columns(self._parts, observation),
-            "action": output.action,
-            "reward": result.reward,
-            "terminated": result.terminated,
-            "truncated": result.truncated,
-            "is_first": is_first,
-        }
-        if mask is not None:
-            columns[ACTION_MASK] = mask
+        columns = step_columns(
+            output,
+            observation,
+            is_first,
+            mask,
+            self._env.spec,
+            reward=result.reward,
+            terminated=result.terminated,
+            truncated=result.truncated,
+        )
         row = _Row(
             columns,
             self._params.version,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import math
 import sys
+import threading
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import structlog
 import torch
 
@@ -24,14 +28,18 @@ from tidemill.rl.agents.interface import Policy, SplitPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.readiness import wait_for_service
 from tidemill.rpc.server import RpcServer
+from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
 from tidemill.services.inference.batcher import Batcher
 from tidemill.services.inference.forward_thread import ForwardThread, PendingStep
 from tidemill.services.inference.metrics import Metrics
+from tidemill.services.inference.open_simulators import check_simulators, serve_simulators
 from tidemill.services.inference.servicer import InferenceServicer
+from tidemill.simulator.wire import largest_step_bytes
 from tidemill.types import EnvSpec
 
 _SERVICE = "inference"
+_OVERHEAD_BYTES = 4096  # of a message beside its arrays
 
 _log = structlog.get_logger()
 
@@ -53,6 +61,8 @@ def _start(arguments: Sequence[str]) -> int:
         "cluster.params", config.cluster.params, config.cluster.connect_timeout_s, process.stop_event()
     ):
         return 0
+    if config.inference.simulators:
+        check_simulators(config)
     spec = spec_of(config.env)
     gpu = config.inference.index % max(torch.cuda.device_count(), 1)
     device = named_device("inference.device", config.inference.device, gpu=gpu)
@@ -80,26 +90,44 @@ def make_policy(config: InferenceConfig, spec: EnvSpec, device: torch.device) ->
     return policy
 
 
+def request_limit(config: InferenceConfig, spec: EnvSpec, recurrent_state_size: int) -> ServerSettings:
+    """Return the server's settings with no larger requests than an actor or a simulator has to make."""
+    server, envs = config.inference.server, config.inference.max_batch
+    observation = spec.observation_size * np.dtype(spec.observation_dtype).itemsize
+    numbers = 8 * (math.prod(spec.action_shape) + recurrent_state_size + 2)
+    act = envs * (observation + numbers) + _OVERHEAD_BYTES
+    largest = max(act, largest_step_bytes(spec))
+    return dataclasses.replace(server, max_request_bytes=min(server.request_limit_bytes, largest))
+
+
 async def serve(config: InferenceConfig, spec: EnvSpec, policy: Policy, device: torch.device) -> None:
     """Put the parts of one service together and serve until SIGTERM."""
     settings, metrics = config.inference, Metrics()
     loop = asyncio.get_running_loop()
     failed: asyncio.Future[None] = loop.create_future()
-    server = RpcServer(_SERVICE, settings.server)
+    server = RpcServer(_SERVICE, request_limit(config, spec, policy.recurrent_state_size))
     watcher = ParamsWatcher(config.cluster.params, folder=config.run.params_folder)
     batcher: Batcher[PendingStep] = Batcher(settings.max_batch, settings.max_wait_ms / 1000.0)
 
+    def tell(error: BaseException) -> None:
+        if not failed.done():
+            failed.set_exception(error)
+
     def fail(error: BaseException) -> None:
-        loop.call_soon_threadsafe(failed.set_exception, error)
+        loop.call_soon_threadsafe(tell, error)
 
     forward = ForwardThread(policy, watcher, batcher, metrics, fail)
     served = Opening(config.agent.algorithm, settings.max_batch, spec, policy.recurrent_state_size)
     servicer = InferenceServicer(
         served, forward, device, metrics, max_batch=settings.max_batch, max_streams=settings.max_streams
     )
-    servicer.add_to(server)
+    stop, stopping = process.stop_requested(), threading.Event()
+    stop.add_done_callback(lambda _: stopping.set())
+    simulators = await serve_simulators(config, spec, policy, device, forward, fail, stopping)
+    for each in (servicer, simulators):
+        if each is not None:
+            each.add_to(server)
     metrics_address = serve_metrics(settings.server, server.health)
-    stop = process.stop_requested()
     _log.info("serving", address=await server.start(), metrics=metrics_address, device=str(device))
     await server.set_serving(True)
     try:
@@ -108,8 +136,11 @@ async def serve(config: InferenceConfig, spec: EnvSpec, policy: Policy, device: 
             failed.result()  # raises
     finally:
         stop.cancel()
+        stopping.set()
         await server.set_serving(False)
-        servicer.close()
+        for each in (servicer, simulators):
+            if each is not None:
+                each.close()
         await server.stop()
         watcher.close()
         forward.close()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import structlog
 import torch
+from numpy.typing import NDArray
 
 from tidemill.inference.wire import Answer
 from tidemill.params.blob import unpack
@@ -32,11 +36,13 @@ class PendingStep:
         policy_input: What the policy sees; nobody changes it before the answer.
         noise: Where a noisy network's noise comes from.
         answer: Called with the answer, in the network's thread.
+        evaluation: Whether the answer is the action thought best, as `action`, in place of the network's output.
     """
 
     policy_input: PolicyInput
     noise: NoiseRows
     answer: Callable[[Answer], None]
+    evaluation: bool = False
 
 
 class ForwardThread:
@@ -76,6 +82,22 @@ class ForwardThread:
             self._batcher.add(step, len(step.policy_input), time.monotonic())
             self._changed.notify()
 
+    async def answer(self, policy_input: PolicyInput, noise: NoiseRows, *, evaluation: bool = False) -> Answer:
+        """Wait in the event loop for the answer to a step, see `PendingStep`."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+
+        def resolve(value: Answer) -> None:
+            if not answer.done():  # its call may have ended meanwhile
+                answer.set_result(value)
+
+        def tell(value: Answer) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop may have ended
+                loop.call_soon_threadsafe(resolve, value)
+
+        self.submit(PendingStep(policy_input, noise, tell, evaluation))
+        return await answer
+
     def count_actors(self, change: int) -> None:
         """Add to the number of connected actors, for whose steps a batch waits."""
         with self._changed:
@@ -95,7 +117,10 @@ class ForwardThread:
                 pass
             while (steps := self._next_batch()) is not None:
                 self._refresh()
-                self._answer(steps)
+                if exploring := [step for step in steps if not step.evaluation]:
+                    self._answer(exploring, self._explored)
+                if evaluated := [step for step in steps if step.evaluation]:
+                    self._answer(evaluated, self._evaluated)
         except BaseException as error:  # raised again by the owner
             self._on_error(error)
 
@@ -122,13 +147,25 @@ class ForwardThread:
         self._version, self._env_steps, self._learner_steps = params.number, metadata.env_steps, metadata.learner_steps
         self._metrics.params_version.set(self._version)
 
-    def _answer(self, steps: list[PendingStep]) -> None:
+    def _explored(self, joined: PolicyInput, steps: list[PendingStep]) -> dict[str, NDArray[np.float32]]:
+        output = self._split.forward(joined, [step.noise for step in steps])
+        return {name: tensor.float().cpu().numpy() for name, tensor in output.items()}
+
+    def _evaluated(self, joined: PolicyInput, _: list[PendingStep]) -> dict[str, NDArray[np.float32]]:
+        output = self._policy.act(joined, evaluation=True)
+        arrays = {"action": np.asarray(output.action, np.float32)}
+        return arrays if output.recurrent_state is None else arrays | {"recurrent_state": output.recurrent_state}
+
+    def _answer(
+        self,
+        steps: list[PendingStep],
+        pass_through: Callable[[PolicyInput, list[PendingStep]], dict[str, NDArray[np.float32]]],
+    ) -> None:
         inputs = [step.policy_input for step in steps]
         # of a single actor as it lies, so that its numbers are those of acting by itself to the last bit
         joined = inputs[0] if len(inputs) == 1 else join(inputs)
         with self._metrics.forward_seconds.time():
-            output = self._split.forward(joined, [step.noise for step in steps])
-            arrays = {name: tensor.float().cpu().numpy() for name, tensor in output.items()}
+            arrays = pass_through(joined, steps)
         self._metrics.batch_rows.observe(len(joined))
         self._metrics.env_steps.inc(len(joined))
         first = 0

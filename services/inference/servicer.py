@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
@@ -12,22 +11,17 @@ import grpc.aio
 import structlog
 import torch
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument
 from tidemill.inference.v1 import inference_pb2 as pb
 from tidemill.inference.v1 import inference_pb2_grpc
-from tidemill.inference.wire import Answer, Opening, agreement, pack_answer, unpack_open, unpack_step
-from tidemill.rl.policy_io import PolicyInput
+from tidemill.inference.wire import Opening, agreement, pack_answer, unpack_open, unpack_step
 from tidemill.rpc.server import RpcServer
-from tidemill.services.inference.forward_thread import ForwardThread, PendingStep
+from tidemill.services.inference.forward_thread import ForwardThread
 from tidemill.services.inference.metrics import Metrics
+from tidemill.services.inference.open_calls import OpenCalls, first_of
 from tidemill.services.inference.session import Session
 
 _FULL_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
-
-OPEN_TIMEOUT_S = 30.0
-"""Longest wait for a call's first message, in seconds."""
-
-_STOPPING = "the inference service is stopping"
 
 _log = structlog.get_logger()
 
@@ -58,9 +52,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             max_streams: Most calls at a time.
         """
         self._served, self._forward, self._device, self._metrics = served, forward, device, metrics
-        self._max_batch, self._max_streams = max_batch, max_streams
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._closed = False
+        self._max_batch = max_batch
+        self._calls = OpenCalls(max_streams, "inference.max_streams")
 
     def add_to(self, server: RpcServer) -> None:
         """Register this servicer with a server."""
@@ -69,71 +62,31 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     def close(self) -> None:
         """End the calls in progress, because the server stops."""
-        self._closed = True
-        for task in self._tasks:
-            task.cancel()
+        self._calls.close()
 
     async def Act(
         self, request_iterator: AsyncIterator[pb.ActRequest], context: Context
     ) -> AsyncIterator[pb.ActResponse]:
         """Answer an actor's steps."""
-        with self._running():
+        with self._calls.running():
             opening = await self._opening(request_iterator)
             session = Session(opening, self._device)
             with self._connected(opening):
                 async for request in request_iterator:
                     policy_input = session.take(unpack_step(request, opening))
-                    answer = await self._answer(policy_input, session)
+                    answer = await self._forward.answer(policy_input, session.noise)
                     session.remember(answer.arrays)
                     yield pack_answer(answer)
 
     async def _opening(self, requests: AsyncIterator[pb.ActRequest]) -> Opening:
         """Return the contents of the first message, checked."""
-        try:
-            async with asyncio.timeout(OPEN_TIMEOUT_S):
-                opening = unpack_open(await anext(requests, pb.ActRequest()))
-        except TimeoutError:
-            raise Unavailable(f"no message came for {OPEN_TIMEOUT_S:g} s; call again") from None
+        opening = unpack_open(await first_of(requests, pb.ActRequest()))
         if differing := "; ".join(agreement(self._served, opening)):
             raise FailedPrecondition(f"this service acts for another run: {differing}")
         if not 1 <= opening.num_envs <= self._max_batch:
             allowed = f"1 to inference.max_batch ({self._max_batch})"
             raise InvalidArgument(f"num_envs is {opening.num_envs}, allowed: {allowed}")
         return dataclasses.replace(self._served, num_envs=opening.num_envs, noise_seed=opening.noise_seed)
-
-    async def _answer(self, policy_input: PolicyInput, session: Session) -> Answer:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Answer] = loop.create_future()
-
-        def resolve(value: Answer) -> None:
-            if not answer.done():  # its call may have ended meanwhile
-                answer.set_result(value)
-
-        def tell(value: Answer) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop may have ended
-                loop.call_soon_threadsafe(resolve, value)
-
-        self._forward.submit(PendingStep(policy_input, session.noise, tell))
-        return await answer
-
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        """Count the present call, its wait for the first message included, and let `close` end it."""
-        if self._closed:
-            raise Unavailable(_STOPPING)
-        if len(self._tasks) >= self._max_streams:
-            raise ResourceExhausted(f"{self._max_streams} calls are open, as many as inference.max_streams allows")
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self._closed:
-                raise Unavailable(_STOPPING) from None
-            raise
-        finally:
-            self._tasks.discard(task)
 
     @contextlib.contextmanager
     def _connected(self, opening: Opening) -> Iterator[None]:

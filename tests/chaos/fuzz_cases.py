@@ -23,10 +23,11 @@ from tidemill.params.v1 import params_pb2
 from tidemill.params.wire import pack_metadata
 from tidemill.replay.v1 import replay_pb2
 from tidemill.replay.wire import pack_config
+from tidemill.simulator.v1 import simulator_pb2
 
 METHODS: Mapping[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
-    for file in (replay_pb2, params_pb2, inference_pb2, learner_pb2)
+    for file in (replay_pb2, params_pb2, inference_pb2, simulator_pb2, learner_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
@@ -57,8 +58,8 @@ class Case:
 class Corpus:
     """Good calls of every RPC."""
 
-    def __init__(self, opened: Opening, step: bytes) -> None:
-        """Take what an actor of the inference service sends."""
+    def __init__(self, opened: Opening, step: bytes, simulated: Sequence[Message]) -> None:
+        """Take what an actor of the inference service sends, and what a simulator does."""
         self.calls: dict[str, tuple[Message, ...]] = {}
         for path, method in METHODS.items():
             self.calls[path] = (GetMessageClass(method.input_type)(),)
@@ -89,6 +90,7 @@ class Corpus:
                 pack_open(opened),
                 inference_pb2.ActRequest.FromString(step),
             ),
+            "/tidemill.simulator.v1.SimulatorService/Play": tuple(simulated),
         }
         self.paths = sorted(self.calls)
 

@@ -7,7 +7,8 @@ import contextlib
 import datetime
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,15 +24,21 @@ from tests.support.replay_streams import make_config
 from tidemill.inference.wire import Opening, pack_step
 from tidemill.learner.status import LearnerStatus
 from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.interface import SplitPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rpc.interceptors import CallInterceptor
 from tidemill.rpc.server import RpcServer
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 from tidemill.services.inference.batcher import Batcher
+from tidemill.services.inference.episode import Episode
 from tidemill.services.inference.forward_thread import ForwardThread
 from tidemill.services.inference.metrics import Metrics as InferenceMetrics
+from tidemill.services.inference.metrics import SimulatorMetrics
+from tidemill.services.inference.resume_token import Identity
 from tidemill.services.inference.servicer import InferenceServicer
+from tidemill.services.inference.simulator_servicer import SimulatorServicer
+from tidemill.services.inference.simulators import Simulators
 from tidemill.services.learner.control import Control
 from tidemill.services.learner.servicer import LearnerServicer
 from tidemill.services.paramserver.metrics import Metrics as ParamMetrics
@@ -43,10 +50,13 @@ from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.servicer import ReplayServicer
 from tidemill.services.replay.state.memory import MemoryBudget
 from tidemill.services.replay.state.replay_state import ReplayState
-from tidemill.types import EnvSpec
+from tidemill.simulator.wire import Declared, SeenStep, pack_open
+from tidemill.simulator.wire import pack_step as pack_step_of_simulator
+from tidemill.types import EnvSpec, signature_of
 
 MOST_TABLES, MOST_STREAMS, STORED_BYTES = 4, 200, 8 * MEBIBYTE
 _ENVS = 2
+_SIMULATORS = 8
 _MOST_ANSWERS = 8
 _LONGEST_S = 0.05
 """How long a call that may wait is let wait."""
@@ -89,13 +99,15 @@ class Door:
             self._stack.callback(close)
         metrics = ParamMetrics(lambda: self.store.catalog, registry)
         collected: Any = self._collected
-        inference, self.corpus = self._inference()
+        inference, simulator, self.corpus = self._inference()
         self._stack.callback(inference.close)
+        self._stack.callback(simulator.close)
         for servicer in (
             ReplayServicer(self.replay, AdmissionQueue(time.monotonic), messages),
             ParamServicer(self.store, writer, notifier, metrics, max_fetch_bytes=2**23),
             LearnerServicer(Control(threading.Event()), LearnerStatus),
             inference,
+            simulator,
         ):
             servicer.add_to(self._server)
             servicer.add_to(collected)
@@ -159,7 +171,7 @@ class Door:
             call.cancel()
         return _Code.OK
 
-    def _inference(self) -> tuple[InferenceServicer, Corpus]:
+    def _inference(self) -> tuple[InferenceServicer, SimulatorServicer, Corpus]:
         policy = build_policy(_DQN, _SPEC, slot=ActorSlot(num_envs=_ENVS))
         params, metrics = FixedParams(), InferenceMetrics(CollectorRegistry())
         params.set(state_of(_DQN, _SPEC))
@@ -170,7 +182,52 @@ class Door:
         step = pack_step(Played(_SPEC, _ENVS, 0).next(), _SPEC.frame_stack, whole=True)
         device = torch.device("cpu")
         servicer = InferenceServicer(served, forward, device, metrics, max_batch=_ENVS, max_streams=100)
-        return servicer, Corpus(served, step.SerializeToString())
+        simulators = _simulators(forward, self._errors)
+        first = SeenStep(0, np.zeros(_SPEC.observation_shape, _SPEC.observation_dtype))
+        simulated = (pack_open(Declared("fuzzed", _SPEC)), pack_step_of_simulator(first, _SPEC))
+        return servicer, simulators, Corpus(served, step.SerializeToString(), simulated)
+
+
+def _simulators(forward: ForwardThread, errors: list[BaseException]) -> SimulatorServicer:
+    def explorer(slot: int) -> SplitPolicy:
+        policy = build_policy(_DQN, _SPEC, slot=ActorSlot(slot, 1, _SIMULATORS))
+        assert isinstance(policy, SplitPolicy)
+        return policy
+
+    rows: Any = _Rows()
+    simulators = Simulators(
+        rows,
+        forward,
+        partial(Episode, _SPEC, 0, ()),
+        explorer,
+        Identity(None),
+        SimulatorMetrics(CollectorRegistry()),
+        errors.append,
+        slots=_SIMULATORS,
+        grace_s=0.01,
+        max_wait_s=0.001,
+        device=torch.device("cpu"),
+        rng=np.random.default_rng(0),
+    )
+    return SimulatorServicer(simulators, _SPEC, "fuzzed", max_calls=100, timeout_s=_LONGEST_S)
+
+
+class _Rows:
+    """Takes the rows of simulators as a writer does, and forgets them."""
+
+    epoch, env_steps, blocked_s = 1, 0, 0.0
+
+    def __init__(self) -> None:
+        self.next_steps = self.stored_steps = np.zeros(_SIMULATORS, np.int64)
+
+    async def append_async(self, columns: Mapping[str, Any], *, env: int, **_: object) -> None:
+        """Take one."""
+        signature = {column.name: (column.dtype, column.shape) for column in signature_of(_SPEC)}
+        assert {name: (str(value.dtype), value.shape) for name, value in columns.items()} == signature
+        self.next_steps[env] += 1
+
+    def close(self) -> None:
+        """End."""
 
 
 class _Collected:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tests.support.proxy import Proxy
 from tests.support.replay_service import local_server
 from tests.support.waiting import WAIT_S, wait_until
+from tidemill.acting.writer import open_writer
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import ActorConfig
 from tidemill.config.services import ActorSettings
@@ -28,7 +29,6 @@ from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.rl.sequences import SequenceShape, sequences
 from tidemill.rl.transitions import transitions, unrolled_transitions
-from tidemill.services.actor.writer import open_writer
 from tidemill.services.learner.data.decoder import recurrent_states
 from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec, signature_of
 
@@ -115,7 +115,7 @@ def test_an_actor_runs_ahead_by_so_many_chunks_of_each_environment(chunks: int) 
         with ReplayClient(server.address) as client:
             client.create_table(table)
         there = dataclasses.replace(config, cluster=ClusterSettings(replay=(proxy.address,)))
-        writer = open_writer(there, "a", 1, _ones, stop)
+        writer = open_writer(there, "a", 1, _ones, stop, num_envs=_ENVS, max_in_flight_chunks=chunks)
         assert writer is not None
         stack.enter_context(closing(writer))
         stack.enter_context(proxy.refusing())

@@ -31,8 +31,9 @@ from tidemill.rpc.channel import open_channel
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.tools import certs
 from tidemill.services.tools.certs import make
+from tidemill.simulator.v1 import simulator_pb2, simulator_pb2_grpc
 
-_FILES = (replay_pb2, params_pb2, inference_pb2, learner_pb2)
+_FILES = (replay_pb2, params_pb2, inference_pb2, simulator_pb2, learner_pb2)
 _METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
     for file in _FILES
@@ -73,6 +74,9 @@ def _serve(folder: Path, *, client_ca: bool = False) -> BackgroundServer:
     params_pb2_grpc.add_ParamServiceServicer_to_server(params_pb2_grpc.ParamServiceServicer(), server.grpc)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
         inference_pb2_grpc.InferenceServiceServicer(), server.grpc
+    )
+    simulator_pb2_grpc.add_SimulatorServiceServicer_to_server(
+        simulator_pb2_grpc.SimulatorServiceServicer(), server.grpc
     )
     learner_pb2_grpc.add_LearnerServiceServicer_to_server(learner_pb2_grpc.LearnerServiceServicer(), server.grpc)
     return background

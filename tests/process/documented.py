@@ -186,6 +186,11 @@ ELSEWHERE = (
         page="examples/replay/README.md",
     ),
     Elsewhere(
+        "tidemill train --config configs/cartpole_simulators.yaml",
+        "tests/process/test_simulators.py::test_simulators_train_a_run_whose_service_is_killed",
+        "trains only while a simulator plays",
+    ),
+    Elsewhere(
         "(TIDEMILL_ACTORS=4 )?docker compose (build|up -d|ps|logs -f .*)",
         f"{_STACK}test_every_container_becomes_healthy",
         _DOCKER,

@@ -67,6 +67,10 @@ class InferenceConfig:
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     env: EnvSettings = field(default_factory=EnvSettings)
     agent: AgentConfig = field(default_factory=SACConfig)
+    table: TableSettings = field(default_factory=TableSettings)
+    """Where the steps of simulators are stored, if `inference.simulators` allows any."""
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
+    """Simulators need a `learner.max_policy_lag` of -1."""
     inference: InferenceSettings = field(default_factory=InferenceSettings)
 
 

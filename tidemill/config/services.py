@@ -127,9 +127,20 @@ class InferenceSettings:
     actor has sent its step."""
     max_streams: int = 64
     """Most actors at the same time, at least 1."""
+    simulators: int = 0
+    """Most programs that may play as clients of this service at a time, each with an environment of its own
+    (docs/tutorials/simulators.md). 0 disables them. The service then also writes to the replay service."""
+    simulator_grace_s: float = 30.0
+    """How long an episode stays open whose program is gone, in seconds, so that it can continue; then it ends as
+    truncated."""
+    simulator_timeout_s: float = 300.0
+    """Longest time from one step of such a program to the next, in seconds; then its call ends."""
 
     def __post_init__(self) -> None:
         _check_device("inference.device", self.device)
+        check(0 <= self.simulators <= 4096, "inference.simulators", self.simulators, "0 to 4096")
+        check(self.simulator_grace_s >= 0, "inference.simulator_grace_s", self.simulator_grace_s, "0 or more")
+        check(self.simulator_timeout_s > 0, "inference.simulator_timeout_s", self.simulator_timeout_s, "more than 0")
         for name in ("threads", "max_batch", "max_streams"):
             check(getattr(self, name) >= 1, f"inference.{name}", getattr(self, name), "at least 1")
         check(self.index >= 0, "inference.index", self.index, "0 or more")

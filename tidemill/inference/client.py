@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Sequence
 
 import grpc
 
-from tidemill.errors import TidemillError, Unavailable
+from tidemill.errors import TidemillError
 from tidemill.inference.v1 import inference_pb2 as pb
 from tidemill.inference.v1 import inference_pb2_grpc
 from tidemill.inference.wire import Answer, Opening, pack_open, pack_step, unpack_answer
 from tidemill.rl.policy_io import PolicyInput
 from tidemill.rpc.channel import open_channel
-from tidemill.rpc.status import translated
+from tidemill.rpc.dialogue import Dialogue
+
+_Call = Dialogue[pb.ActRequest, pb.ActResponse]
 
 
 class InferenceClient:
@@ -101,7 +102,8 @@ class InferenceClient:
         opening = pack_open(self._opening)
         # so that noise does not come a second time
         opening.open.noise_seed = (self._opening.noise_seed + (self._calls - 1) * 1_000_003) % 2**64
-        call = _Call(inference_pb2_grpc.InferenceServiceStub(self._connect()), opening)
+        stub = inference_pb2_grpc.InferenceServiceStub(self._connect())
+        call = _Call(stub.Act, opening, "the inference service")
         with self._lock:
             self._call = call
             if self._interrupted:
@@ -118,26 +120,3 @@ class InferenceClient:
         if channel is not None:
             channel.close()
         self._next += 1
-
-
-class _Call:
-    """One call of `Act`."""
-
-    def __init__(self, stub: inference_pb2_grpc.InferenceServiceStub, opening: pb.ActRequest) -> None:
-        self._requests: queue.SimpleQueue[pb.ActRequest | None] = queue.SimpleQueue()
-        self._requests.put(opening)
-        self._responses = stub.Act(iter(self._requests.get, None))
-
-    def ask(self, request: pb.ActRequest) -> pb.ActResponse:
-        """Send a step and wait for its answer."""
-        self._requests.put(request)
-        with translated():
-            response = next(self._responses, None)
-        if response is None:
-            raise Unavailable("the inference service ended the call")
-        return response
-
-    def end(self) -> None:
-        """End the call, and the thread in which gRPC takes its requests; from any thread, also twice."""
-        self._requests.put(None)
-        self._responses.cancel()

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tidemill.errors import InvalidArgument
-from tidemill.types import EnvSpec, Signature
+from tidemill.observation_parts import observation_columns
+from tidemill.types import ACTION_MASK, EnvSpec, Signature
 
 Array = NDArray[Any]
 
@@ -138,6 +139,43 @@ def check_extras(extras: Mapping[str, Array], columns: Signature, num_envs: int)
     if len(extras) > len(columns):
         unknown = sorted(extras.keys() - {column.name for column in columns})
         raise InvalidArgument(f"extras of a policy's output hold {unknown[0]!r}, which `extra_columns` does not name")
+
+
+def step_columns(
+    output: PolicyOutput,
+    observation: Array,
+    is_first: NDArray[np.bool_],
+    action_mask: NDArray[np.bool_] | None,
+    spec: EnvSpec,
+    *,
+    reward: NDArray[np.float32],
+    terminated: NDArray[np.bool_],
+    truncated: NDArray[np.bool_],
+) -> dict[str, Array]:
+    """Return the columns that one step of N environments is stored as, each [N, ...].
+
+    Args:
+        output: What the policy chose.
+        observation: What it saw, the newest one alone, [N, *observation_shape].
+        is_first: Whether that is the first of its episode, [N].
+        action_mask: Whether each action was legal, [N, num_actions]; None without masks.
+        spec: Shapes of one environment.
+        reward: What the action brought, [N].
+        terminated: Whether it ended the episode, [N].
+        truncated: Whether the episode was cut behind it, [N].
+    """
+    columns = {
+        **output.extras,
+        **observation_columns(spec.observation_parts, observation),
+        "action": output.action,
+        "reward": reward,
+        "terminated": terminated,
+        "truncated": truncated,
+        "is_first": is_first,
+    }
+    if action_mask is not None:
+        columns[ACTION_MASK] = action_mask
+    return columns
 
 
 def join(inputs: Sequence[PolicyInput]) -> PolicyInput:

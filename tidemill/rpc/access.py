@@ -18,8 +18,8 @@ import grpc.aio
 from tidemill.errors import ConfigError, PermissionDenied, Unauthenticated
 from tidemill.logger import LateLogger
 
-ACTOR, LEARNER, EVALUATOR, OPERATOR = ROLES = ("actor", "learner", "evaluator", "operator")
-"""What a token stands for; an operator is a person or a program that steers the run."""
+ACTOR, LEARNER, EVALUATOR, OPERATOR, SIMULATOR = ROLES = ("actor", "learner", "evaluator", "operator", "simulator")
+"""What a token stands for; an operator steers the run, a simulator plays in it."""
 
 METADATA_KEY = "authorization"
 SCHEME = "Bearer "
@@ -40,6 +40,7 @@ _HEX_DIGEST = re.compile(DIGEST + "[0-9a-f]{64}")
 _REPLAY, _PARAMS = "/tidemill.replay.v1.ReplayService/", "/tidemill.params.v1.ParamService/"
 _LEARNER, _HEALTH = "/tidemill.learner.v1.LearnerService/", "/grpc.health.v1.Health/"
 _INFERENCE = "/tidemill.inference.v1.InferenceService/"
+_SIMULATOR = "/tidemill.simulator.v1.SimulatorService/"
 
 _READERS = frozenset({ACTOR, LEARNER, EVALUATOR, OPERATOR})
 _OPERATOR = frozenset({OPERATOR})
@@ -66,6 +67,7 @@ ALLOWED: dict[str, frozenset[str] | None] = {
     _PARAMS + "ListVersions": _READERS,
     _PARAMS + "SetTag": frozenset({LEARNER, EVALUATOR, OPERATOR}),
     _INFERENCE + "Act": frozenset({ACTOR, OPERATOR}),
+    _SIMULATOR + "Play": frozenset({SIMULATOR, OPERATOR}),
     _LEARNER + "GetStatus": _READERS,
     _LEARNER + "Pause": _OPERATOR,
     _LEARNER + "Resume": _OPERATOR,

@@ -11,6 +11,7 @@ import numpy as np
 import structlog
 import torch
 
+from tidemill.acting.writer import open_writer
 from tidemill.config.fixed import keep_fixed
 from tidemill.config.lock_step import LockStep, lock_step_of
 from tidemill.config.sections import ActorConfig
@@ -31,7 +32,6 @@ from tidemill.services.actor.lock_step.round_file import RoundEnd
 from tidemill.services.actor.lock_step.rounds import RoundPacer, check_epoch
 from tidemill.services.actor.loop import ActingLoop, PolicyParams, make_throttle
 from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, open_curves, watch_writer
-from tidemill.services.actor.writer import open_writer
 from tidemill.types import EnvSpec
 
 _log = structlog.get_logger()
@@ -74,6 +74,8 @@ def act_in_lock_step(config: ActorConfig, seed: int, server: BackgroundServer, s
             env.spec.frame_stack,
             policy.initial_priority,
             stop,
+            num_envs=config.env.num_envs,
+            max_in_flight_chunks=settings.max_in_flight_chunks,
             hold=True,
             epoch=kept.epoch if kept is not None else 0,
         )

@@ -113,6 +113,8 @@ def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses, forks: F
         config = with_run_paths(with_storage(with_addresses(config, sockets)), folder.path)
         folder.write_cluster(config)
         specs = cluster_specs(config, folder.cluster_file, sockets)
+        if config.inference.simulators:
+            view.event(f"simulators: {config.inference.server.address} (docs/tutorials/simulators.md)")
         with with_status_page(config, folder.path, view) as reported:
             outcome, learner = _run_cluster(config, Supervisor(specs, config.launcher), folder, reported, forks)
     finally:

@@ -66,7 +66,7 @@ def with_addresses(config: RunConfig, sockets: Path) -> RunConfig:
         replay=_shards_reached_at(config, replay, sockets),
         params=_reached_at(config.cluster.params, _DEFAULT.cluster.params, params),
         learner=_reached_at(config.cluster.learner, _DEFAULT.cluster.learner, learner),
-        inference=config.cluster.inference or _inference_reached_at(config, sockets),
+        inference=config.cluster.inference or inference_addresses(config, sockets),
     )
     return dataclasses.replace(
         config,
@@ -86,6 +86,13 @@ def shard_address(sockets: Path, shard: int) -> str:
 def actor_address(sockets: Path, index: int) -> str:
     """Return the address of the health service of actor `index`."""
     return _socket(sockets / f"actor-{index}.sock")
+
+
+def inference_addresses(config: RunConfig, sockets: Path) -> tuple[str, ...]:
+    """Return where the inference services listen: one for simulators at its own address, which other programs reach."""
+    if config.inference.simulators:
+        return (config.inference.server.address,)
+    return tuple(inference_address(sockets, index) for index in range(config.launcher.inference))
 
 
 def inference_address(sockets: Path, index: int) -> str:
@@ -116,11 +123,28 @@ def check_shards(config: RunConfig) -> None:
             )
 
 
+def check_simulators(config: RunConfig) -> None:
+    """Raise a `ConfigError` unless one inference service with an address serves the simulators, if there are any."""
+    settings, started = config.inference, config.launcher.inference
+    if not settings.simulators:
+        return
+    if started != 1:
+        raise ConfigError(
+            f"inference.simulators is {settings.simulators}, but launcher.inference is {started}: set it to 1, for the "
+            "one service that they all reach"
+        )
+    if settings.server.address.endswith(":0"):
+        raise ConfigError(
+            f"inference.server.address is {settings.server.address!r}, but simulators must know it: give it a port"
+        )
+
+
 def check_addresses(config: RunConfig) -> None:
     """Raise a `ConfigError` if services of this run would look elsewhere for those that the launcher starts.
 
     So do the settings of a run that was made in containers or on several machines.
     """
+    check_simulators(config)
     services = (
         ("params", config.paramserver.server, _DEFAULT.paramserver.server),
         ("learner", config.learner.server, _DEFAULT.learner.server),
@@ -146,10 +170,6 @@ def _shards_reached_at(config: RunConfig, server: ServerSettings, sockets: Path)
         return config.cluster.replay
     shards = config.replay.shards
     return (server.address,) if shards == 1 else tuple(shard_address(sockets, shard) for shard in range(shards))
-
-
-def _inference_reached_at(config: RunConfig, sockets: Path) -> tuple[str, ...]:
-    return tuple(inference_address(sockets, index) for index in range(config.launcher.inference))
 
 
 def _reached_at(address: str, default: str, server: ServerSettings) -> str:

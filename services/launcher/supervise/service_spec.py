@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.config.sections import RunConfig
-from tidemill.services.launcher.run.paths import actor_address, inference_address, shard_address
+from tidemill.services.launcher.run.paths import actor_address, inference_addresses, shard_address
 
 REPLAY, PARAMSERVER, LEARNER, EVALUATOR, ACTOR = "replay", "paramserver", "learner", "evaluator", "actor"
 INFERENCE = "inference"
@@ -63,7 +63,10 @@ def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[
         ),
         spec(PARAMSERVER, config.paramserver.server.address),
         _learner_spec(config, config_file),
-        *(_inference_spec(config_file, sockets, index) for index in range(config.launcher.inference)),
+        *(
+            _inference_spec(config_file, index, address)
+            for index, address in enumerate(inference_addresses(config, sockets)[: config.launcher.inference])
+        ),
         *(_actor_spec(config, config_file, sockets, index) for index in range(config.launcher.actors)),
         # Its imports would delay the first environment step, and there is nothing to evaluate before that.
         spec(EVALUATOR, config.evaluator.server.address, (LEARNER,), config.launcher.evaluator_nice),
@@ -95,8 +98,7 @@ def _shard_spec(config: RunConfig, config_file: Path, sockets: Path, shard: int)
     return ServiceSpec(f"replay-{shard}", REPLAY, "tidemill.services.replay", tuple(arguments), address)
 
 
-def _inference_spec(config_file: Path, sockets: Path, index: int) -> ServiceSpec:
-    address = inference_address(sockets, index)
+def _inference_spec(config_file: Path, index: int, address: str) -> ServiceSpec:
     settings = ("--config", str(config_file), "--inference.server.address", address)
     arguments = (*settings, "--inference.index", str(index))
     module = "tidemill.services.inference"

@@ -231,7 +231,9 @@ def test_actors_initial_priority_equals_the_learners(config: Config, spec: EnvSp
     rng = torch.Generator().manual_seed(5)
     seen = [random_batch(spec, 5, rng)["observation"] for _ in range(4)]
     decisions = [policy.act(policy_input(observation.numpy()), 0) for observation in seen]
-    steps = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("observation", "action")}
+    steps = {
+        name: np.stack([d.priority_inputs[name] for d in decisions]) for name in ("seen_observation", "taken_action")
+    }
     reward = torch.randn((4, 5), generator=rng).numpy()
     end = np.zeros((4, 5), dtype=bool)
     end[1] = True  # the second step, so two rewards are summed and the third row is the final one

@@ -124,8 +124,9 @@ class ReplayWriter(Reopened):
             replays: Whether the program will repeat its calls since it saved `state`; steps that the server already
                 has are recognised. Otherwise see `interrupted`.
             hold: Whether nothing is sent before `store`: `take_held` returns the messages meanwhile.
-            epoch: `epoch` of a writer with `hold` that is gone. This one repeats its steps from the first on; what the
-                server has of them is recognised.
+            epoch: `epoch` of a writer that is gone, whose name and streams this one continues. With `hold` it repeats
+                their steps from the first one; what the server has of them is recognised. Without it, new steps follow
+                what the server has (`next_steps`), as a new episode.
 
         Raises:
             InvalidArgument: An argument is out of range, the tables differ in signature, a window is too long, or
@@ -190,7 +191,7 @@ class ReplayWriter(Reopened):
             state=before.appender,
         )
         self._connect(timeout_s)
-        if state is not None and not replays:
+        if (state is not None or (epoch and not hold)) and not replays:
             self._begin_behind()
 
     def append(
@@ -432,6 +433,17 @@ class ReplayWriter(Reopened):
     def episode_steps(self, env: int = 0) -> int:
         """Return the steps of an environment's episode so far: the most that an item of it may have."""
         return int(self._rows.episode_steps[env])
+
+    @property
+    def next_steps(self) -> NDArray[np.int64]:
+        """Number in its stream of each environment's next step, [N]: all before it were given to a writer."""
+        steps: NDArray[np.int64] = self._rows.first_step + self._rows.filled
+        return steps
+
+    @property
+    def stored_steps(self) -> NDArray[np.int64]:
+        """Number in its stream of the first step of each environment that the server has not acknowledged, [N]."""
+        return self._appender.next_steps
 
     @property
     def starts_window(self) -> bool:

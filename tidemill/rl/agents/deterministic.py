@@ -227,14 +227,23 @@ class DeterministicPolicy:
         tensor = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
         return {"action": self._actor(tensor)}
 
-    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+    def choose(
+        self,
+        policy_input: PolicyInput,
+        output: Mapping[str, Tensor],
+        env_steps: int = 0,
+        taken: Array | None = None,
+    ) -> PolicyOutput:
         """Return uniform actions for the first `start_steps`, then the actor's with noise; see `act`."""
-        if env_steps < self._start_steps:
+        if taken is not None:
+            flat_action = taken.reshape(len(policy_input), -1)
+        elif env_steps < self._start_steps:
             flat_action = self._noise.uniform((len(policy_input), math.prod(self._action_shape)))
         else:
             flat_action = self._noise.add_noise(output["action"].cpu().numpy(), policy_input.is_first)
         action = self._shaped(flat_action)
-        return PolicyOutput(action, {"observation": policy_input.observation, "action": action})
+        # not by the names of stored columns, which have single observations
+        return PolicyOutput(action, {"seen_observation": policy_input.observation, "taken_action": action})
 
     @torch.inference_mode()
     def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
@@ -246,11 +255,11 @@ class DeterministicPolicy:
         reward, terminated, truncated = (steps[name][:-1].T for name in ("reward", "terminated", "truncated"))
         target = n_step(reward, terminated, truncated, self._gamma)
         arrays = {
-            "observation": steps["observation"][0],
-            "action": steps["action"][0],
+            "observation": steps["seen_observation"][0],
+            "action": steps["taken_action"][0],
             "n_step_return": target.return_,
             "bootstrap_discount": target.discount,
-            "bootstrap_observation": steps["observation"][target.bootstrap_index, np.arange(len(target.return_))],
+            "bootstrap_observation": steps["seen_observation"][target.bootstrap_index, np.arange(len(target.return_))],
         }
         batch = {name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in arrays.items()}
         priority: NDArray[np.float32] = self._td_error_fn(batch).cpu().numpy()

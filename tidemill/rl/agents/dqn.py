@@ -298,12 +298,18 @@ class DQNPolicy:
             reset_noise(self._network, self._noise, rows=len(policy_input))
         return {"q": self._output(policy_input.observation)}
 
-    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+    def choose(
+        self,
+        policy_input: PolicyInput,
+        output: Mapping[str, Tensor],
+        env_steps: int = 0,
+        taken: Array | None = None,
+    ) -> PolicyOutput:
         """Return epsilon-greedy actions [N] by the network's numbers; see `act`."""
         numbers, legal = output["q"], policy_input.action_mask
         mean = self._value_head.mean(numbers)
         q = mean.cpu().numpy()
-        action = self._chance.explore(q, env_steps, legal)
+        action = self._chance.explore(q, env_steps, legal) if taken is None else taken
         chosen = gather_action(numbers, self._on_device(action)).cpu().numpy()
         best = gather_action(numbers, self._on_device(greedy(q, legal))).cpu().numpy()
         if not self._config.munchausen_scale:

@@ -209,8 +209,22 @@ class SplitPolicy(Protocol):
             What `choose` needs, float32 [N, ...] each; a recurrent policy's next state is `recurrent_state`.
         """
 
-    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
-        """Choose the actions to explore with, given what `forward` returned; see `Policy.act`."""
+    def choose(
+        self,
+        policy_input: PolicyInput,
+        output: Mapping[str, Tensor],
+        env_steps: int = 0,
+        taken: Array | None = None,
+    ) -> PolicyOutput:
+        """Choose the actions to explore with, given what `forward` returned; see `Policy.act`.
+
+        Args:
+            policy_input: What N environments see.
+            output: What `forward` returned.
+            env_steps: Agent decisions of the whole cluster so far.
+            taken: Actions that were taken by somebody else, [N, *action_shape]: they are what is "chosen", and
+                `priority_inputs` are theirs.
+        """
 
 
 @runtime_checkable

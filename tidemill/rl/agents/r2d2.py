@@ -284,10 +284,16 @@ class R2D2Policy:
         q, recurrent_state = _arrays(output)
         return PolicyOutput(greedy(q, policy_input.action_mask), recurrent_state=recurrent_state)
 
-    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+    def choose(
+        self,
+        policy_input: PolicyInput,
+        output: Mapping[str, Tensor],
+        env_steps: int = 0,
+        taken: Array | None = None,
+    ) -> PolicyOutput:
         """Return epsilon-greedy actions [N] by Q; see `act`."""
         q, recurrent_state = _arrays(output)
-        action = self._chance.explore(q, env_steps, policy_input.action_mask)
+        action = self._chance.explore(q, env_steps, policy_input.action_mask) if taken is None else taken
         best = greedy(q, policy_input.action_mask)
         rows = np.arange(len(q))
         return PolicyOutput(action, {"chosen": q[rows, action], "best": q[rows, best]}, recurrent_state)

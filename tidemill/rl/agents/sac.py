@@ -316,8 +316,16 @@ class SACPolicy:
         return {"head": self._actor(self._tensor(policy_input.observation))[0]}
 
     @torch.inference_mode()
-    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+    def choose(
+        self,
+        policy_input: PolicyInput,
+        output: Mapping[str, Tensor],
+        env_steps: int = 0,
+        taken: Array | None = None,
+    ) -> PolicyOutput:
         """Return uniform actions for the first `start_steps`, then samples; see `act`."""
+        if taken is not None:
+            return PolicyOutput(taken)
         shape = (len(policy_input), *self._action_shape)
         if env_steps < self._config.start_steps:
             return PolicyOutput(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))

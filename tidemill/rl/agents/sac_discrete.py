@@ -278,8 +278,16 @@ class SACDiscretePolicy:
         return {"logits": self._actor(observation)[0]}
 
     @torch.inference_mode()
-    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
+    def choose(
+        self,
+        policy_input: PolicyInput,
+        output: Mapping[str, Tensor],
+        env_steps: int = 0,
+        taken: Array | None = None,
+    ) -> PolicyOutput:
         """Return random legal actions [N] for the first `start_steps`, then samples."""
+        if taken is not None:
+            return PolicyOutput(taken)
         if env_steps < self._config.start_steps:
             legal = policy_input.action_mask
             allowed = np.ones((len(policy_input), self._num_actions), dtype=np.bool_) if legal is None else legal

@@ -1,4 +1,4 @@
-"""The writer of an actor: which steps of its environments become items of the replay table."""
+"""The writer of whoever acts: which steps of its environments become items of the replay table."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.config.hindsight import first_priority, item_window
-from tidemill.config.sections import ActorConfig
+from tidemill.config.sections import ActorConfig, InferenceConfig
 from tidemill.errors import NotFound, Unavailable
 from tidemill.replay.writing.stream_items import ItemWindow
 from tidemill.replay.writing.writer import ReplayWriter
 
 
-def open_writer(
-    config: ActorConfig,
-    actor_id: str,
+def open_writer(  # noqa: PLR0913 - of them four are `ReplayWriter`'s
+    config: ActorConfig | InferenceConfig,
+    name: str,
     frame_stack: int,
     initial_priority: Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]],
     stop: threading.Event,
     *,
+    num_envs: int,
+    max_in_flight_chunks: int,
     hold: bool = False,
     epoch: int = 0,
 ) -> ReplayWriter | None:
-    """Return the actor's writer once the replay service has the learner's table; None if `stop` was set before.
+    """Return a writer once the replay service has the learner's table; None if `stop` was set before.
 
     Args:
-        config: Settings of the actor.
-        actor_id: Name of the actor.
+        config: Says which algorithm learns, from which table, and where that is.
+        name: Name of the writer.
         frame_stack: Frames of an observation.
         initial_priority: `Policy.initial_priority`.
         stop: Ends every wait.
+        num_envs: Environments that it writes for.
+        max_in_flight_chunks: Chunks of each environment that may be unacknowledged.
         hold: See `ReplayWriter`.
         epoch: See `ReplayWriter`.
     """
@@ -42,7 +46,7 @@ def open_writer(
         return ReplayWriter(
             config.cluster.replay,
             config.table.name,
-            num_envs=config.env.num_envs,
+            num_envs=num_envs,
             windows=ItemWindow(
                 length=window.steps + 1,
                 stride=window.stride,
@@ -51,9 +55,9 @@ def open_writer(
                 across_episodes=True,
                 keep_all=window.keep_all,
             ),
-            name=actor_id,
+            name=name,
             chunk_length=config.table.chunk_length,
-            max_in_flight_chunks=config.actor.max_in_flight_chunks,
+            max_in_flight_chunks=max_in_flight_chunks,
             timeout_s=None,
             create=False,
             stop=stop,

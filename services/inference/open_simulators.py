@@ -1,0 +1,131 @@
+"""Puts together what answers programs that play as clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import threading
+import zlib
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import structlog
+import torch
+
+from tidemill.acting.writer import open_writer
+from tidemill.config.sections import InferenceConfig
+from tidemill.errors import ConfigError
+from tidemill.replay.shards.readiness import wait_for_replay
+from tidemill.replay.writing.writer import ReplayWriter
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.interface import Policy, SplitPolicy
+from tidemill.rl.agents.registry import extra_columns_of
+from tidemill.rl.exploration import ActorSlot
+from tidemill.services.inference.episode import Episode
+from tidemill.services.inference.forward_thread import ForwardThread
+from tidemill.services.inference.metrics import SimulatorMetrics
+from tidemill.services.inference.resume_token import Identity
+from tidemill.services.inference.simulator_servicer import SimulatorServicer
+from tidemill.services.inference.simulators import Simulators
+from tidemill.types import EnvSpec
+
+_CHUNKS_IN_FLIGHT = 2  # of each simulator, as of each environment of an actor
+
+_log = structlog.get_logger()
+
+
+def check_simulators(config: InferenceConfig) -> None:
+    """Raise ConfigError if programs that play as clients cannot act for the algorithm."""
+    lag = config.learner.max_policy_lag
+    if lag >= 0:
+        raise ConfigError(
+            f"inference.simulators is {config.inference.simulators}, but learner.max_policy_lag is {lag}: a program "
+            "with its own main loop cannot be held to that; use an algorithm that learns from a replay, such as dqn, "
+            "sac or td3"
+        )
+
+
+def writer_name(run: str, index: int) -> str:
+    """Return the name of the writer of the service with an index on this machine."""
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64]
+    return f"simulators-{host}-{zlib.crc32(run.encode()):08x}-{index}"
+
+
+def open_identity(config: InferenceConfig, name: str) -> Identity:
+    """Return what is kept for a restarted service; in memory alone where the run's folder cannot be written here."""
+    folder = config.run.folder
+    is_kept = os.access(folder, os.W_OK)
+    if not is_kept:
+        _log.info(
+            "the run's folder cannot be written: episodes of simulators end with this service", folder=str(folder)
+        )
+    return Identity(folder / "simulators" / f"{name}.json" if is_kept else None)
+
+
+def open_simulator_writer(
+    config: InferenceConfig, spec: EnvSpec, policy: Policy, name: str, epoch: int, stop: threading.Event
+) -> ReplayWriter | None:
+    """Return the writer of all simulators once the table is there; None if `stop` was set before."""
+    cluster = config.cluster
+    if not wait_for_replay("cluster.replay", cluster.replay, cluster.connect_timeout_s, stop):
+        return None
+    return open_writer(
+        config,
+        name,
+        spec.frame_stack,
+        policy.initial_priority,
+        stop,
+        num_envs=config.inference.simulators,
+        max_in_flight_chunks=_CHUNKS_IN_FLIGHT,
+        epoch=epoch,
+    )
+
+
+async def serve_simulators(
+    config: InferenceConfig,
+    spec: EnvSpec,
+    policy: Policy,
+    device: torch.device,
+    forward: ForwardThread,
+    fail: Callable[[BaseException], None],
+    stop: threading.Event,
+) -> SimulatorServicer | None:
+    """Return what answers programs that play as clients; None if there are none, or `stop` was set before."""
+    settings, seed = config.inference, config.run.seed
+    if not settings.simulators:
+        return None
+    name = writer_name(config.run.name, settings.index)
+    identity = open_identity(config, name)
+    writer = await asyncio.to_thread(open_simulator_writer, config, spec, policy, name, identity.epoch, stop)
+    if writer is None:
+        return None
+
+    def explorer(slot: int) -> SplitPolicy:
+        """Return the policy that explores in a slot; its network is never passed through."""
+        place = ActorSlot(slot, num_envs=1, actor_count=settings.simulators)
+        explores = build_policy(config.agent, spec, str(device), seed * 1_000_003 + slot, place)
+        assert isinstance(explores, SplitPolicy)
+        return explores
+
+    simulators = Simulators(
+        writer,
+        forward,
+        partial(Episode, spec, policy.recurrent_state_size, extra_columns_of(config.agent, spec)),
+        explorer,
+        identity,
+        SimulatorMetrics(),
+        fail,
+        slots=settings.simulators,
+        grace_s=settings.simulator_grace_s,
+        max_wait_s=settings.max_wait_ms / 1000.0,
+        device=device,
+        rng=np.random.default_rng(seed),
+    )
+    # of clients that come back before their former call is known to have broken off
+    max_calls = 2 * settings.simulators
+    return SimulatorServicer(
+        simulators, spec, config.run.name, max_calls=max_calls, timeout_s=settings.simulator_timeout_s
+    )

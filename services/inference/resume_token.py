@@ -1,0 +1,91 @@
+"""Tokens by which a client continues its episode, also at a service that was restarted in the meantime.
+
+A token says where the episode's rows are in the streams of the service's writer, and is signed with a key that only
+the service has. So a restarted service, which knows of no episode, learns from the token and from the replay service
+how many of its steps are stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from tidemill.atomic_files import make_folder, write_atomically
+
+_PLACE = struct.Struct("<QIQ16s")
+_SIGNATURE_BYTES = 32
+_KEY_BYTES = 32
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an episode is.
+
+    Attributes:
+        epoch: Of the writer's streams.
+        slot: Number of the stream.
+        begin: Number of the episode's first row in its stream.
+        nonce: Differs between any two episodes.
+    """
+
+    epoch: int
+    slot: int
+    begin: int
+    nonce: bytes
+
+    def signed(self, key: bytes) -> bytes:
+        """Return the token."""
+        place = _PLACE.pack(self.epoch, self.slot, self.begin, self.nonce)
+        return place + hmac.digest(key, place, hashlib.sha256)
+
+
+def place_of(token: bytes, key: bytes) -> Place | None:
+    """Return the place that a token names; None if it was not signed with the key."""
+    if len(token) != _PLACE.size + _SIGNATURE_BYTES:
+        return None
+    place = token[: _PLACE.size]
+    if not hmac.compare_digest(hmac.digest(key, place, hashlib.sha256), token[_PLACE.size :]):
+        return None
+    return Place(*_PLACE.unpack(place))
+
+
+class Identity:
+    """What a restarted service must know of the one before it: the key of its tokens, and the epoch of its streams."""
+
+    def __init__(self, file: Path | None) -> None:
+        """Read the file, or begin with a new key.
+
+        Args:
+            file: Where they are kept; None: nowhere, so that a restart ends the episodes.
+        """
+        self._file, self.key, self.epoch = file, secrets.token_bytes(_KEY_BYTES), 0
+        if file is not None:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                kept = json.loads(file.read_text(encoding="utf-8"))
+                self.key, self.epoch = bytes.fromhex(kept["key"]), int(kept["epoch"])
+
+    def keep(self, epoch: int) -> None:
+        """Note the epoch of the streams; a disk that refuses it costs no more than what a restart would save."""
+        if epoch == self.epoch:
+            return
+        self.epoch = epoch
+        if self._file is None:
+            return
+        try:
+            make_folder(self._file.parent)
+            write_atomically(self._file, json.dumps({"epoch": epoch, "key": self.key.hex()}))
+            os.chmod(self._file, 0o600)
+        except OSError as error:
+            _log.warning("episodes will not survive a restart of this service", file=str(self._file), reason=str(error))
+            self._file = None

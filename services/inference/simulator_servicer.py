@@ -1,0 +1,106 @@
+"""The simulator API: checks each message, has its step answered, packs the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import structlog
+
+from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tidemill.rpc.server import RpcServer
+from tidemill.services.inference.open_calls import OpenCalls, first_of
+from tidemill.services.inference.simulators import Choice, Seat, Simulators
+from tidemill.simulator.v1 import simulator_pb2 as pb
+from tidemill.simulator.v1 import simulator_pb2_grpc
+from tidemill.simulator.wire import Declared, differences, pack_action, unpack_open, unpack_step
+from tidemill.types import EnvSpec
+
+_FULL_NAME = pb.DESCRIPTOR.services_by_name["SimulatorService"].full_name
+
+_log = structlog.get_logger()
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
+    """Answers the calls of `SimulatorService`."""
+
+    def __init__(self, simulators: Simulators, spec: EnvSpec, run: str, *, max_calls: int, timeout_s: float) -> None:
+        """Create the servicer.
+
+        Args:
+            simulators: Answers the steps.
+            spec: What a client's spaces must be.
+            run: Name of the run.
+            max_calls: Most calls at a time.
+            timeout_s: Longest wait for a step, in seconds.
+        """
+        self._simulators, self._spec, self._run, self._timeout_s = simulators, spec, run, timeout_s
+        self._calls = OpenCalls(max_calls, "inference.simulators")
+
+    def add_to(self, server: RpcServer) -> None:
+        """Register this servicer with a server."""
+        simulator_pb2_grpc.add_SimulatorServiceServicer_to_server(self, server.grpc)
+        server.announce(_FULL_NAME)
+
+    def close(self) -> None:
+        """End the calls in progress, because the server stops."""
+        self._calls.close()
+        self._simulators.close()
+
+    async def Play(
+        self, request_iterator: AsyncIterator[pb.PlayRequest], context: Context
+    ) -> AsyncIterator[pb.PlayResponse]:
+        """Play the episodes of one client's environment."""
+        with self._calls.running():
+            declared = unpack_open(await first_of(request_iterator, pb.PlayRequest()))
+            self._check_spaces(declared)
+            seat = await self._simulators.join(declared)
+            call, is_over = seat.calls, False
+            opened = self._opened(seat)
+            _log.info("simulator connected", client=declared.client, slot=seat.slot, resumed=opened.resumed)
+            try:
+                yield pb.PlayResponse(opened=opened)
+                while (request := await self._next(request_iterator, declared)) is not None:
+                    choice = await self._simulators.play(seat, call, unpack_step(request, self._spec))
+                    yield pb.PlayResponse(decision=self._decision(choice))
+                is_over = True
+            except InvalidArgument as error:
+                is_over = True
+                raise InvalidArgument(f"client {declared.client!r}: {error}") from error
+            finally:
+                self._simulators.leave(seat, call, at_once=is_over)
+                _log.info("simulator left", client=declared.client, slot=seat.slot)
+
+    def _check_spaces(self, declared: Declared) -> None:
+        if differing := "; ".join(differences(self._spec, declared.spec)):
+            raise FailedPrecondition(f"client {declared.client!r} does not fit run {self._run!r}: {differing}")
+
+    async def _next(self, requests: AsyncIterator[pb.PlayRequest], declared: Declared) -> pb.PlayRequest | None:
+        """Return the next message; None at the end of the call."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await anext(requests, None)
+        except TimeoutError:
+            limit = f"{self._timeout_s:g} s (inference.simulator_timeout_s)"
+            raise Unavailable(f"client {declared.client!r} sent no step for {limit}; call again") from None
+
+    def _opened(self, seat: Seat) -> pb.Opened:
+        opened = pb.Opened(run=self._run)
+        if seat.episode is not None and not seat.episode.is_over:
+            opened.resumed, opened.next_step = True, seat.episode.next_step
+            if seat.newest is not None:
+                opened.decision.CopyFrom(self._decision(seat.newest))
+        return opened
+
+    def _decision(self, choice: Choice) -> pb.Decision:
+        return pb.Decision(
+            step=choice.step,
+            action=None if choice.action is None else pack_action(choice.action, self._spec),
+            params_version=choice.params_version,
+            resume_token=choice.resume_token,
+            stored_steps=choice.stored_steps,
+        )

@@ -1,0 +1,323 @@
+"""The programs that play as clients: a slot for each, whose episodes are acted in and stored."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import structlog
+import torch
+from numpy.typing import NDArray
+
+from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError, Unavailable
+from tidemill.replay.writing.writer import ReplayWriter
+from tidemill.rl.agents.interface import NoiseRows, SplitPolicy
+from tidemill.services.inference.episode import Episode, Row
+from tidemill.services.inference.forward_thread import ForwardThread
+from tidemill.services.inference.metrics import SimulatorMetrics
+from tidemill.services.inference.resume_token import Identity, Place, place_of
+from tidemill.simulator.wire import Declared, SeenStep
+
+_T = TypeVar("_T")
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is done at a step.
+
+    Attributes:
+        step: Its number.
+        action: [*action_shape]; None at the end of an episode.
+        params_version: Of the parameters that it was chosen with; 0 if it was reported.
+        resume_token: At an episode's first step, what continues it.
+        stored_steps: Steps of the episode that are stored for good.
+    """
+
+    step: int
+    action: NDArray[Any] | None
+    params_version: int
+    resume_token: bytes
+    stored_steps: int
+
+
+@dataclass
+class Seat:
+    """A client's slot, and what is kept for it between two steps.
+
+    Attributes:
+        slot: Number of its stream.
+        client: Name of the client.
+        policy: Chooses its actions.
+        noise: Where the noise of a noisy network comes from.
+        episode: The one that is played; None between two.
+        place: Where its rows are.
+        newest: What was done at the newest step.
+        calls: How many calls the client has made for this seat; only the newest one may play.
+        is_eager: Whether batches wait for it: its last step came sooner than they wait at most.
+        answered_s: When the last answer went.
+        under_way: The step or the end of the episode that is worked on.
+        expiry: Ends the episode when the client does not come back.
+    """
+
+    slot: int
+    client: str
+    policy: SplitPolicy
+    noise: NoiseRows
+    episode: Episode | None = None
+    place: Place | None = None
+    newest: Choice | None = None
+    calls: int = 1
+    is_eager: bool = False
+    answered_s: float = float("-inf")
+    under_way: asyncio.Task[Any] | None = None
+    expiry: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+
+class Simulators:
+    """Seats clients, answers their steps, and writes their rows. All of it runs in one event loop."""
+
+    def __init__(  # noqa: PLR0913 - its parts, put together in one place
+        self,
+        writer: ReplayWriter,
+        forward: ForwardThread,
+        new_episode: Callable[[int], Episode],
+        make_policy: Callable[[int], SplitPolicy],
+        identity: Identity,
+        metrics: SimulatorMetrics,
+        on_error: Callable[[BaseException], None],
+        *,
+        slots: int,
+        grace_s: float,
+        max_wait_s: float,
+        device: torch.device,
+        rng: np.random.Generator,
+    ) -> None:
+        """Begin with nobody.
+
+        Args:
+            writer: Takes the rows; has as many environments as there are slots.
+            forward: The network's thread.
+            new_episode: Makes an episode, given the number of its first step.
+            make_policy: Makes the policy that explores in a slot.
+            identity: What tokens are signed with; its epoch is that of the writer that this one continues, or another.
+            metrics: Counts.
+            on_error: Called with what ends the service: the writer can store nothing more.
+            slots: Most clients at a time.
+            grace_s: How long an episode is kept whose client is gone, in seconds.
+            max_wait_s: Longest wait of a batch for others, in seconds.
+            device: Where noise is drawn.
+            rng: Draws the seeds of noise.
+        """
+        self._writer, self._forward, self._metrics, self._on_error = writer, forward, metrics, on_error
+        self._new_episode, self._make_policy, self._identity = new_episode, make_policy, identity
+        self._grace_s, self._max_wait_s, self._device, self._rng = grace_s, max_wait_s, device, rng
+        self._seats: dict[int, Seat] = {}
+        self._policies: dict[int, SplitPolicy] = {}
+        continues = identity.epoch == writer.epoch
+        # slots whose streams end with rows of an episode that its client may still continue
+        self._untouched = set(range(slots)) if continues else set[int]()
+        self._free, self._slots = list(range(slots)), slots
+        identity.keep(writer.epoch)
+        self._writing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._blocked_s = 0.0
+
+    async def join(self, declared: Declared) -> Seat:
+        """Return the seat of a client: the one of its token, or a free one.
+
+        Raises:
+            ResourceExhausted: All seats are taken.
+        """
+        place = place_of(declared.resume_token, self._identity.key)
+        if place is not None and (seat := self._continued(place, declared.client)) is not None:
+            if seat.expiry is not None:
+                seat.expiry.cancel()
+                seat.expiry = None
+            if seat.under_way is not None:
+                await asyncio.wait((seat.under_way,))  # of the call that broke off
+            if self._seats.get(seat.slot) is seat:
+                return seat
+        if not self._free:
+            allowed = "as many as inference.simulators allows"
+            raise ResourceExhausted(f"{self._slots} clients are there, {allowed}; try later")
+        # a slot whose episode may be continued is taken last
+        slot = min(self._free, key=lambda each: (each in self._untouched, each))
+        return self._seat(slot, declared.client)
+
+    async def play(self, seat: Seat, call: int, seen: SeenStep) -> Choice:
+        """Answer a step of a client.
+
+        Args:
+            seat: Its seat.
+            call: Number of its call, `seat.calls` when it joined.
+            seen: The step.
+
+        Raises:
+            InvalidArgument: It is not the next step of the episode, nor the first of another.
+            Unavailable: Another call continues the episode.
+        """
+        if call != seat.calls:
+            raise Unavailable("another call continues this episode")
+        self._count_eager(seat)
+        # finished whatever becomes of the call, so that a repeated step is known to be one
+        task = self._begun(self._play(seat, seen))
+        seat.under_way = task
+        choice: Choice = await asyncio.shield(task)
+        seat.answered_s = time.monotonic()
+        return choice
+
+    def leave(self, seat: Seat, call: int, *, at_once: bool) -> None:
+        """Let a client go, whose call has ended; it may come back for its episode unless that ends at once."""
+        if call != seat.calls or self._seats.get(seat.slot) is not seat:
+            return
+        self._set_eager(seat, is_eager=False)
+        if at_once or seat.episode is None or seat.episode.is_over:
+            self._end(seat)
+        else:
+            seat.expiry = asyncio.get_running_loop().call_later(self._grace_s, self._end, seat)
+
+    def close(self) -> None:
+        """End what is worked on: the service stops. Episodes stay open, for the service that takes its place."""
+        for seat in self._seats.values():
+            if seat.expiry is not None:
+                seat.expiry.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._writer.close()
+
+    def _continued(self, place: Place, client: str) -> Seat | None:
+        """Return the seat of an episode: as it was left, or from what an earlier service has stored of it."""
+        seat = self._seats.get(place.slot)
+        if seat is not None:
+            if seat.place != place:
+                return None
+            seat.calls += 1
+            return seat
+        if place.slot not in self._untouched or place.epoch != self._writer.epoch:
+            return None
+        stored = int(self._writer.next_steps[place.slot]) - place.begin
+        if stored < 0:
+            return None
+        seat = self._seat(place.slot, client)
+        seat.episode, seat.place = self._new_episode(stored), place
+        return seat
+
+    def _seat(self, slot: int, client: str) -> Seat:
+        self._free.remove(slot)
+        self._untouched.discard(slot)
+        if slot not in self._policies:
+            self._policies[slot] = self._make_policy(slot)
+        noise = NoiseRows(torch.Generator(self._device).manual_seed(int(self._rng.integers(2**62))), 1)
+        seat = self._seats[slot] = Seat(slot, client, self._policies[slot], noise)
+        self._metrics.simulators.set(len(self._seats))
+        return seat
+
+    async def _play(self, seat: Seat, seen: SeenStep) -> Choice:
+        token = b""
+        if seen.step == 0 and (seat.episode is None or seat.episode.next_step):
+            await self._abandon(seat)
+            seat.episode = self._new_episode(0)
+            seat.place = Place(
+                self._writer.epoch, seat.slot, int(self._writer.next_steps[seat.slot]), secrets.token_bytes(16)
+            )
+            self._identity.keep(seat.place.epoch)
+            token = b"" if seen.evaluate else seat.place.signed(self._identity.key)
+        if seat.episode is None:
+            raise InvalidArgument(f"step is {seen.step}, allowed: 0, which begins an episode")
+        episode = seat.episode
+        policy_input, acted = episode.see(seen), None
+        if policy_input is not None:
+            answer = await self._forward.answer(policy_input, seat.noise, evaluation=episode.evaluate)
+            acted = episode.act(seen, policy_input, answer, seat.policy, max(self._writer.env_steps, answer.env_steps))
+        await self._write(seat, episode.advance(seen, acted))
+        self._metrics.steps.inc()
+        if episode.is_over:
+            self._count_episode(episode, "terminated" if seen.terminated else "truncated")
+        is_over = acted is None or episode.is_over
+        seat.newest = Choice(
+            step=seen.step,
+            action=None if is_over or acted is None else acted.output.action[0],
+            params_version=0 if acted is None else acted.params_version,
+            resume_token=token,
+            stored_steps=self._stored_steps(seat),
+        )
+        return seat.newest
+
+    def _stored_steps(self, seat: Seat) -> int:
+        """Return how many steps of the episode outlive this service; all but the newest if that cannot be known."""
+        assert seat.episode is not None
+        assert seat.place is not None
+        if seat.place.epoch != self._writer.epoch or seat.episode.evaluate:
+            return seat.episode.next_step - 1
+        return max(0, int(self._writer.stored_steps[seat.slot]) - seat.place.begin)
+
+    async def _write(self, seat: Seat, rows: list[Row]) -> None:
+        """Store rows of a client's stream; waits while the rate limiter holds writers back."""
+        if not rows:
+            return
+        try:
+            async with self._writing:
+                for row in rows:
+                    await self._writer.append_async(
+                        row.columns,
+                        env=seat.slot,
+                        params_version=row.params_version,
+                        is_decision=row.is_decision,
+                        beside=row.beside,
+                        payload=row.payload,
+                    )
+        except TidemillError as error:
+            self._on_error(error)
+            raise Unavailable(f"the service cannot store steps: {error}") from error
+        blocked_s, self._blocked_s = self._writer.blocked_s - self._blocked_s, self._writer.blocked_s
+        self._metrics.blocked_seconds.inc(max(blocked_s, 0.0))
+
+    async def _abandon(self, seat: Seat) -> None:
+        if seat.episode is not None and not seat.episode.is_over:
+            await self._write(seat, seat.episode.abandon())
+            self._count_episode(seat.episode, "abandoned")
+            _log.info("episode ends as truncated", client=seat.client, steps=seat.episode.next_step)
+
+    def _end(self, seat: Seat) -> None:
+        """Take the seat from a client that is gone."""
+        del self._seats[seat.slot]
+        self._metrics.simulators.set(len(self._seats))
+        self._begun(self._freed(seat))
+
+    async def _freed(self, seat: Seat) -> None:
+        """End the episode of a seat that was taken away, and let another have its slot."""
+        if seat.under_way is not None:
+            await asyncio.wait((seat.under_way,))
+        await self._abandon(seat)
+        self._free.append(seat.slot)
+
+    def _count_episode(self, episode: Episode, end: str) -> None:
+        self._metrics.count_episode(episode.episode_return, end, evaluate=episode.evaluate)
+        if episode.evaluate and end != "abandoned":
+            _log.info("evaluation episode", episode_return=episode.episode_return, steps=episode.next_step - 1)
+
+    def _count_eager(self, seat: Seat) -> None:
+        self._set_eager(seat, is_eager=time.monotonic() - seat.answered_s <= self._max_wait_s)
+
+    def _set_eager(self, seat: Seat, *, is_eager: bool) -> None:
+        if is_eager != seat.is_eager:
+            seat.is_eager = is_eager
+            self._forward.count_actors(1 if is_eager else -1)
+
+    def _begun(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever waits for it, if anybody still does

@@ -1,0 +1,349 @@
+"""Programs that play as clients, over real servers: what is stored, and what becomes of it when something breaks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.batches import CASES
+from tests.support.params_service import free_address
+from tests.support.replay_service import local_server
+from tests.support.simulator_service import CHUNK, create_table, local_simulators, stored_items
+from tests.support.waiting import WAIT_S, wait_until
+from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rpc.channel import open_channel
+from tidemill.rpc.status import translated
+from tidemill.simulator.client import SimulatorClient
+from tidemill.simulator.v1 import simulator_pb2 as pb
+from tidemill.simulator.v1 import simulator_pb2_grpc
+from tidemill.simulator.wire import Declared, pack_open
+from tidemill.types import EnvSpec
+
+_SPEC = EnvSpec((2,), "float32", num_actions=3)
+_DQN = DQNConfig(network="mlp", hidden_sizes=(8,), dueling=False, n_step=1)
+
+
+_PLAYED = ("dqn", "dqn_image", "dqn_rainbow", "dqn_munchausen", "r2d2", "sac", "td3", "d4pg")
+
+
+def _play(client: SimulatorClient, episode: int, length: int, end: str = "terminated", first: int = 0) -> list[int]:
+    """Play an episode whose observations are (episode, step) and whose reward of step t is t; return its actions."""
+    actions = [client.begin(np.array([episode, 0], np.float32))] if not first else []
+    for step in range(max(first, 1), length + 1):
+        ends = {end: True} if step == length else {}
+        actions.append(client.step(np.array([episode, step], np.float32), step, **ends))
+    return actions
+
+
+def _firsts(items: dict[str, np.ndarray]) -> list[tuple[int, int]]:
+    """Return (episode, step) of the first step of each item, sorted."""
+    return sorted((int(e), int(s)) for e, s in items["observation"][:, 0])
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_episodes_are_stored_whole(end: str) -> None:
+    """Each decision once, with the reward that it brought and the action that was given out."""
+    with local_server() as replay:
+        table = create_table(replay.address, _DQN, _SPEC)
+        with local_simulators(replay.address, _DQN, _SPEC) as service:
+            with SimulatorClient(service.address, _SPEC) as client:
+                actions = {episode: _play(client, episode, 6, end) for episode in range(3)}
+                assert client.run == "test"
+                assert client.params_version == 3
+            service.flush()
+            items = stored_items(replay.address, table)
+            assert service.metric("tidemill_simulator_episodes_total", end=end) == 3
+    assert all(each[-1] is None for each in actions.values())
+    decided = items["is_first"].shape[0]
+    assert decided
+    firsts = _firsts(items)
+    assert len(set(firsts)) == len(firsts)
+    assert {(e, s) for e, s in firsts if e < 2} == {(e, s) for e in range(2) for s in range(6)}
+    for (episode, step), action, reward in zip(
+        items["observation"][:, 0].astype(int).tolist(), items["action"][:, 0], items["reward"][:, 0], strict=True
+    ):
+        assert reward == step + 1
+        assert action == actions[episode][step]
+
+
+@pytest.mark.parametrize("name", _PLAYED)
+def test_every_algorithm_of_a_replay_plays(name: str) -> None:
+    """With its stacks, recurrent states and payloads, on a prioritized table."""
+    config, spec = CASES[name]
+    if spec.masks_actions:
+        pytest.skip("its client would need masks")
+    rng = np.random.default_rng(0)
+    seen = rng.integers(0, 255, (2, 31, *spec.observation_shape)).astype(spec.observation_dtype)
+    with local_server() as replay:
+        table = create_table(replay.address, config, spec, sampler=SelectorConfig(SelectorKind.PRIORITIZED))
+        with local_simulators(replay.address, config, spec, sampler="prioritized") as service:
+            with SimulatorClient(service.address, spec) as client:
+                for episode in seen:
+                    client.begin(episode[0])
+                    for step in range(1, 31):
+                        client.step(episode[step], 0.5, truncated=step == 30)
+            service.flush()
+            assert not service.errors
+            assert stored_items(replay.address, table)
+
+
+def test_action_that_a_client_takes_by_itself_is_stored() -> None:
+    """And it is what the answer says."""
+    with local_server() as replay:
+        table = create_table(replay.address, _DQN, _SPEC)
+        with local_simulators(replay.address, _DQN, _SPEC) as service:
+            with SimulatorClient(service.address, _SPEC) as client:
+                assert client.begin(np.zeros(2, np.float32), action=2) == 2
+                for step in range(1, 9):
+                    assert client.step(np.array([0, step], np.float32), 1.0, action=step % 3) == step % 3
+            service.flush()
+            items = stored_items(replay.address, table)
+    steps = items["observation"][:, 0, 1].astype(int)
+    assert (items["action"][:, 0] == np.where(steps == 0, 2, steps % 3)).all()
+
+
+def test_evaluation_is_counted_and_not_stored() -> None:
+    """It is played by the best actions, the same ones each time."""
+    with local_server() as replay:
+        create_table(replay.address, _DQN, _SPEC)
+        with (
+            local_simulators(replay.address, _DQN, _SPEC) as service,
+            SimulatorClient(service.address, _SPEC) as client,
+        ):
+            played = []
+            for _ in range(2):
+                actions = [client.begin(np.zeros(2, np.float32), evaluate=True)]
+                actions += [client.step(np.array([0, n], np.float32), 1.0, terminated=n == 5) for n in range(1, 6)]
+                played.append(actions)
+            assert played[0] == played[1]
+            assert service.metric("tidemill_simulator_evaluation_return_sum") == 10.0
+            assert service.writer.next_steps.sum() == 0
+
+
+def test_call_that_breaks_is_continued_exactly_once() -> None:
+    """Wherever it breaks: the client asks again with its token, and a step that had arrived is known to have."""
+    with local_server() as replay:
+        table = create_table(replay.address, _DQN, _SPEC)
+        with local_simulators(replay.address, _DQN, _SPEC) as service:
+            with SimulatorClient(service.address, _SPEC) as client:
+                client.begin(np.zeros(2, np.float32))
+                for step in range(1, 40):
+                    if step % 7 == 0:
+                        client._drop()  # as a network would
+                    assert client.step(np.array([0, step], np.float32), step) is not None
+            wait_until(lambda: service.metric("tidemill_simulator_episodes_total", end="abandoned") == 1, "its end")
+            service.flush()
+            assert _firsts(stored_items(replay.address, table)) == [(0, step) for step in range(39)]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_service_that_is_restarted_loses_and_doubles_no_step(kept: bool, tmp_path: Path) -> None:
+    """The client sends again what was not stored; where nothing was kept for it, the episode ends."""
+    identity = tmp_path / "kept.json" if kept else None
+    with local_server() as replay, ExitStack() as stack:
+        table = create_table(replay.address, _DQN, _SPEC)
+        address = free_address()
+        client = stack.enter_context(SimulatorClient(address, _SPEC, timeout_s=WAIT_S))
+        with local_simulators(replay.address, _DQN, _SPEC, address=address, identity=identity):
+            client.begin(np.zeros(2, np.float32))
+            for step in range(1, 30):
+                client.step(np.array([0, step], np.float32), step)
+        with local_simulators(replay.address, _DQN, _SPEC, address=address, identity=identity) as service:
+            answer = client.step(np.array([0, 30], np.float32), 30)
+            assert (answer is not None) == kept
+            if kept:
+                assert _play(client, 0, 40, first=31)[-1] is None
+            client.close()
+            service.flush()
+            firsts = _firsts(stored_items(replay.address, table))
+            items = stored_items(replay.address, table)
+    assert len(set(firsts)) == len(firsts)
+    if kept:
+        seen = {int(step) for step in items["observation"][:, :, 1].reshape(-1)}
+        assert seen == set(range(40))
+        assert len(firsts) >= 40 - 2  # an item across the restart is not made
+
+
+def test_client_that_is_gone_frees_its_slot_after_a_while() -> None:
+    """Its episode ends as truncated, and another may come; until then all slots are taken."""
+    with local_server() as replay:
+        create_table(replay.address, _DQN, _SPEC)
+        with local_simulators(replay.address, _DQN, _SPEC, slots=1, grace_s=1.0) as service:
+            first = SimulatorClient(service.address, _SPEC)
+            _begin(first, 5)
+            with (
+                SimulatorClient(service.address, _SPEC, timeout_s=0.0) as second,
+                pytest.raises(ResourceExhausted, match=r"1 clients are there, as many as inference\.simulators"),
+            ):
+                second.begin(np.zeros(2, np.float32))
+            first._drop()
+            with SimulatorClient(service.address, _SPEC, timeout_s=WAIT_S) as third:
+                assert third.begin(np.zeros(2, np.float32)) is not None
+            assert service.metric("tidemill_simulator_episodes_total", end="abandoned") == 1
+
+
+def _begin(client: SimulatorClient, steps: int) -> None:
+    client.begin(np.zeros(2, np.float32))
+    for step in range(1, steps):
+        client.step(np.array([0, step], np.float32), 1.0)
+
+
+def test_idle_client_does_not_hold_others_up() -> None:
+    """One that has stopped sending costs the others no more than a batch's longest wait."""
+    with local_server() as replay:
+        create_table(replay.address, _DQN, _SPEC)
+        with (
+            local_simulators(replay.address, _DQN, _SPEC) as service,
+            SimulatorClient(service.address, _SPEC) as idle,
+            SimulatorClient(service.address, _SPEC) as busy,
+        ):
+            _begin(idle, 5)
+            _begin(busy, 200)
+            assert service.metric("tidemill_simulator_steps_total") == 205
+
+
+def test_client_that_sends_nothing_is_left_out() -> None:
+    """After `inference.simulator_timeout_s`; one that comes back continues."""
+    with local_server() as replay:
+        create_table(replay.address, _DQN, _SPEC)
+        with (
+            local_simulators(replay.address, _DQN, _SPEC, timeout_s=0.2) as service,
+            SimulatorClient(service.address, _SPEC, timeout_s=WAIT_S) as client,
+        ):
+            _begin(client, 3)
+            wait_until(lambda: _is_ended(client), "the call to end")
+            assert client.step(np.array([0, 3], np.float32), 1.0) is not None
+            assert service.metric("tidemill_simulator_episodes_total", end="abandoned") == 0
+
+
+def _is_ended(client: SimulatorClient) -> bool:
+    assert client._call is not None
+    return bool(client._call._responses.done())
+
+
+def test_learner_paces_simulators() -> None:
+    """An answer waits while the rate limiter holds writers back, and comes when samples are drawn."""
+    with local_server() as replay:
+        limiter = RateLimiterConfig(min_size=1, samples_per_insert=1.0, error_buffer=2 * CHUNK)
+        table = create_table(replay.address, _DQN, _SPEC, rate_limiter=limiter)
+        with (
+            local_simulators(replay.address, _DQN, _SPEC) as service,
+            SimulatorClient(service.address, _SPEC) as client,
+        ):
+            made = 0
+
+            def play() -> None:
+                nonlocal made
+                client.begin(np.zeros(2, np.float32))
+                while made < 100:
+                    client.step(np.array([0, made], np.float32), 1.0)
+                    made += 1
+
+            player = threading.Thread(target=play)
+            player.start()
+            wait_until(lambda: service.writer.unacknowledged_chunks >= 8 or made >= 100, "the limiter")
+            held_at = made
+            assert held_at < 100
+            with ReplaySampler([replay.address], table, 1) as samples:
+                while player.is_alive():
+                    samples.take(0.05)
+            assert made == 100
+
+
+def test_spaces_are_compared_by_name() -> None:
+    """One line names the client, the field, the value and what is allowed."""
+    cases = {
+        EnvSpec((3,), "float32", num_actions=3): r"observation 'observation' is float32 \[3\], allowed: float32 \[2\]",
+        EnvSpec((2,), "uint8", num_actions=3): r"is uint8 \[2\], allowed: float32 \[2\]",
+        EnvSpec((2,), "float32", num_actions=4): "num_actions is 4, allowed: 3",
+        EnvSpec((2,), "float32", action_shape=(2,)): r"num_actions is 0, .*action_shape is \[2\]",
+    }
+    with local_server() as replay:
+        create_table(replay.address, _DQN, _SPEC)
+        with local_simulators(replay.address, _DQN, _SPEC) as service:
+            for spec, message in cases.items():
+                with (
+                    SimulatorClient(service.address, spec, name="game-1") as client,
+                    pytest.raises(FailedPrecondition, match=f"client 'game-1' does not fit run 'test': .*{message}"),
+                ):
+                    client.begin(np.zeros(spec.observation_shape, spec.observation_dtype))
+
+
+def test_bad_step_is_refused_by_name() -> None:
+    """And ends the episode; the client may begin another."""
+    with local_server() as replay:
+        create_table(replay.address, _DQN, _SPEC)
+        with (
+            local_simulators(replay.address, _DQN, _SPEC) as service,
+            SimulatorClient(service.address, _SPEC, name="game-1") as client,
+        ):
+            _begin(client, 3)
+            with pytest.raises(InvalidArgument, match="client 'game-1': observation 'observation' holds nan at"):
+                client.step(np.array([0, np.nan], np.float32), 1.0)
+            with pytest.raises(FailedPrecondition, match="call `begin` first"):
+                client.step(np.zeros(2, np.float32), 1.0)
+            _begin(client, 3)
+            with pytest.raises(InvalidArgument, match="reward is inf at step 3, allowed: a finite number"):
+                client.step(np.zeros(2, np.float32), float("inf"))
+            with pytest.raises(InvalidArgument, match=r"action.choices\[0\] is 3, allowed: 0 .. 2"):
+                client.begin(np.zeros(2, np.float32), action=3)
+            _begin(client, 3)
+
+
+def test_calls_are_bounded() -> None:
+    """However many are opened; each must say who it is."""
+    with local_server() as replay, ExitStack() as stack:
+        create_table(replay.address, _DQN, _SPEC)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC, slots=1))
+        channel = stack.enter_context(open_channel(service.address))
+        stub = simulator_pb2_grpc.SimulatorServiceStub(channel)
+        ended = threading.Event()
+        stack.callback(ended.set)
+
+        def silent() -> Iterator[pb.PlayRequest]:
+            ended.wait(WAIT_S)
+            yield from ()
+
+        calls = [stub.Play(silent()) for _ in range(2)]
+        wait_until(lambda: _refused(stub), "the bound on calls")
+        for call in calls:
+            call.cancel()
+
+
+def _refused(stub: simulator_pb2_grpc.SimulatorServiceStub) -> bool:
+    opening = pack_open(Declared("late", _SPEC))
+    try:
+        with translated():
+            next(stub.Play(iter([opening])))
+    except ResourceExhausted as error:
+        return "2 calls are open, as many as inference.simulators allows" in str(error)
+    return False
+
+
+def test_first_message_must_open() -> None:
+    """A step without it is refused, and so is a name that is none."""
+    with local_server() as replay, ExitStack() as stack:
+        create_table(replay.address, _DQN, _SPEC)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC))
+        channel = stack.enter_context(open_channel(service.address))
+        stub = simulator_pb2_grpc.SimulatorServiceStub(channel)
+        named = pack_open(Declared("x", _SPEC))
+        named.open.client = "../x"
+        for message, reason in ((pb.PlayRequest(step=pb.Step()), "must be `open`"), (named, "open.client is '../x'")):
+            with pytest.raises(InvalidArgument, match=reason), translated():
+                next(stub.Play(iter([message])))
+
+
+def test_no_service_is_told_after_the_timeout() -> None:
+    """With the address."""
+    address = free_address()
+    with SimulatorClient(address, _SPEC, timeout_s=0.0) as client, pytest.raises(Unavailable, match=address):
+        client.begin(np.zeros(2, np.float32))

@@ -1,0 +1,169 @@
+"""The simulator service inside the test's process, over a real replay server, with parameters that the test sets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from tests.support.inference_service import FixedParams, state_of
+from tests.support.waiting import WAIT_S
+from tidemill.acting.writer import open_writer
+from tidemill.config.run import ClusterSettings
+from tidemill.config.sections import InferenceConfig
+from tidemill.config.table import TableSettings
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.codec import decode
+from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.writing.writer import ReplayWriter
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.interface import SplitPolicy
+from tidemill.rl.agents.registry import AgentConfig, extra_columns_of
+from tidemill.rl.exploration import ActorSlot
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.settings import ServerSettings
+from tidemill.services.inference.batcher import Batcher
+from tidemill.services.inference.episode import Episode
+from tidemill.services.inference.forward_thread import ForwardThread
+from tidemill.services.inference.metrics import Metrics, SimulatorMetrics
+from tidemill.services.inference.resume_token import Identity
+from tidemill.services.inference.simulator_servicer import SimulatorServicer
+from tidemill.services.inference.simulators import Simulators
+from tidemill.types import EnvSpec, signature_of
+
+TABLE, CHUNK = "t", 4
+
+
+@dataclass(frozen=True)
+class LocalSimulators:
+    """The service, with its parts at hand."""
+
+    address: str
+    writer: ReplayWriter
+    registry: CollectorRegistry
+    loop: asyncio.AbstractEventLoop
+    errors: list[BaseException]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return a metric of the service, 0 when it was never touched."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def flush(self) -> None:
+        """Send every row that is complete to the replay server."""
+        asyncio.run_coroutine_threadsafe(self.writer.flush_async(WAIT_S), self.loop).result(WAIT_S)
+
+
+def create_table(address: str, config: AgentConfig, spec: EnvSpec, **settings: Any) -> TableConfig:  # noqa: ANN401
+    """Create the table of an algorithm; settings go to `TableConfig`."""
+    window = config.window(spec.frame_stack)
+    policy = build_policy(config, spec)
+    signature = (*signature_of(spec), *extra_columns_of(config, spec))
+    table = TableConfig(
+        TABLE,
+        signature,
+        settings.pop("sampler", SelectorConfig(SelectorKind.UNIFORM)),
+        max_items=10_000,
+        max_item_steps=window.length,
+        payload_bytes=4 * policy.recurrent_state_size,
+        **settings,
+    )
+    with ReplayClient(address) as client:
+        client.create_table(table)
+    return table
+
+
+@contextmanager
+def local_simulators(
+    replay: str,
+    config: AgentConfig,
+    spec: EnvSpec,
+    *,
+    address: str = "127.0.0.1:0",
+    slots: int = 4,
+    grace_s: float = 60.0,
+    timeout_s: float = 60.0,
+    identity: Path | None = None,
+    sampler: str = "uniform",
+    name: str = "simulators",
+    params: FixedParams | None = None,
+) -> Iterator[LocalSimulators]:
+    """Serve simulators, whose steps a table of the replay server at `replay` takes."""
+    if params is None:
+        params = FixedParams()
+        params.set(state_of(config, spec), number=3)
+    policy, errors, registry = build_policy(config, spec, slot=ActorSlot(num_envs=64)), list[BaseException](), None
+    registry = CollectorRegistry()
+    watcher: Any = params
+    forward = ForwardThread(policy, watcher, Batcher(64, 0.002), Metrics(registry), errors.append)
+    kept = Identity(identity)
+    settings = InferenceConfig(
+        agent=config,
+        cluster=ClusterSettings(replay=(replay,)),
+        table=TableSettings(name=TABLE, chunk_length=CHUNK, sampler=sampler),  # type: ignore[arg-type]
+    )
+    stop = threading.Event()
+    writer = open_writer(
+        settings,
+        name,
+        spec.frame_stack,
+        policy.initial_priority,
+        stop,
+        num_envs=slots,
+        max_in_flight_chunks=2,
+        epoch=kept.epoch,
+    )
+    assert writer is not None
+
+    def explorer(slot: int) -> SplitPolicy:
+        made = build_policy(config, spec, seed=slot, slot=ActorSlot(slot, 1, slots))
+        assert isinstance(made, SplitPolicy)
+        return made
+
+    simulators = Simulators(
+        writer,
+        forward,
+        partial(Episode, spec, policy.recurrent_state_size, extra_columns_of(config, spec)),
+        explorer,
+        kept,
+        SimulatorMetrics(registry),
+        errors.append,
+        slots=slots,
+        grace_s=grace_s,
+        max_wait_s=0.002,
+        device=torch.device("cpu"),
+        rng=np.random.default_rng(0),
+    )
+    try:
+        with BackgroundServer("inference", ServerSettings(address, grace_s=0.2)) as background:
+            servicer = SimulatorServicer(simulators, spec, "test", max_calls=2 * slots, timeout_s=timeout_s)
+            servicer.add_to(background.server)
+            yield LocalSimulators(background.start(), writer, registry, background.loop, errors)
+            background.loop.call_soon_threadsafe(servicer.close)
+    finally:
+        stop.set()
+        writer.close()
+        forward.close()
+
+
+def stored_items(address: str, table: TableConfig) -> dict[str, NDArray[Any]]:
+    """Return the columns of all items of a table, each [items, steps, ...]; of shorter ones the first step repeats."""
+    with ReplayClient(address) as client:
+        count = client.describe_table(TABLE).items
+    if not count:
+        return {}
+    with ReplaySampler([address], table, count, max_in_flight_batches=1, without_replacement=True) as stream:
+        batch = stream.take(WAIT_S)
+        assert batch is not None
+        decoded = decode(table.signature, batch, table.max_item_steps)
+        return {name: values[decoded.index] for name, values in decoded.columns.items()}

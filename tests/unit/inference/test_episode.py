@@ -1,0 +1,132 @@
+"""Episodes that clients play, as rows: equal to those of an actor, and never more than was seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tidemill.errors import InvalidArgument
+from tidemill.inference.wire import Answer
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.interface import SplitPolicy
+from tidemill.rl.policy_io import PolicyInput
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.services.inference.episode import Episode, Row
+from tidemill.simulator.wire import SeenStep
+from tidemill.types import EnvSpec
+
+_SPEC = EnvSpec((1,), "float32", num_actions=3, frame_stack=2)
+_DQN = DQNConfig(network="mlp", hidden_sizes=(4,))
+
+
+def _episode(first_step: int = 0) -> Episode:
+    return Episode(_SPEC, 0, (), first_step)
+
+
+def _seen(step: int, **others: object) -> SeenStep:
+    return SeenStep(step, np.array([step], np.float32), reward=float(step), **others)  # type: ignore[arg-type]
+
+
+def _play(episode: Episode, *steps: SeenStep) -> list[Row]:
+    policy = build_policy(_DQN, _SPEC)
+    assert isinstance(policy, SplitPolicy)
+    rows: list[Row] = []
+    for seen in steps:
+        acted = None
+        if (policy_input := episode.see(seen)) is not None:
+            arrays = {name: tensor.numpy() for name, tensor in policy.forward(policy_input).items()}
+            acted = episode.act(seen, policy_input, Answer(3, 0, 0, arrays), policy, env_steps=0)
+        rows += episode.advance(seen, acted)
+    return rows
+
+
+def _told(rows: list[Row]) -> list[tuple[float, float, str]]:
+    """Return observation, reward and flags of each row: first, terminated, truncated, reset."""
+    found = []
+    for row in rows:
+        names = ("is_first", "terminated", "truncated")
+        flags = "".join(name[3 if name == "is_first" else 1] for name in names if row.columns[name])
+        flags += "" if row.is_decision else "-"
+        found.append((float(row.columns["observation"][0]), float(row.columns["reward"]), flags))
+    return found
+
+
+def test_terminated_episode_has_a_row_for_each_decision() -> None:
+    """Each holds the reward that its action brought; the last observation is not acted on."""
+    rows = _play(_episode(), _seen(0), _seen(1), _seen(2), _seen(3, terminated=True))
+    assert _told(rows) == [(0.0, 1.0, "f"), (1.0, 2.0, ""), (2.0, 3.0, "e")]
+    assert {row.params_version for row in rows} == {3}
+
+
+def test_truncated_episode_ends_with_its_last_observation() -> None:
+    """As rows of an actor do: learners bootstrap from it."""
+    rows = _play(_episode(), _seen(0), _seen(1), _seen(2, truncated=True))
+    assert _told(rows) == [(0.0, 1.0, "f"), (1.0, 2.0, "r"), (2.0, 0.0, "-")]
+    assert rows[-1].beside["is_reset_step"]
+    assert rows[-1].beside.keys() == rows[0].beside.keys()
+
+
+def test_client_that_is_gone_leaves_a_truncated_episode() -> None:
+    """Of what it was seen to do, the last whole step is where it is cut, and nothing is made up."""
+    episode = _episode()
+    rows = _play(episode, _seen(0), _seen(1), _seen(2))
+    assert _told(rows) == [(0.0, 1.0, "f")]  # the newest complete row waits
+    assert _told(episode.abandon()) == [(1.0, 2.0, "r"), (2.0, 0.0, "-")]
+    assert episode.is_over
+    assert episode.abandon() == []
+
+
+def test_client_that_is_gone_after_one_observation_leaves_nothing() -> None:
+    """It has done nothing whose outcome is known."""
+    episode = _episode()
+    assert _play(episode, _seen(0)) == []
+    assert episode.abandon() == []
+
+
+def test_continued_episode_begins_a_stream_behind_what_is_stored() -> None:
+    """Its first step stands first, as the stacks of the learner have it; the reward before it is stored already."""
+    rows = _play(_episode(5), _seen(5), _seen(6), _seen(7, terminated=True))
+    assert _told(rows) == [(5.0, 6.0, "f"), (6.0, 7.0, "e")]
+
+
+def test_step_out_of_order_is_refused() -> None:
+    """By its number, and nothing changes."""
+    episode = _episode()
+    _play(episode, _seen(0))
+    for wrong in (0, 2):
+        with pytest.raises(InvalidArgument, match=f"step is {wrong}, allowed: 1"):
+            episode.see(_seen(wrong))
+    assert _told(_play(episode, _seen(1, terminated=True))) == [(0.0, 1.0, "fe")]
+
+
+def test_reported_action_is_stored_with_its_own_priority_inputs() -> None:
+    """In the place of the policy's choice, whose parameters then have no part in it."""
+    (row,) = _play(_episode(), _seen(0, reported=np.array(2)), _seen(1, terminated=True))
+    assert row.columns["action"] == 2
+    assert row.params_version == 0
+    policy = build_policy(_DQN, _SPEC)
+    assert isinstance(policy, SplitPolicy)
+    stack = np.zeros((1, 2, 1), np.float32)
+    none = np.zeros(1, np.float32)
+    seen = PolicyInput(stack, np.ones(1, bool), np.zeros(1, np.int64), none, np.zeros((1, 0), np.float32))
+    numbers = policy.forward(seen)["q"]
+    torch.testing.assert_close(torch.from_numpy(row.beside["chosen"]), numbers[0, 2])
+
+
+def test_evaluation_stores_nothing() -> None:
+    """It is played by the action that the answer holds."""
+    episode = _episode()
+    seen = _seen(0, evaluate=True)
+    policy_input = episode.see(seen)
+    assert policy_input is not None
+    answer = Answer(3, 0, 0, {"action": np.array([1.0], np.float32)})
+    policy = build_policy(_DQN, _SPEC)
+    assert isinstance(policy, SplitPolicy)
+    acted = episode.act(seen, policy_input, answer, policy, env_steps=0)
+    assert acted.output.action.tolist() == [1]
+    assert acted.output.action.dtype == np.int64
+    assert episode.advance(seen, acted) == []
+    assert episode.see(_seen(1, terminated=True)) is None
+    assert episode.advance(_seen(1, terminated=True), None) == []
+    assert (episode.is_over, episode.episode_return) == (True, 1.0)
