@@ -128,7 +128,7 @@ class InferenceSettings:
     max_streams: int = 64
     """Most actors at the same time, at least 1."""
     simulators: int = 0
-    """Most programs that may play as clients of this service at a time, each with an environment of its own
+    """Most programs that may play as clients of this service at a time, each with its own environment
     (docs/tutorials/simulators.md). 0 disables them. The service then also writes to the replay service."""
     simulator_grace_s: float = 30.0
     """How long an episode stays open whose program is gone, in seconds, so that it can continue; then it ends as
