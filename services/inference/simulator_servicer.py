@@ -20,6 +20,9 @@ from tidemill.types import EnvSpec
 
 _FULL_NAME = pb.DESCRIPTOR.services_by_name["SimulatorService"].full_name
 
+_CANCELLED_S = 0.1
+"""How soon gRPC says that a call was cancelled whose messages have ended, which looks like a half-close until then."""
+
 _log = structlog.get_logger()
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -67,6 +70,7 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
                 while (request := await self._next(request_iterator, declared)) is not None:
                     choice = await self._simulators.play(seat, call, unpack_step(request, self._spec))
                     yield pb.PlayResponse(decision=self._decision(choice))
+                await asyncio.sleep(_CANCELLED_S)
                 is_over = True
             except InvalidArgument as error:
                 is_over = True

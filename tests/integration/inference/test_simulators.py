@@ -187,7 +187,7 @@ def test_client_that_is_gone_frees_its_slot_after_a_while() -> None:
             first._drop()
             with SimulatorClient(service.address, _SPEC, timeout_s=WAIT_S) as third:
                 assert third.begin(np.zeros(2, np.float32)) is not None
-            assert service.metric("tidemill_simulator_episodes_total", end="abandoned") == 1
+                assert service.metric("tidemill_simulator_episodes_total", end="abandoned") == 1
 
 
 def _begin(client: SimulatorClient, steps: int) -> None:
