@@ -42,9 +42,17 @@ _INTRODUCTION = """# API reference
 
 <!-- Written by `python -m scripts.api_reference` from docstrings: change those, then run it. -->
 
-What `import tidemill` offers, and nothing else, is the public surface: documented, typed and versioned. Shapes are
-[B, ...] for a batch, [N, ...] for the environments of an actor. Examples run as tests, against real servers; 7401 to
-7403 are the services' usual ports. [Extending Tidemill](extending.md) shows the interfaces at work.
+Use Tidemill from Python:
+
+```python
+import tidemill
+
+result = tidemill.train("CartPole-v1", algorithm="dqn")
+```
+
+The public interface is the names of `import tidemill`: documented, typed and versioned. Shapes are [B, ...] for a batch
+and [N, ...] for the environments of an actor. The examples run as tests against real servers; 7401 to 7403 are the
+default ports of the services. [Extending Tidemill](extending.md) shows the interfaces in use.
 """
 
 _GOOGLE = re.compile(r"^(Args|Returns|Raises|Attributes|Yields|Example):$")

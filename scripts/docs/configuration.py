@@ -26,28 +26,36 @@ _INTRODUCTION = """# Configuration reference
 
 <!-- Written by `python -m scripts.docs.configuration` from the settings' docstrings: change those, then run it. -->
 
-Every setting of a run, from the dataclasses that read it. The setting `learner.publish_every` is
-`--learner.publish-every 50` on the command line and
+Find a setting and set it on the command line:
+
+```bash
+tidemill train --config cartpole_dqn --learner.publish-every 50
+```
+
+or in a file that `--config` names:
 
 ```yaml
 learner:
   publish_every: 50
 ```
 
-in a file that `--config` names. The command line wins over the file, the file over the defaults below. A switch is
-turned off by `--evaluator.no-video`. An unknown key is an error that names the nearest known one. Each process reads
-the sections that it needs: `tidemill learner --help` lists those of the learner, and `tidemill train` takes all;
-`tidemill train --help agent` shows one section on a screen, and `tidemill train --help agent.noise` all of those
-that begin so.
+The command line overrides the file, and the file overrides the defaults below. A switch is turned off by a `no-` before
+its name: `--evaluator.no-video`. An unknown key is an error that names the nearest known one.
 
-Where there is no command line, as in containers, the variables of `.env.example` hold options of each service, and
-`TIDEMILL_TLS_CA`, `TIDEMILL_TOKEN_FILE` and their like say how clients reach secured servers
-([Operations](../operations.md#security)).
+| Command | Shows |
+|---|---|
+| `tidemill train --help` | all sections |
+| `tidemill train --help agent` | one section |
+| `tidemill train --help agent.noise` | the full text of a setting, or of all settings with that prefix |
+| `tidemill learner --help` | the sections that one service reads |
+
+In containers the variables of `.env.example` hold the options of each service. `TIDEMILL_TLS_CA`, `TIDEMILL_TOKEN_FILE`
+and other variables say how clients reach secured servers ([Operations](../operations.md#security)).
 """
 _SERVER = """## SERVICE.server
 
-Of `replay.server`, `paramserver.server`, `learner.server`, `actor.server` and `evaluator.server`. Each service's own
-section gives the defaults that differ.
+The settings of `replay.server`, `paramserver.server`, `learner.server`, `actor.server` and `evaluator.server`. The
+section of each service has the defaults that differ.
 """
 _NONE = "none"
 

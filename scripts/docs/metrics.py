@@ -31,9 +31,15 @@ _INTRODUCTION = """# Metrics
 
 <!-- Written by `python -m scripts.docs.metrics` from a running cluster: change the texts in the code, then run it. -->
 
-Each process serves these to Prometheus at `http://METRICS-ADDRESS/metrics`. `SERVICE.server.metrics_address` sets
-where, and the log names the address at the start. Names, kinds and labels are part of the interface: they change only
-with an entry in the changelog. Every metric also has the labels `run` and `process` (`actor-3`).
+Read the metrics of a process, or let Prometheus scrape them. The first line of the process's log has the address
+(`metrics=...`), which `SERVICE.server.metrics_address` sets:
+
+```text
+curl http://METRICS-ADDRESS/metrics
+```
+
+Names, kinds and labels are part of the interface: they change only with an entry in the changelog. Every metric
+also has the labels `run` and `process` (`actor-3`).
 
 Counters end with `_total`, times are in seconds, sizes in bytes. A histogram or summary `x` is served as `x_count`,
 `x_sum` and, for a histogram, `x_bucket`. Some metrics appear only where they apply: `tidemill_resting`, and

@@ -33,10 +33,15 @@ _INTRODUCTION = """# Wire reference
 
 <!-- Written by `python -m scripts.docs.wire` from protos/: change the comments there, then run it. -->
 
-The gRPC contract, from the comments in [protos/](../../protos/tidemill/replay/v1/replay.proto): what each call does,
-when it blocks, its status codes, and whether a retry is safe. It changes only compatibly within `v1`. Any language with
-gRPC can speak it, and every server answers reflection; payloads are described in [Replay on its own](../replay.md) and
-in `tidemill/replay/codec.py`.
+Call the services from any language with gRPC. Every server answers reflection:
+
+```text
+grpcurl -plaintext 127.0.0.1:7401 describe tidemill.replay.v1.ReplayService
+```
+
+The page is made from the comments in [protos/](../../protos/tidemill/replay/v1/replay.proto): what each call does, when
+it blocks, its status codes, and whether a retry is safe. The contract changes only compatibly within `v1`.
+[Replay on its own](../replay.md) and `tidemill/replay/codec.py` describe the payloads.
 """
 # Field numbers of descriptor.proto, which make up the paths of a file's comments.
 _MESSAGES, _ENUMS, _SERVICES, _FIELDS, _VALUES, _METHODS, _NESTED, _NESTED_ENUMS = 4, 5, 6, 2, 2, 2, 3, 4
