@@ -27,18 +27,21 @@ _ISOLATED = (
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("how, options", [("each", ()), ("fatal", _ISOLATED)])
+@pytest.mark.parametrize(
+    "preset, how, options",
+    [("cartpole_dqn", "each", ()), ("cartpole_ppo", "each", ()), ("cartpole_dqn", "fatal", _ISOLATED)],
+)
 def test_run_whose_environments_fail_in_every_way_reaches_its_target(
-    how: str, options: tuple[str, ...], tmp_path: Path
+    preset: str, how: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     """CartPole is solved, although an environment fails every 300 steps, in training and in evaluation."""
     faults = ("--env.kwargs", "how", how, "every", "300")
-    limits = ("--run.target_return", "150", "--run.max_wall_s", "500", "--env.num-envs", "4")
-    config = ("--config", str(ROOT / "configs" / "cartpole_dqn.yaml"), "--run.root", str(tmp_path))
+    limits = ("--run.target_return", "150", "--run.max_wall_s", "500")
+    config = ("--config", str(ROOT / "configs" / f"{preset}.yaml"), "--run.root", str(tmp_path))
     with launched("train", *config, *_FAULTY, *faults, *options, *limits) as cluster:
         assert cluster.wait(700.0) == 0, cluster.output
         assert cluster.children() == {}
-    folder = tmp_path / "cartpole_dqn"
+    folder = tmp_path / preset
     result = json.loads((folder / "result.json").read_text())
     assert result["solved"], result
     assert {"raised", "invalid"} <= env_failures(folder).keys()

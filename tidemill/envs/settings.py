@@ -74,7 +74,8 @@ class EnvSettings:
     """Pause before the second restart within 200 steps, in seconds; it doubles up to 10 s. The first has none."""
     isolate: bool = False
     """Whether each environment of actors and the evaluator has a separate process (with `env.vector`: each batch), so
-    that a hang or a crash in native code costs an episode and not the process. A step takes about 0.1 ms longer."""
+    that a hang or a crash in native code costs an episode and not the process. A step takes about 0.5 ms more of
+    processor time."""
     max_memory_mib: int = 0
     """Memory of an environment's process, in MiB, above which it is replaced after the episode; at twice as much the
     episode is cut. 0: no limit. Needs `env.isolate`."""

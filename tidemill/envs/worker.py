@@ -47,13 +47,13 @@ def _serve(link: Link) -> None:
         return
     link.send({"spec": asdict(env.spec)})
     try:
-        _play(link, env)
+        _play(link, env, weighs=bool(opening[0]["settings"]["max_memory_mib"]))
     finally:
         env.close()
 
 
-def _play(link: Link, env: VectorEnv) -> None:
-    """Answer until the actor closes the socket, which raises EOFError."""
+def _play(link: Link, env: VectorEnv, *, weighs: bool) -> None:
+    """Answer until the actor closes the socket, which raises EOFError; say how much memory is taken if `weighs`."""
     while (message := link.receive(None)) is not None:
         fields, arrays = message
         try:
@@ -61,7 +61,8 @@ def _play(link: Link, env: VectorEnv) -> None:
         except BaseException as error:  # of the user's: SystemExit is one of them
             link.send(_failure(error))
         else:
-            link.send(answer | {"memory_bytes": linux.resident_bytes()}, columns)
+            memory = {"memory_bytes": linux.resident_bytes()} if weighs else {}
+            link.send(answer | memory, columns)
 
 
 def _answer(

@@ -7,6 +7,7 @@ other, little-endian and in C order.
 from __future__ import annotations
 
 import json
+import math
 import select
 import socket
 import struct
@@ -75,8 +76,8 @@ class Link:
         fields = json.loads(received[_SIZES.size : begin])
         arrays = {}
         for name, dtype, shape in fields.pop(_ARRAYS):
-            size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-            arrays[name] = np.frombuffer(bytes(received[begin : begin + size]), dtype).reshape(shape).copy()
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            arrays[name] = np.frombuffer(received[begin : begin + size], dtype).reshape(shape)  # a slice is a copy
             begin += size
         del received[:end]
         return fields, arrays
