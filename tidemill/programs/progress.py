@@ -37,7 +37,8 @@ class ProgressLine:
 
     def note(self, text: str) -> None:
         """Print a line that stays, above the one that is redrawn."""
-        self._redraw("")
+        if self._width:
+            self._redraw("")
         self._write(f"{text}\n")
 
     def _redraw(self, text: str) -> None:

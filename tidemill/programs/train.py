@@ -69,7 +69,7 @@ def train(
     named = {"env.id": env, "agent.algorithm": algorithm}
     options = {**(settings or {}), **{name: value for name, value in named.items() if value is not None}}
     resolved, notes = load_run(config, options)
-    line = ProgressLine(sys.stdout) if progress else None
+    line = ProgressLine(sys.stdout) if progress and sys.stdout else None  # a program may have been started without one
     for note in (*notes, *_without_end(resolved.run)):
         _say(line, f"note: {note}")
     cluster = Cluster(resolved, fresh=fresh)
