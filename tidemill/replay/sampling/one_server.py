@@ -20,6 +20,7 @@ class OneServer:
         self._schedule = schedule
         self._next = self._taken = schedule.first if schedule is not None else 0
         self._server: str | None = None
+        self._by_credit: Plan | None = None  # the same for each batch
 
     def join(self, shard: str) -> None:
         """The server is there."""
@@ -41,11 +42,12 @@ class OneServer:
         if self._server is None:
             return None
         if self._schedule is None:
-            draw = Draw(self._server, batch_size, counted=None)
-        else:
-            seeded = self._schedule.draw_of(self._next)
-            draw = Draw(self._server, batch_size, 0, seeded.seed, seeded.at_step_count)
+            if self._by_credit is None:
+                self._by_credit = Plan({self._server: 1.0}, (Draw(self._server, batch_size, counted=None),))
+            return self._by_credit
+        seeded = self._schedule.draw_of(self._next)
         self._next += 1
+        draw = Draw(self._server, batch_size, 0, seeded.seed, seeded.at_step_count)
         return Plan({self._server: 1.0}, (draw,))
 
     def replan(self, _plan: Plan, _lost: Collection[Draw]) -> Plan | None:

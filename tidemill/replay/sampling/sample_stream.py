@@ -450,7 +450,8 @@ class SampleStream:
 
     def _send(self) -> None:
         for shard in self._shards.values():
-            shard.send()
+            if shard.request is not None:
+                shard.send()
 
     def _run(self) -> None:
         """Follow the shards, in a thread."""
