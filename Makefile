@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
-LOCKS := $(wildcard requirements/*.txt)
+LOCKS := $(filter-out requirements/race_%,$(wildcard requirements/*.txt))
 # The build of torch: cpu (0.2 GB), cuda (3 GB) or none, for replay and its clients alone.
 TORCH ?= $(shell nvidia-smi -L 2>/dev/null | grep -q ^GPU && echo cuda || echo cpu)
 

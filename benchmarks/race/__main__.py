@@ -50,6 +50,10 @@ def main() -> None:
     trainings = [each for each in trainings_of(arguments) if _has_environment(each[0])]
     for name in {peer.name: None for _, peer, _ in trainings}:
         CONTENDERS[name].install()
+        if not arguments.test:
+            subprocess.run(
+                CONTENDERS[name].warm_up_command(), env=_environment(), stdout=subprocess.DEVNULL, check=False
+            )
     for task, peer, seed in trainings if not arguments.test else ():
         if not arguments.again and results.find(task.name, peer.name, seed):
             continue
@@ -113,8 +117,7 @@ def _train(task: Task, peer: Peer, seed: int, limit_s: float, arguments: argpars
     command = peer.train_command(task, seed, folder)
     row: Row = {"task": task.name, "contender": peer.name, "seed": seed, "commit": commit()}
     started_s = time.monotonic()
-    environment = os.environ | {STARTED_VARIABLE: str(started_s), "PYTHONWARNINGS": "ignore"}
-    found = measure(command, folder / "log.txt", limit_s, environment)
+    found = measure(command, folder / "log.txt", limit_s, _environment() | {STARTED_VARIABLE: str(started_s)})
     if found.is_late and limit_s < arguments.limit_s:
         return False
     row |= {"others_cores": round(found.others_cores, 3), "quiet": found.others_cores <= QUIET_CORES}
@@ -129,6 +132,12 @@ def _train(task: Task, peer: Peer, seed: int, limit_s: float, arguments: argpars
     shown = {name: value for name, value in row.items() if name not in ("curve", "versions", "commit")}
     print(json.dumps(shown), flush=True)
     return True
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables of every contender: byte code is kept, as it is by default."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"PYTHONWARNINGS": "ignore"}
 
 
 def _test(task: Task, peer: Peer, seed: int, arguments: argparse.Namespace, results: Results) -> None:

@@ -71,6 +71,10 @@ class Peer:
         (packages / "project.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
         stamp.write_text(pins, encoding="utf-8")
 
+    def warm_up_command(self) -> list[str]:
+        """Return a command that imports what a training does, so that none of them compiles modules."""
+        return [*self._module(), "--help"]
+
     def _module(self) -> list[str]:
         return [str(ENVIRONMENTS / self.name / "bin" / "python"), "-m", f"benchmarks.race.peers.{self.name}"]
 
@@ -96,6 +100,13 @@ class Tidemill(Peer):
     def install(self) -> None:
         """Do nothing: this program is in its environment."""
 
+    def warm_up_command(self) -> list[str]:
+        """Return a command that imports what a training does, so that none of them compiles modules."""
+        services = ("launcher", "replay", "paramserver", "learner", "actor", "evaluator")
+        imports = [f"import tidemill.services.{name}.__main__" for name in services]
+        imports += ["import tidemill.services.evaluator.curve", "import tidemill.services.launcher.commands.train"]
+        return [sys.executable, "-c", "; ".join([*imports, "import tidemill.rl.agents.build, torch._dynamo"])]
+
     def _module(self) -> list[str]:
         return [sys.executable, "-m", f"benchmarks.race.peers.{self.name}"]
 
@@ -107,6 +118,11 @@ _CONTENDERS: Sequence[Peer] = (
     Peer("cleanrl", "CleanRL's way", _ONE),
     Peer("torchrl", "TorchRL", _ONE),
     Peer("rllib", "RLlib", "Ray, env runner and learner in the driver"),
-    Peer("sample_factory", "Sample Factory", "sampler, runner and learner", algorithms=("ppo",)),
+    Peer(
+        "sample_factory",
+        "Sample Factory",
+        "a process each to sample, infer, batch and learn; constant step size",
+        algorithms=("ppo",),
+    ),
 )
 CONTENDERS = {each.name: each for each in _CONTENDERS}

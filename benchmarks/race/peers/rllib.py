@@ -36,7 +36,9 @@ def train(task: Task, seed: int, course: Course) -> None:
     config = _config(task)
     config.environment(task.env_id, normalize_actions=True, clip_actions=False).framework("torch")
     config.env_runners(num_env_runners=0, num_envs_per_env_runner=task.num_envs).learners(num_learners=0)
-    config.debugging(seed=seed, log_level="ERROR").reporting(min_time_s_per_iteration=0)
+    config.debugging(seed=seed, log_level="ERROR").reporting(
+        min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0 if isinstance(task.settings, PPO) else 1000
+    )
     algorithm = config.build_algo()
     decisions = updates = 0
     module = algorithm.get_module(_MODULE)
