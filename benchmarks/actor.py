@@ -33,7 +33,7 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.replay.client import ReplayClient
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.registry import stored_columns
+from tidemill.rl.settings.registry import stored_columns
 from tidemill.services.learner.data.table import table_config
 from tidemill.types import EnvSpec
 

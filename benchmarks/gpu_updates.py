@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from tidemill.rehearsal.sizes import sizes
+from tidemill.rl.agents.blank_batch import blank_batch
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.registry import AgentConfig
-from tidemill.rl.blank_batch import blank_batch
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.types import EnvSpec
 
 _WARM_UPS, _UPDATES, _FEWEST = 9, 40, 8

@@ -38,7 +38,7 @@ from tidemill.learner.client import LearnerClient
 from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.registry import stored_columns
+from tidemill.rl.settings.registry import stored_columns
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.learner.data.table import table_config
 

@@ -11,8 +11,8 @@ from tidemill.config.sections import RunConfig
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.envs.settings import EnvSettings
-from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 
 

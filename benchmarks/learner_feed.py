@@ -28,7 +28,7 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.appender import StreamAppender
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.registry import stored_columns
+from tidemill.rl.settings.registry import stored_columns
 from tidemill.services.learner.data.table import table_config
 from tidemill.types import ColumnSpec, EnvSpec
 

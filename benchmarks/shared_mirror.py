@@ -34,7 +34,7 @@ from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.registry import stored_columns
+from tidemill.rl.settings.registry import stored_columns
 from tidemill.services.learner.data.sampling import LearnerRows
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.distributed.learner_group import RankInfo, StepVote, joined_group

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tidemill import EnvSpec
-from tidemill.rl.networks.linear import flat
+from tidemill.rl.networks.layers.linear import flat
 
 
 @dataclass(frozen=True)

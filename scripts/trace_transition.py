@@ -28,7 +28,7 @@ _END_S = 90.0
 _MEANWHILE = {
     "what watches and keeps a run": (
         *("metrics.py", "telemetry.py", "curves.py", "tensorboard_writer.py", "callbacks.py"),
-        *("services/learner/progress.py", "services/learner/counters.py", "services/learner/control.py", "checkpoint/"),
+        *("services/learner/status/", "checkpoint/"),
     ),
     "settings and RPC plumbing": ("config/", "settings/", "rpc/", "process.py"),
     "the replay log": ("services/replay/log/", "atomic_files.py"),

@@ -77,7 +77,7 @@ from tidemill.rl.agents.interface import Policy as Policy
 from tidemill.rl.agents.interface import PolicyContext as PolicyContext
 from tidemill.rl.policy_io import PolicyInput as PolicyInput
 from tidemill.rl.policy_io import PolicyOutput as PolicyOutput
-from tidemill.rl.agents.registry import AgentConfig as AgentConfig
+from tidemill.rl.settings.registry import AgentConfig as AgentConfig
 
 # A trained policy
 from tidemill.bundle.policy import load_policy as load_policy

@@ -19,7 +19,7 @@ from tidemill.config.load import from_document, read_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import NotFound
-from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.services.tools.plot.bootstrap import interquartile_mean, mean_interval
 
 Document = dict[str, Any]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidemill import ColumnSpec, EnvSpec, Signature, WindowSpec
-from tidemill.rl.checks import require, require_actions
+from tidemill.rl.checks import require
+from tidemill.rl.settings.registry import require_actions
 
 if TYPE_CHECKING:
     import torch

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from retrace.config import RetraceConfig
 from retrace.loss import retrace_target
 from tidemill import EnvSpec, PolicyContext, PolicyInput, PolicyOutput, Update
-from tidemill.rl.networks.linear import flat, linear
+from tidemill.rl.networks.layers.linear import flat, linear
 from tidemill.rl.optimizers import Adam
-from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.target_network import TargetNetwork
-from tidemill.rl.train_state import TrainState
+from tidemill.rl.train_state import TrainedAgent, TrainState
 from tidemill.rl.transitions import unrolled_transitions
 
 LOG_PROB = "log_prob"
@@ -44,7 +43,7 @@ class QNetwork(nn.Module):
         return q
 
 
-class RetraceAgent:
+class RetraceAgent(TrainedAgent):
     """A Q-network, its target and one optimizer."""
 
     recurrent_state_size = 0
@@ -62,10 +61,6 @@ class RetraceAgent:
         """Return the steps of each window, with the log-probability that the actor stored."""
         steps, gamma = self._config.steps, self._config.gamma
         return unrolled_transitions(columns, index, self._frame_stack, steps, gamma, extras=(LOG_PROB,))
-
-    def set_process_group(self, group: ProcessGroup) -> None:
-        """Make every further update together with the same agent of the other ranks."""
-        self._state.group = group
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one update on the first action of each window."""
@@ -90,18 +85,6 @@ class RetraceAgent:
         trace = self._config.trace_decay * ratio.clamp(max=1.0) * batch["continues"]
         columns = (batch["reward"], batch["discount"], trace, q.amax(dim=2), chosen_q)
         return retrace_target(*(column.transpose(0, 1) for column in columns))[0], trace.transpose(0, 1)
-
-    def policy_state(self) -> dict[str, Tensor]:
-        """Return copies of the network's parameters."""
-        return {name: value.detach().clone() for name, value in self._online.state_dict().items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to continue exactly."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was called."""
-        self._state.load_state_dict(state)
 
 
 class RetracePolicy:

@@ -17,7 +17,7 @@ from typing import Any
 from scripts.docs.generated import FOLDER, write_or_check
 from tidemill.config.documented import settings, summary
 from tidemill.config.sections import RunConfig
-from tidemill.rl.agents.registry import algorithms, config_class
+from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.rpc.settings import ServerSettings
 
 PAGE = FOLDER / "configuration.md"

@@ -22,8 +22,8 @@ from tidemill.replay.shards.readiness import wait_for_replay
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy, SplitPolicy
-from tidemill.rl.agents.registry import extra_columns_of
 from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.settings.registry import extra_columns_of
 from tidemill.services.inference.episode import Episode
 from tidemill.services.inference.forward_thread import ForwardThread
 from tidemill.services.inference.metrics import SimulatorMetrics

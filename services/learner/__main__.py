@@ -19,7 +19,7 @@ from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, w
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.ended import ENDED_LEARNER
 from tidemill.services.learner.learner import Learner
-from tidemill.services.learner.metrics import unregister_rank_0_metrics
+from tidemill.services.learner.status.metrics import unregister_rank_0_metrics
 
 _log = structlog.get_logger()
 

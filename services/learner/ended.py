@@ -26,8 +26,8 @@ from tidemill.programs.idle import show_idling
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import Backoff
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
-from tidemill.services.learner.control import Control
 from tidemill.services.learner.servicer import LearnerServicer
+from tidemill.services.learner.status.control import Control
 
 ENDED_LEARNER = "tidemill.services.learner.ended"
 _REFRESH_S = 5.0

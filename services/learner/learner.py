@@ -29,35 +29,35 @@ from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd, clear_divergence, note_divergence
 from tidemill.params.version import ParamsMetadata
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
-from tidemill.replay.shards.readiness import wait_for_any_shard
+from tidemill.replay.shards.readiness import wait_for_replay
 from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.capture_trial import with_chosen_compile
+from tidemill.rl.agents.hindsight import Draws, HindsightAgent
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.registry import stored_columns
-from tidemill.rl.capture_trial import with_chosen_compile
-from tidemill.rl.hindsight import Draws, HindsightAgent
 from tidemill.rl.optimizers import fallen
+from tidemill.rl.settings.registry import stored_columns
 from tidemill.rpc.readiness import wait_for_service
 from tidemill.rpc.server import RpcServer
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.resume import ResumableState, config_digest, seed_rng
-from tidemill.services.learner.checkpoint.rollback import PUBLISH_S, Rollback
 from tidemill.services.learner.checkpoint.store import CheckpointStore
-from tidemill.services.learner.control import Control
-from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.curves import learner_callbacks
 from tidemill.services.learner.data.device import learner_device
 from tidemill.services.learner.data.table import create_tables
 from tidemill.services.learner.data.table_watch import TableWatch
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
-from tidemill.services.learner.divergence import Diverged
-from tidemill.services.learner.fence import Fence
 from tidemill.services.learner.lock_step.pace import LockStepPace
-from tidemill.services.learner.metrics import watch_gpu
-from tidemill.services.learner.pace import FreeRunning, Learning, Pace
-from tidemill.services.learner.progress import Progress, StatusReporter
 from tidemill.services.learner.publishing import PolicyPublisher
+from tidemill.services.learner.rollback import PUBLISH_S, Rollback
 from tidemill.services.learner.servicer import LearnerServicer
-from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
+from tidemill.services.learner.status.control import Control
+from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.status.divergence import Diverged
+from tidemill.services.learner.status.fence import Fence
+from tidemill.services.learner.status.metrics import watch_gpu
+from tidemill.services.learner.status.progress import Progress, StatusReporter
+from tidemill.services.learner.training.pace import FreeRunning, Learning, Pace
+from tidemill.services.learner.training.trainer import Limits, Trainer, TrainerOutputs
 from tidemill.types import EnvSpec
 
 _LAST_PUBLISH_S = 5.0
@@ -112,9 +112,8 @@ class Learner:
         learning = self._build()
         try:
             with ExitStack() as stack:
-                directory = self._directory(stack)
-                if self._services_are_ready(directory) and not self._run_is_over(stack):
-                    self._train(learning, directory, set_serving, stack)
+                if self._services_are_ready() and not self._run_is_over(stack):
+                    self._train(learning, self._directory(stack), set_serving, stack)
         finally:
             self._control.close()
 
@@ -145,12 +144,9 @@ class Learner:
         addresses = self._config.cluster.replay
         return stack.enter_context(closing(ShardDirectory(addresses))) if is_sharded(addresses) else None
 
-    def _services_are_ready(self, directory: ShardDirectory | None) -> bool:
+    def _services_are_ready(self) -> bool:
         cluster, timeout_s = self._config.cluster, self._config.cluster.connect_timeout_s
-        if directory is None:
-            is_ready = wait_for_service("cluster.replay", cluster.replay[0], timeout_s, self._stop)
-        else:
-            is_ready = wait_for_any_shard("cluster.replay", directory, timeout_s, self._stop)
+        is_ready = wait_for_replay("cluster.replay", cluster.replay, timeout_s, self._stop)
         if not self._rank.is_first:
             return is_ready
         return is_ready and wait_for_service("cluster.params", cluster.params, timeout_s, self._stop)

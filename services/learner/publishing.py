@@ -11,8 +11,8 @@ from torch import Tensor
 from tidemill.params.blob import half, pack
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.version import ParamsMetadata, Precision
-from tidemill.services.learner.divergence import check_finite
 from tidemill.services.learner.host_copies import Arrays, HostCopies
+from tidemill.services.learner.status.divergence import check_finite
 
 _log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ from tidemill.learner.status import LearnerStatus
 from tidemill.learner.v1 import learner_pb2 as pb
 from tidemill.learner.v1 import learner_pb2_grpc
 from tidemill.rpc.server import RpcServer
-from tidemill.services.learner.control import Control
+from tidemill.services.learner.status.control import Control
 
 CHECKPOINT_TIMEOUT_S = 50.0
 """Longest a caller waits for a checkpoint: a step, the copy and the disk. Below the client's deadline."""

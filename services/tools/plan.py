@@ -21,8 +21,8 @@ from tidemill.config.load import load_config, take_option
 from tidemill.config.presets import find_config
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, FatalError
-from tidemill.rl.agents.registry import AgentConfig, LearnsOnPolicy
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.registry import AgentConfig, LearnsOnPolicy
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.settings.check import check
 from tidemill.settings.overlay import overlay

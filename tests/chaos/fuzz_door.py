@@ -39,8 +39,8 @@ from tidemill.services.inference.resume_token import Identity
 from tidemill.services.inference.servicer import InferenceServicer
 from tidemill.services.inference.simulator_servicer import SimulatorServicer
 from tidemill.services.inference.simulators import Simulators
-from tidemill.services.learner.control import Control
 from tidemill.services.learner.servicer import LearnerServicer
+from tidemill.services.learner.status.control import Control
 from tidemill.services.paramserver.metrics import Metrics as ParamMetrics
 from tidemill.services.paramserver.servicer import ParamServicer
 from tidemill.services.paramserver.version_notifier import VersionNotifier

@@ -16,8 +16,8 @@ from tests.support.replay_service import local_server as replay_server
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
-from tidemill.services.learner.control import Control
 from tidemill.services.learner.servicer import LearnerServicer
+from tidemill.services.learner.status.control import Control
 
 # In this order; that of `Cluster` is in tests/process.
 MAIN = (

@@ -13,7 +13,7 @@ from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import shard_config
-from tidemill.services.learner.metrics import SamplerCollector
+from tidemill.services.learner.status.metrics import SamplerCollector
 
 
 def _reconnects(collector: SamplerCollector) -> float:

@@ -41,8 +41,8 @@ from tidemill.replay.batch import Blocks  # noqa: E402
 from tidemill.rl import optimizers  # noqa: E402
 from tidemill.rl.agents import dqn, sac  # noqa: E402
 from tidemill.rl.agents.build import build_agent  # noqa: E402
+from tidemill.rl.agents.capture_trial import can_record  # noqa: E402
 from tidemill.rl.agents.dqn import gather_action  # noqa: E402
-from tidemill.rl.capture_trial import can_record  # noqa: E402
 from tidemill.rl.process_group import draw_normal  # noqa: E402
 from tidemill.services.inference.__main__ import make_policy  # noqa: E402
 from tidemill.services.learner import learner as learner_module  # noqa: E402

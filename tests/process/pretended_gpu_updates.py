@@ -15,8 +15,8 @@ from torch import Tensor
 from tests.support.batches import CASES, sampled_batch
 from tidemill.rehearsal.updates import recorded
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.registry import AgentConfig
-from tidemill.rl.capture_trial import can_record
+from tidemill.rl.agents.capture_trial import can_record
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.types import EnvSpec
 
 ITEMS, UPDATES = 6, 4

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.support.batches import CASES, sampled_batch
 from tests.support.recorded_operations import OperationRecorder
-from tidemill.rl import update_graph
+from tidemill.rl.agents import update_graph
 from tidemill.rl.agents.build import build_agent
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, StepVote, joined_group
 

@@ -20,7 +20,7 @@ from tests.support.learner_cluster import LearnerCluster, LearnerThread, learner
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.agents.ppo import PPOAgent
 from tidemill.services.learner.data.decoder import Batch
-from tidemill.services.learner.trainer import Trainer
+from tidemill.services.learner.training.trainer import Trainer
 
 pytestmark = pytest.mark.process
 

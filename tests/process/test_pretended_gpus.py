@@ -65,7 +65,7 @@ import torch
 from tests.support.batches import CASES, sampled_batch
 from dataclasses import replace
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.capture_trial import with_chosen_compile
+from tidemill.rl.agents.capture_trial import with_chosen_compile
 
 config, env_spec = CASES["dqn"]
 if len(sys.argv) > 1:

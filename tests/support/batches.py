@@ -14,12 +14,12 @@ from torch import Tensor
 from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.registry import AgentConfig, extra_columns_of
 from tidemill.rl.policy_io import PolicyInput
 from tidemill.rl.process_group import SingleProcess, flat_mean
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig, PQNConfig
 from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
+from tidemill.rl.settings.registry import AgentConfig, extra_columns_of
 from tidemill.rl.settings.soft_actor_critic import SACConfig, SACDiscreteConfig
 from tidemill.types import EnvSpec
 

@@ -19,9 +19,9 @@ from tidemill.inference.wire import Opening
 from tidemill.params.blob import pack
 from tidemill.params.version import Params, ParamsMetadata, Precision, Version
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.inference.batcher import Batcher

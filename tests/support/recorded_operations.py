@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tidemill.rl.agents.interface import Update
-from tidemill.rl.update_graph import RunUpdate
+from tidemill.rl.agents.update_graph import RunUpdate
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Recording(TorchDispatchMode):
 
 
 class OperationRecorder:
-    """A `tidemill.rl.update_graph.Recorder` for the CPU.
+    """A `tidemill.rl.agents.update_graph.Recorder` for the CPU.
 
     Attributes:
         recordings: How many parts there are.

@@ -29,8 +29,8 @@ from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConf
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import SplitPolicy
-from tidemill.rl.agents.registry import AgentConfig, extra_columns_of
 from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.settings.registry import AgentConfig, extra_columns_of
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.inference.batcher import Batcher

@@ -12,22 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOORS = ("tidemill/__init__.py", "tidemill/replay/__init__.py")
 """Packages that offer what lies below and beside them, as their stubs list it. Nothing in the house enters by them."""
 
-KNOTS: list[set[str]] = [
-    {"services/actor", "services/actor/lock_step"},
-    {
-        "services/learner",
-        "services/learner/checkpoint",
-        "services/learner/data",
-        "services/learner/lock_step",
-    },
-    {
-        "tidemill/rl",
-        "tidemill/rl/agents",
-        "tidemill/rl/networks",
-        "tidemill/rl/networks/torsos",
-        "tidemill/rl/settings",
-    },
-]
+KNOTS: list[set[str]] = []
 """Folders that import each other, directly or through others. A folder that has left its knot is removed here, and no
 other is added."""
 

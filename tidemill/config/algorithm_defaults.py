@@ -11,8 +11,8 @@ from typing import Any
 
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import config_class
 from tidemill.rl.settings.base import ROLLOUTS
+from tidemill.rl.settings.registry import config_class
 from tidemill.settings.overlay import overlay
 
 DEFAULT_ALGORITHM = "sac"

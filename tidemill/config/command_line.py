@@ -14,7 +14,7 @@ import yaml
 from tidemill.config.presets import preset_names
 from tidemill.config.yaml_text import parse
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import algorithms, config_class
+from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.settings.check import collecting, refuse
 from tidemill.settings.other_names import meant
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tidemill.config.documented import Setting, fields_of, settings, summary
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import algorithms, config_class
+from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.settings.check import nearest
 
 ALL = "all"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
 from tidemill.replay.chunk import SMALLEST_PRIORITY
-from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.types import WindowSpec
 
 _InitialPriority = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]]

@@ -22,7 +22,7 @@ from tidemill.config.presets import FOLDER, find_config
 from tidemill.config.sections import RunConfig
 from tidemill.config.yaml_text import Dumper, parse
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import config_class
+from tidemill.rl.settings.registry import config_class
 from tidemill.settings.check import collecting, nearest, refuse
 from tidemill.settings.overlay import overlay, to_document
 

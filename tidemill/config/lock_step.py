@@ -9,7 +9,7 @@ from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.services import LauncherSettings, LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import AgentConfig, LearnsOnPolicy, algorithms, config_class
+from tidemill.rl.settings.registry import AgentConfig, LearnsOnPolicy, algorithms, config_class
 
 _NOT_AN_INTEGER = 1e-6  # what rounding may add to a product of settings
 

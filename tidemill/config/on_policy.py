@@ -7,7 +7,7 @@ from typing import Any
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import LearnsOnPolicy
+from tidemill.rl.settings.registry import LearnsOnPolicy
 
 
 def check_on_policy(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process

@@ -20,7 +20,7 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 
 if TYPE_CHECKING:
-    from tidemill.rl.agents.registry import AgentConfig
+    from tidemill.rl.settings.registry import AgentConfig
 else:
     AgentConfig = Any  # the command line offers the fields of the algorithm that was named, whichever it is
 

@@ -20,7 +20,7 @@ from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:
     from tidemill.rehearsal.pretended_cuda import PretendedCuda
-    from tidemill.rl.agents.registry import AgentConfig
+    from tidemill.rl.settings.registry import AgentConfig
 
 _ITEMS = 4
 _ACTIONS: tuple[dict[str, Any], ...] = ({"num_actions": 4}, {"action_shape": (2,)})
@@ -75,7 +75,7 @@ def faults(cuda: PretendedCuda, config: AgentConfig, env_spec: EnvSpec) -> list[
         The kind is that of a `Note`, or `error` for what is raised before a GPU is asked for anything.
     """
     from tidemill.rehearsal.updates import recorded, rehearse_updates
-    from tidemill.rl.capture_trial import can_record
+    from tidemill.rl.agents.capture_trial import can_record
 
     found: list[tuple[str, str]] = []
     for way in [config, recorded(config)] if can_record(config) else [config]:
@@ -92,7 +92,7 @@ def faults(cuda: PretendedCuda, config: AgentConfig, env_spec: EnvSpec) -> list[
 
 
 def _uses(question: Question) -> Iterator[tuple[AgentConfig, EnvSpec]]:
-    from tidemill.rl.agents.registry import algorithms, config_class
+    from tidemill.rl.settings.registry import algorithms, config_class
 
     for algorithm in algorithms():
         kind: Any = config_class(algorithm)

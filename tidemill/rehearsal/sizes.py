@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tidemill.rehearsal.pretended_cuda import PretendedCuda
 from tidemill.rehearsal.updates import recorded, rehearse_updates
-from tidemill.rl.agents.registry import AgentConfig, config_class
-from tidemill.rl.capture_trial import can_record
+from tidemill.rl.agents.capture_trial import can_record
 from tidemill.rl.process_group import SingleProcess, flat_mean
+from tidemill.rl.settings.registry import AgentConfig, config_class
 from tidemill.types import EnvSpec
 
 _ATARI = EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=6)

@@ -11,10 +11,10 @@ import torch
 
 from tidemill.rehearsal.pretended_cuda import PretendedCuda
 from tidemill.rehearsal.watch import Note
+from tidemill.rl.agents.blank_batch import blank_batch
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.registry import AgentConfig
-from tidemill.rl.blank_batch import blank_batch
 from tidemill.rl.process_group import ProcessGroup
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.types import EnvSpec
 
 GRAPHS = "cuda-graphs"

@@ -15,7 +15,7 @@ from torch import Tensor
 from tidemill.errors import ConfigError
 
 Compile = Literal["auto", "none", "default", "cuda-graphs"]
-"""With `cuda-graphs` torch compiles nothing; see `tidemill.rl.update_graph`. A learner decides what `auto` is."""
+"""With `cuda-graphs` torch compiles nothing; see `rl/agents/update_graph.py`. A learner decides what `auto` is."""
 
 Loss = Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, ...]]
 """From a batch, always of the same shapes, and importance weights [B] to the loss, [], and what else came of it."""

@@ -6,7 +6,6 @@ The learner keeps the mean and sends it along with the parameters; whoever acts 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _PUBLISHED = "initial_priority"
-_STATE = "mean_priority"
 
 _SHARE = 0.01
 """Of one update in the mean."""
@@ -27,24 +25,16 @@ class MeanPriority:
     """The learner's side: an exponential mean, 1 before the first update."""
 
     def __init__(self, device: torch.device) -> None:
-        self._mean = torch.ones((), device=device)
+        self.mean = torch.ones((), device=device)
+        """The mean, [], which a checkpoint keeps."""
 
     def update(self, priority: Tensor) -> None:
         """Take in the mean priority of one update's items, []."""
-        self._mean.lerp_(priority, _SHARE)
+        self.mean.lerp_(priority, _SHARE)
 
     def published(self) -> dict[str, Tensor]:
         """Return a copy of the state, for `NewItemPriority.load`."""
-        return {_PUBLISHED: self._mean.clamp(max=_LARGEST)}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the state that is needed to continue exactly."""
-        return {_STATE: self._mean}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from an agent's state; one of an older version may lack it."""
-        if _STATE in state:
-            self._mean.copy_(state[_STATE])
+        return {_PUBLISHED: self.mean.clamp(max=_LARGEST)}
 
 
 class NewItemPriority:

@@ -12,7 +12,6 @@ from tidemill.errors import InvalidArgument
 from tidemill.logger import LateLogger
 from tidemill.rl.exploration import linear
 from tidemill.rl.process_group import SINGLE_PROCESS, ProcessGroup
-from tidemill.rl.settings.q_learning import QLearningSettings
 
 _DECAY_SETTING = "agent.learning_rate_decay_updates"
 
@@ -186,14 +185,6 @@ class Optimizer(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
-
-
-def build_optimizer(settings: QLearningSettings, parameters: Iterable[Tensor]) -> Optimizer:
-    """Return the optimizer that the settings ask for."""
-    rate, epsilon, decay = settings.learning_rate, settings.optimizer_epsilon, settings.weight_decay
-    if settings.optimizer == "rmsprop":
-        return RMSProp(parameters, rate, settings.rmsprop_decay, epsilon, decay)
-    return Adam(parameters, rate, epsilon=epsilon, weight_decay=decay)
 
 
 def fallen(settings: object, update: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class TrainState:
     """Networks, optimizers and random generator of an agent, and the updates it has made."""
 
     networks: Mapping[str, nn.Module]
-    """By name, e.g. `actor`; their parameters are in the state under it."""
+    """By name, e.g. `actor`, the one that acts first; their parameters are in the state under it."""
     optimizers: Mapping[str, Optimizer]
     """By name, e.g. `actor_optimizer`."""
     noise: torch.Generator | None = None
@@ -36,6 +36,8 @@ class TrainState:
     """Updates so far."""
     group: ProcessGroup = SINGLE_PROCESS
     """The processes that make each update together."""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    """What else updates change, by name; one that a stored state lacks stays as it is."""
 
     @property
     def is_measured(self) -> bool:
@@ -47,7 +49,9 @@ class TrainState:
         state: dict[str, Any] = {name: dict(network.state_dict()) for name, network in self.networks.items()}
         state |= {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
         state["updates"] = self.updates
-        return state if self.noise is None else state | {"noise": self.noise.get_state()}
+        if self.noise is not None:
+            state["noise"] = self.noise.get_state()
+        return state | dict(self.tensors)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where `state_dict` was called.
@@ -62,6 +66,8 @@ class TrainState:
         self.updates = int(state["updates"])
         if self.noise is not None:
             self._load_noise(self.noise, state["noise"].cpu())
+        for name, tensor in self.tensors.items():
+            tensor.copy_(state.get(name, tensor))
 
     def _load_noise(self, noise: torch.Generator, stored: Tensor) -> None:
         if noise.get_state().numel() == stored.numel():
@@ -77,3 +83,26 @@ class TrainState:
             for name in names
             for key, value in self.networks[name].state_dict().items()
         }
+
+
+class TrainedAgent:
+    """Base of an agent that keeps everything in a `TrainState`: all of `Agent` but its batches and its updates."""
+
+    _state: TrainState
+
+    def set_process_group(self, group: ProcessGroup) -> None:
+        """Make every further update together with the same agent of the other ranks."""
+        self._state.group = group
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """Return copies of the parameters of the network that acts."""
+        acting = next(iter(self._state.networks.values()))
+        return {name: value.detach().clone() for name, value in acting.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return networks, optimizers, random generator and counters; see `Agent.state_dict`."""
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where `state_dict` was called."""
+        self._state.load_state_dict(state)

@@ -23,15 +23,15 @@ from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.agents.registry import extra_columns_of
 from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.settings.registry import extra_columns_of
 from tidemill.rpc.background import BackgroundServer
+from tidemill.services.actor.acting.loop import ActingLoop, PolicyParams, make_throttle
+from tidemill.services.actor.acting.metrics import EXPECTED, ActorMetrics, open_curves, watch_writer
 from tidemill.services.actor.lock_step.history import History
 from tidemill.services.actor.lock_step.policy import RoundPolicy
 from tidemill.services.actor.lock_step.round_file import RoundEnd
 from tidemill.services.actor.lock_step.rounds import RoundPacer, check_epoch
-from tidemill.services.actor.loop import ActingLoop, PolicyParams, make_throttle
-from tidemill.services.actor.metrics import EXPECTED, ActorMetrics, open_curves, watch_writer
 from tidemill.types import EnvSpec
 
 _log = structlog.get_logger()

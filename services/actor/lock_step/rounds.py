@@ -12,10 +12,10 @@ from tidemill.config.lock_step import LockStep
 from tidemill.errors import DataLoss, FatalError
 from tidemill.params.blob import unpack
 from tidemill.replay.writing.writer import ReplayWriter
+from tidemill.services.actor.acting.loop import PolicyParams
 from tidemill.services.actor.lock_step.history import History
 from tidemill.services.actor.lock_step.policy import RoundPolicy
 from tidemill.services.actor.lock_step.round_file import RoundEnd
-from tidemill.services.actor.loop import PolicyParams
 
 _STOP_CHECK_S = 0.5
 

@@ -10,7 +10,7 @@ from tidemill import formats
 from tidemill.config.sections import RunConfig
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import stored_columns
+from tidemill.rl.settings.registry import stored_columns
 from tidemill.scores import read_scores
 from tidemill.settings.overlay import to_document
 from tidemill.types import EnvSpec

@@ -22,7 +22,7 @@ from tidemill.programs.fork_client import ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
 from tidemill.programs.group_guard import MARK_VARIABLE
 from tidemill.programs.groups import Groups
-from tidemill.rl.agents.registry import AgentConfig
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.services.launcher.run.continuation import changed_settings
 from tidemill.settings.user_code import user_object
 
@@ -108,7 +108,7 @@ def try_here(folder: Path) -> int:
     from tidemill.envs.goals import goal_rewards
     from tidemill.envs.make import make_env, spec_of
     from tidemill.replay.table_config import check_signature
-    from tidemill.rl.agents.registry import stored_columns
+    from tidemill.rl.settings.registry import stored_columns
     from tidemill.services.launcher.run.continuation import check_continues
     from tidemill.services.launcher.run.random_play import play_random_steps
 

@@ -13,12 +13,12 @@ import structlog
 from tidemill.errors import FatalError, TidemillError
 from tidemill.learner.status import SavedCheckpoint
 from tidemill.params.publisher import StalePublisher
-from tidemill.services.learner import metrics
 from tidemill.services.learner.checkpoint.format import Checkpoint
 from tidemill.services.learner.checkpoint.state_tree import flatten
 from tidemill.services.learner.checkpoint.store import CheckpointStore
-from tidemill.services.learner.control import Control
-from tidemill.services.learner.divergence import Diverged, check_finite
+from tidemill.services.learner.status import metrics
+from tidemill.services.learner.status.control import Control
+from tidemill.services.learner.status.divergence import Diverged, check_finite
 
 _CLOSE_S = 10.0
 _ENDS = (Diverged, StalePublisher)

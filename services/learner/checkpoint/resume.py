@@ -21,7 +21,7 @@ from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
 from tidemill.services.learner.checkpoint.state_tree import clone_tree, copied_to_cpu, flatten, shapes_of
 from tidemill.services.learner.checkpoint.store import CheckpointStore, check_fits
-from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.status.counters import Counters
 from tidemill.settings.overlay import to_document
 
 

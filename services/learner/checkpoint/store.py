@@ -21,7 +21,7 @@ from tidemill.errors import DataLoss, FatalError, ResourceExhausted, TidemillErr
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
 from tidemill.services.learner.checkpoint.state_tree import flatten
-from tidemill.services.learner.divergence import Diverged, check_finite
+from tidemill.services.learner.status.divergence import Diverged, check_finite
 
 _NAME = re.compile(r"checkpoint-(?:(\d{6,})-)?(\d{8})\.safetensors")
 

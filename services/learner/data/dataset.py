@@ -15,13 +15,13 @@ from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
-from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import ToDevice, decoded_later
 from tidemill.services.learner.data.importance_exponent import importance_sampling_exponent
 from tidemill.services.learner.data.kept_rows import mirror_device
 from tidemill.services.learner.data.priorities import BY_SIXTEEN
 from tidemill.services.learner.data.sampling import LearnerRows
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
+from tidemill.services.learner.status.counters import Counters
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.sampling.sample_decoder import ItemRows, Whole
 from tidemill.rl.agents.interface import Agent, observation_columns_of
 from tidemill.rl.transitions import FRAMES, ROWS
-from tidemill.services.learner import metrics
 from tidemill.services.learner.data.device import DeviceBatch, DevicePrefetcher
 from tidemill.services.learner.data.device_rows import DeviceRows, with_row_numbers
+from tidemill.services.learner.status import metrics
 from tidemill.types import OBSERVATION, Codec, Signature
 
 STATE_DTYPE = np.dtype("<f4")

@@ -20,8 +20,8 @@ from tidemill import gpus
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import named_device, on_stream
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import LearnsOnPolicy
 from tidemill.rl.networks.torsos import AUTO, MLP
+from tidemill.rl.settings.registry import LearnsOnPolicy
 from tidemill.services.learner.data.device_rows import DeviceRows, StreamQueue
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.types import EnvSpec

@@ -17,7 +17,7 @@ from tidemill.observation_parts import in_order, pack
 from tidemill.replay.batch import Blocks
 from tidemill.replay.codec import decode_chunks
 from tidemill.replay.sampling.shared_arrays import reserve_private
-from tidemill.services.learner import metrics
+from tidemill.services.learner.status import metrics
 from tidemill.types import OBSERVATION, Codec, ColumnSpec, ObservationPart, Signature, part_column
 
 Array = NDArray[Any]

@@ -14,8 +14,8 @@ from tidemill.replay.sampling.mirror_memory import MirrorMemory, free_bytes, ope
 from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent, observation_columns_of
-from tidemill.services.learner import metrics
 from tidemill.services.learner.data.device_rows import DeviceRows
+from tidemill.services.learner.status import metrics
 
 _log = structlog.get_logger()
 

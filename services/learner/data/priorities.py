@@ -10,7 +10,7 @@ from torch import Tensor
 from tidemill.devices import use_device
 from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.sampling.priorities import PriorityMessages
-from tidemill.services.learner.divergence import check_finite
+from tidemill.services.learner.status.divergence import check_finite
 
 
 def read_priorities(parts: list[Tensor]) -> NDArray[np.float64]:

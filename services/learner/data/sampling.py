@@ -13,7 +13,6 @@ from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.shared_mirror import SampleDealer, SharedMirror, fetch_mirror
 from tidemill.replay.sampling.source import Connect, OpenedSource
 from tidemill.replay.table_config import TableConfig
-from tidemill.services.learner import metrics
 from tidemill.services.learner.data.device_rows import DeviceRows
 from tidemill.services.learner.data.kept_rows import (
     KeptRows,
@@ -23,6 +22,7 @@ from tidemill.services.learner.data.kept_rows import (
     open_rows_on_device,
 )
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, StepVote
+from tidemill.services.learner.status import metrics
 
 _log = structlog.get_logger()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tidemill.errors import TidemillError
 from tidemill.replay.client import ReplayClient
-from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.status.counters import Counters
 
 _EVERY_S = 1.0
 _DEADLINE_S = 2.0

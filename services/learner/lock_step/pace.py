@@ -19,16 +19,16 @@ from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
-from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.dataset import DatasetOptions, open_dataset
 from tidemill.services.learner.data.decoder import DatasetBatches
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
 from tidemill.services.learner.lock_step.priorities import HELD, RoundPriorities
 from tidemill.services.learner.lock_step.rounds import DrawSchedule, RoundPublisher, batches_per_draw
-from tidemill.services.learner.metrics import collect
-from tidemill.services.learner.pace import Feed, Learning
-from tidemill.services.learner.trainer import TrainerOutputs
+from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.status.metrics import collect
+from tidemill.services.learner.training.pace import Feed, Learning
+from tidemill.services.learner.training.trainer import TrainerOutputs
 from tidemill.types import Signature
 
 _MAX_IN_FLIGHT = 4  # samples that are drawn ahead of their use

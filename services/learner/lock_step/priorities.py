@@ -16,8 +16,8 @@ from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender, Update, in_messages
 from tidemill.services.learner.data.priorities import read_priorities
-from tidemill.services.learner.divergence import check_finite
-from tidemill.services.learner.fence import superseded
+from tidemill.services.learner.status.divergence import check_finite
+from tidemill.services.learner.status.fence import superseded
 
 Keys = NDArray[np.uint64]
 _Round = tuple[Keys, NDArray[np.float64]]

@@ -6,7 +6,7 @@ from tidemill.config.lock_step import LockStep
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.schedule import SeededDraw
 from tidemill.services.learner.lock_step.priorities import RoundPriorities
-from tidemill.services.learner.trainer import TrainerOutputs
+from tidemill.services.learner.training.trainer import TrainerOutputs
 
 _NUMBER_BITS = 40  # of a draw's seed; those above are of the run's
 

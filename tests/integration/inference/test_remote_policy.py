@@ -24,15 +24,15 @@ from tidemill.inference.v1 import inference_pb2_grpc
 from tidemill.inference.wire import Opening, pack_open
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyOutput
 from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.status import translated
-from tidemill.services.actor.loop import ActingLoop, ActingStopped, PolicyParams
-from tidemill.services.actor.metrics import ActorMetrics
-from tidemill.services.actor.remote_policy import RemotePolicy
+from tidemill.services.actor.acting.loop import ActingLoop, ActingStopped, PolicyParams
+from tidemill.services.actor.acting.metrics import ActorMetrics
+from tidemill.services.actor.acting.remote_policy import RemotePolicy
 from tidemill.types import EnvSpec
 
 _ENVS = 3

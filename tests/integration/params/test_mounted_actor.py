@@ -20,7 +20,7 @@ from tidemill.params.version import Precision
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.exploration import ActorSlot
 from tidemill.services.actor.__main__ import make_policy
-from tidemill.services.actor.metrics import open_curves
+from tidemill.services.actor.acting.metrics import open_curves
 from tidemill.services.paramserver import servicer as servicer_module
 
 

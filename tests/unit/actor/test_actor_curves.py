@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.support.event_files import scalars
 from tidemill.envs.interface import EpisodeSummary, VectorStep
-from tidemill.services.actor.metrics import ActorCurves, ActorMetrics
+from tidemill.services.actor.acting.metrics import ActorCurves, ActorMetrics
 
 
 def test_line_of_progress_is_a_point_as_well(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidemill.services.actor.metrics import WriterCollector
+from tidemill.services.actor.acting.metrics import WriterCollector
 
 
 @dataclass

@@ -10,7 +10,7 @@ from tests.support.batches import CASES
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import SplitPolicy
-from tidemill.services.actor.remote_policy import check_remote
+from tidemill.services.actor.acting.remote_policy import check_remote
 
 
 def _check(name: str, **changes: Any) -> None:  # noqa: ANN401 - flags and a number

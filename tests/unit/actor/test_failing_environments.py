@@ -20,8 +20,8 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.errors import EnvFailed
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.settings.q_learning import DQNConfig
-from tidemill.services.actor.loop import ActingLoop
-from tidemill.services.actor.metrics import ActorMetrics
+from tidemill.services.actor.acting.loop import ActingLoop
+from tidemill.services.actor.acting.metrics import ActorMetrics
 
 _ENVS = 3
 _MODULE = "tests.support.faulty_envs"

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.registry import stored_columns
 from tidemill.rl.settings.q_learning import DQNConfig
-from tidemill.services.actor.loop import ActingLoop
-from tidemill.services.actor.metrics import ActorMetrics
+from tidemill.rl.settings.registry import stored_columns
+from tidemill.services.actor.acting.loop import ActingLoop
+from tidemill.services.actor.acting.metrics import ActorMetrics
 from tidemill.types import column_names
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.services.actor.loop import VersionPacer
+from tidemill.services.actor.acting.loop import VersionPacer
 
 
 class Windows:

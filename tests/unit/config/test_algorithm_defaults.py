@@ -11,7 +11,7 @@ import pytest
 from tidemill.config.load import load, load_config
 from tidemill.config.sections import ReplayConfig, RunConfig
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import LearnsOnPolicy, algorithms
+from tidemill.rl.settings.registry import LearnsOnPolicy, algorithms
 
 
 def _read(*words: str) -> RunConfig:

@@ -21,7 +21,7 @@ from tidemill.config.sections import (
     RunConfig,
 )
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import algorithms
+from tidemill.rl.settings.registry import algorithms
 from tidemill.settings.overlay import overlay
 
 _CASES: list[tuple[type[Any], str | None]] = [

@@ -9,7 +9,7 @@ import pytest
 
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
-from tidemill.rl.agents.registry import config_class
+from tidemill.rl.settings.registry import config_class
 from tidemill.settings.overlay import to_document
 
 FILES = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))

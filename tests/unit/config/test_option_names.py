@@ -12,7 +12,7 @@ from tidemill.config.documented import settings
 from tidemill.config.load import from_document, load
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import algorithms, config_class
+from tidemill.rl.settings.registry import algorithms, config_class
 
 
 def _load(*arguments: str) -> RunConfig:

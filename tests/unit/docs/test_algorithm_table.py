@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tidemill.config.load import load
 from tidemill.config.sections import RunConfig
-from tidemill.rl.agents.registry import algorithms
+from tidemill.rl.settings.registry import algorithms
 
 _PAGE = Path(__file__).parents[3] / "docs" / "algorithms.md"
 

@@ -28,7 +28,7 @@ from tidemill.config.sections import (
     RunConfig,
 )
 from tidemill.errors import ConfigError
-from tidemill.rl.agents.registry import algorithms, config_class
+from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.services.evaluator import offline
 from tidemill.services.launcher import cli
 from tidemill.services.replay import __main__ as replay

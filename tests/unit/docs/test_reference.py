@@ -14,7 +14,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.learner.v1 import learner_pb2
 from tidemill.params.v1 import params_pb2
 from tidemill.replay.v1 import replay_pb2
-from tidemill.rl.agents.registry import algorithms, config_class
+from tidemill.rl.settings.registry import algorithms, config_class
 
 
 def test_configuration_page_is_what_the_dataclasses_say() -> None:

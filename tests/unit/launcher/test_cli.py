@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.errors import ConfigError, Unavailable
-from tidemill.rl.agents.registry import algorithms, config_class
+from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.services.launcher import cli
 from tidemill.services.launcher.commands import control
 

@@ -10,7 +10,7 @@ from tidemill.config.load import from_document
 from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
 from tidemill.rl.agents.dqn import DQNAgent
-from tidemill.rl.hindsight import HindsightAgent
+from tidemill.rl.agents.hindsight import HindsightAgent
 from tidemill.services.learner.learner import learning_agent
 from tidemill.types import WindowSpec
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tidemill.errors import FailedPrecondition
-from tidemill.services.learner.control import Control
+from tidemill.services.learner.status.control import Control
 
 
 def test_pause_and_resume_are_seen() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.replay.batch import StoredSteps
-from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.status.counters import Counters
 
 
 def observed(*answers: tuple[int, int], counters: Counters | None = None) -> Counters:

@@ -13,9 +13,9 @@ from tests.support.learner_fakes import Clock
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.format import Checkpoint
 from tidemill.services.learner.checkpoint.store import CheckpointStore
-from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.divergence import Diverged, check_finite
-from tidemill.services.learner.progress import Progress
+from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.status.divergence import Diverged, check_finite
+from tidemill.services.learner.status.progress import Progress
 
 _ZERO = torch.tensor(0.0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.errors import Unavailable
 from tidemill.params.publisher import StalePublisher
-from tidemill.services.learner.fence import Fence
+from tidemill.services.learner.status.fence import Fence
 
 
 class _Server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tidemill.services.learner.metrics import GpuCollector, GpuUtilisation
+from tidemill.services.learner.status.metrics import GpuCollector, GpuUtilisation
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there is nothing to tell without one")

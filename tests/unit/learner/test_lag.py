@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tidemill.services.learner.metrics import PolicyLagHistogram
+from tidemill.services.learner.status.metrics import PolicyLagHistogram
 
 
 def test_items_are_counted_by_their_lag() -> None:

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from tests.support.learner_fakes import Clock
 from tidemill.learner.status import LearnerState
-from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.progress import Progress
+from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.status.progress import Progress
 
 
 def _progress(clock: Clock, counters: Counters) -> Progress:

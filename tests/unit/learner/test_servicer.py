@@ -19,8 +19,8 @@ from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.learner import servicer
-from tidemill.services.learner.control import Control
 from tidemill.services.learner.servicer import LearnerServicer
+from tidemill.services.learner.status.control import Control
 
 _STATUS = LearnerStatus(
     checkpoint_error="the disk is full",

@@ -28,11 +28,11 @@ from tidemill.rl.agents.interface import Update
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.resume import ResumableState
 from tidemill.services.learner.checkpoint.store import CheckpointStore
-from tidemill.services.learner.control import Control
-from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.device import DeviceBatch
-from tidemill.services.learner.progress import Progress
-from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
+from tidemill.services.learner.status.control import Control
+from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.status.progress import Progress
+from tidemill.services.learner.training.trainer import Limits, Trainer, TrainerOutputs
 
 _WAIT_S = 120.0
 

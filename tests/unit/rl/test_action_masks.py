@@ -21,13 +21,13 @@ from tidemill.rl.agents.impala import IMPALAAgent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.agents.ppo import PPOAgent
 from tidemill.rl.agents.r2d2 import R2D2Agent
-from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.exploration import greedy, random_legal
 from tidemill.rl.networks.actor_critic import build_actor_critic
 from tidemill.rl.policy_io import join
 from tidemill.rl.sequences import SequenceShape, sequences
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig, PQNConfig
 from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec
 

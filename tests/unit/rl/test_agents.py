@@ -25,11 +25,11 @@ from tests.support.batches import (
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.interface import Agent, Array, Policy
-from tidemill.rl.agents.registry import AgentConfig, LearnsOnPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyInput
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.registry import AgentConfig, LearnsOnPolicy
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 

@@ -135,7 +135,7 @@ def test_published_presets_can_be_expressed() -> None:
 def test_settings_and_windows_import_no_torch() -> None:
     """Processes without torch read the settings; decoder threads of any process cut windows."""
     settings = ("deterministic", "on_policy", "q_learning", "soft_actor_critic")
-    modules = ("agents.registry", "transitions", "policy_io", "exploration", "action_noise", "sequences")
+    modules = ("settings.registry", "transitions", "policy_io", "exploration", "action_noise", "sequences")
     names = (*modules, *(f"settings.{name}" for name in settings))
     imports = "; ".join(f"import tidemill.rl.{name}" for name in names)
     script = f"import sys; {imports}; sys.exit('torch' in sys.modules)"

@@ -8,8 +8,8 @@ import torch
 
 from tests.support.batches import policy_input
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 

@@ -14,8 +14,8 @@ from tests.support.batches import CONTINUOUS, random_batch
 from tests.unit.rl import reference_update as ref
 from tests.unit.rl.reference_update import Batch, Floats, Params
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 
 SEED, SIZE = 5, 12

@@ -13,8 +13,8 @@ from tests.support.batches import CONTINUOUS, policy_input, random_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.sac import SACAgent, SACPolicy
-from tidemill.rl.networks.batch_renorm import BATCH_NORM, RENORM, BatchRenorm, RenormBounds
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
+from tidemill.rl.networks.layers.batch_renorm import BATCH_NORM, RENORM, BatchRenorm, RenormBounds
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 
 CPU = torch.device("cpu")

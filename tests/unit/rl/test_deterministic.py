@@ -16,7 +16,7 @@ from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.agents import d4pg, ddpg, td3
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor
-from tidemill.rl.networks.linear import flat
+from tidemill.rl.networks.layers.linear import flat
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
 from tidemill.types import EnvSpec
 

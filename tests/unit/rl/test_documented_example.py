@@ -17,8 +17,8 @@ from tidemill.config.load import from_document, load
 from tidemill.config.sections import LearnerConfig, RunConfig
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.registry import config_class
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.settings.registry import config_class
 from tidemill.types import EnvSpec
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "own-algorithm.md"

@@ -16,7 +16,7 @@ from tidemill.rl.agents.dqn import DQNAgent, DQNPolicy, build_network
 from tidemill.rl.agents.dqn_heads import ValueHead, build_value_head
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.exploration import ActorSlot
-from tidemill.rl.networks.noisy import disable_noise
+from tidemill.rl.networks.layers.noisy import disable_noise
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
 

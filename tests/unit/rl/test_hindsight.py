@@ -15,7 +15,7 @@ from tests.support.distribution import fits
 from tidemill.config.load import load_config
 from tidemill.observation_parts import unpack
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.hindsight import ACHIEVED, DESIRED, Draws, HindsightAgent, relabelled
+from tidemill.rl.agents.hindsight import ACHIEVED, DESIRED, Draws, HindsightAgent, relabelled
 from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec, ObservationPart, WindowSpec
 

@@ -15,7 +15,7 @@ from tidemill.rl import losses
 from tidemill.rl.agents.dqn import DQNAgent, DQNPolicy, QuantileEmbedding, build_network
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.exploration import ActorSlot
-from tidemill.rl.networks.noisy import reset_noise
+from tidemill.rl.networks.layers.noisy import reset_noise
 from tidemill.rl.settings.q_learning import DQNConfig
 
 SMALL = DQNConfig(network="mlp", hidden_sizes=(16,), distribution="iqn", atoms=8, cosines=12)

@@ -11,10 +11,10 @@ import torch
 from tests.support.batches import CONTINUOUS, SMALL_R2D2, VECTOR, sampled_batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.optimizers import Adam, LearningRateDecay, fallen
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
 from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 

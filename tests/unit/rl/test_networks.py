@@ -14,9 +14,9 @@ from tests.support.batches import COLOURS, IMAGE, random_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn import build_network
-from tidemill.rl.networks.image import as_channels, convolution, pixel_scale, to_channels_last
-from tidemill.rl.networks.linear import linear
-from tidemill.rl.networks.noisy import NoisyLinear, disable_noise, reset_noise, reset_noise_rows
+from tidemill.rl.networks.layers.image import as_channels, convolution, pixel_scale, to_channels_last
+from tidemill.rl.networks.layers.linear import linear
+from tidemill.rl.networks.layers.noisy import NoisyLinear, disable_noise, reset_noise, reset_noise_rows
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos import check_torso, torso_names

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.batches import CASES, sampled_batch
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.settings.on_policy import PPOConfig
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.types import EnvSpec
 
 WAITING = {

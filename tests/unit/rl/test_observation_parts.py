@@ -15,12 +15,12 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.observation_parts import in_order, pack
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.networks.parts import VECTOR_FEATURES
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig
 from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec, ObservationPart
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from tests.support.batches import policy_input
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.capture_trial import can_record, with_chosen_compile
 from tidemill.rl.agents.impala import IMPALAAgent
 from tidemill.rl.agents.on_policy import rollouts
 from tidemill.rl.agents.ppo import PPOAgent
-from tidemill.rl.capture_trial import can_record, with_chosen_compile
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig
 from tidemill.types import EnvSpec, WindowSpec
 

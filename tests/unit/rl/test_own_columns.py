@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tidemill.errors import ConfigError, InvalidArgument
-from tidemill.rl.agents.registry import config_class, extra_columns_of, stored_columns
 from tidemill.rl.policy_io import check_extras
 from tidemill.rl.sequences import SequenceShape, sequences
 from tidemill.rl.settings.deterministic import DDPGConfig
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.registry import config_class, extra_columns_of, stored_columns
 from tidemill.rl.transitions import transitions, unrolled_transitions
 from tidemill.types import ColumnSpec, EnvSpec, Signature, signature_of
 

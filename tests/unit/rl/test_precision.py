@@ -17,7 +17,7 @@ from tidemill.rl.agents.dqn import build_network
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks import precision
-from tidemill.rl.networks.noisy import reset_noise
+from tidemill.rl.networks.layers.noisy import reset_noise
 from tidemill.rl.networks.precision import MatmulPrecision, in_float32, pays
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec

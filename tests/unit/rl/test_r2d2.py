@@ -16,8 +16,8 @@ from tidemill.rl import losses
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.r2d2 import R2D2Agent, R2D2Policy, RecurrentQNetwork, sequence_loss, sequence_target
 from tidemill.rl.exploration import ActorSlot
-from tidemill.rl.networks import lstm
-from tidemill.rl.networks.lstm import LSTM
+from tidemill.rl.networks.layers import lstm
+from tidemill.rl.networks.layers.lstm import LSTM
 from tidemill.rl.policy_io import PolicyInputBuilder, PolicyOutput
 from tidemill.rl.settings.q_learning import R2D2Config
 from tidemill.types import EnvSpec

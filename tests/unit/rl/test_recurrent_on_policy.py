@@ -22,7 +22,7 @@ from tidemill.rl.agents.impala import IMPALAAgent
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.on_policy import ActorCriticPolicy, Rollout
 from tidemill.rl.agents.ppo import PPOAgent
-from tidemill.rl.networks.lstm import Recurrence
+from tidemill.rl.networks.layers.lstm import Recurrence
 from tidemill.rl.policy_io import PolicyInputBuilder
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig
 from tidemill.types import EnvSpec

@@ -15,7 +15,7 @@ from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn import DQNPolicy, build_network
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.exploration import ActorSlot
-from tidemill.rl.networks.linear import linear
+from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos.impala import ResidualBlock, normalise_spectrally, normalised_weights
 from tidemill.rl.settings.q_learning import DQNConfig

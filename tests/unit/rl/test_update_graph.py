@@ -14,15 +14,16 @@ from torch import Tensor
 from tests.support.batches import CASES, CONTINUOUS, WithIdleRank, sampled_batch
 from tests.support.recorded_operations import OperationRecorder
 from tidemill.errors import ConfigError, Unavailable
-from tidemill.rl import train_state, update_graph
+from tidemill.rl import train_state
+from tidemill.rl.agents import update_graph
 from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.capture_trial import can_record
 from tidemill.rl.agents.interface import Agent, Update
-from tidemill.rl.agents.registry import AgentConfig
-from tidemill.rl.capture_trial import can_record
+from tidemill.rl.agents.update_graph import RecordedUpdates
 from tidemill.rl.settings.deterministic import TD3Config
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.rl.train_state import TrainState
-from tidemill.rl.update_graph import RecordedUpdates
 from tidemill.types import EnvSpec
 
 UPDATES = 30

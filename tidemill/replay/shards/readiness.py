@@ -24,15 +24,10 @@ def wait_for_replay(setting: str, addresses: Sequence[str], timeout_s: float, st
     if not is_sharded(addresses):
         return wait_for_service(setting, addresses[0], timeout_s, stop)
     with closing(ShardDirectory(addresses)) as directory:
-        return wait_for_any_shard(setting, directory, timeout_s, stop)
+        return _wait_for_any(setting, directory, timeout_s, stop)
 
 
-def wait_for_any_shard(setting: str, directory: ShardDirectory, timeout_s: float, stop: threading.Event) -> bool:
-    """Wait until one of the replay shards answers; return False if `stop` was set first.
-
-    Raises:
-        Unavailable: None answered in time; the message names the setting and the addresses.
-    """
+def _wait_for_any(setting: str, directory: ShardDirectory, timeout_s: float, stop: threading.Event) -> bool:
     deadline = time.monotonic() + timeout_s
     while not stop.is_set():
         why = ""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from tidemill.rl.agents.interface import BuildsBothSides, PolicyContext
-from tidemill.rl.agents.registry import ALGORITHMS, AgentConfig
 from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.settings.registry import ALGORITHMS, AgentConfig
 from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:

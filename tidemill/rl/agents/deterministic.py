@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tidemill.rl.action_noise import ActionNoise
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, State, Update
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.returns import n_step
 from tidemill.rl.settings.deterministic import DeterministicSettings
 from tidemill.rl.target_network import TargetNetwork
-from tidemill.rl.train_state import TrainState, subdict
+from tidemill.rl.train_state import TrainedAgent, TrainState, subdict
 from tidemill.rl.transitions import transitions
-from tidemill.rl.update_graph import recorded
 from tidemill.types import EnvSpec
 
 Learn = Callable[[Mapping[str, Tensor], Tensor], Update]
@@ -100,7 +98,7 @@ class ActorCritic:
         self._critic_target.update(self._critic_optimizer.parameters, update)
 
 
-class DeterministicAgent:
+class DeterministicAgent(TrainedAgent):
     """Makes the updates of one of the algorithms, and keeps what they need."""
 
     recurrent_state_size = 0
@@ -141,10 +139,6 @@ class DeterministicAgent:
         """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
         return transitions(columns, index, self._frame_stack, self._settings.n_step, self._settings.gamma)
 
-    def set_process_group(self, group: ProcessGroup) -> None:
-        """Make every further update together with the same agent of the other ranks."""
-        self._state.group = group
-
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Make one update."""
         self._decay.at(self._state.updates)
@@ -162,14 +156,6 @@ class DeterministicAgent:
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the parameters: `actor.*`, and for initial priorities `critic.*`."""
         return self._state.copy_of("actor", "critic")
-
-    def state_dict(self) -> State:
-        """Return networks, targets, optimizers, counter and, if updates draw random numbers, their generator."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was called."""
-        self._state.load_state_dict(state)
 
 
 class DeterministicPolicy:

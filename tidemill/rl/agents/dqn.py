@@ -12,26 +12,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tidemill.rl.agents.dqn_heads import QuantileHead, build_value_head
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, State, Update
-from tidemill.rl.compilation import compiled
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.q_learning import QLearningAgent
 from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.losses import even_levels, log_policy_bonus, mask_illegal, soft_value
 from tidemill.rl.networks.evaluation import EvaluationNetwork
-from tidemill.rl.networks.image import blank_images
-from tidemill.rl.networks.linear import Linear, linear, xavier_uniform
-from tidemill.rl.networks.noisy import disable_noise, reset_noise, reset_noise_rows
+from tidemill.rl.networks.layers.image import blank_images
+from tidemill.rl.networks.layers.linear import Linear, linear, xavier_uniform
+from tidemill.rl.networks.layers.noisy import disable_noise, reset_noise, reset_noise_rows
 from tidemill.rl.networks.precision import MixedPrecision, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.optimizers import LearningRateDecay, build_optimizer, clip_
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.rl.process_group import ProcessGroup, draw_uniform
+from tidemill.rl.process_group import draw_uniform
 from tidemill.rl.returns import n_step
 from tidemill.rl.settings.q_learning import DQNConfig
-from tidemill.rl.target_network import TargetNetwork
-from tidemill.rl.train_state import TrainState
 from tidemill.rl.transitions import gather_frame_stacks, transitions
-from tidemill.rl.update_graph import recorded
 from tidemill.types import ACTION_MASK, EnvSpec
 
 
@@ -138,7 +134,7 @@ def build_network(config: DQNConfig, env_spec: EnvSpec, seed: int) -> QNetwork:
     return QNetwork(config, env_spec, torch.Generator().manual_seed(seed))
 
 
-class DQNAgent:
+class DQNAgent(QLearningAgent[QNetwork]):
     """A Q-network, its target and one optimizer."""
 
     recurrent_state_size = 0
@@ -151,18 +147,9 @@ class DQNAgent:
         self.window = config.window(env_spec.frame_stack)
         self._masks = (ACTION_MASK,) if env_spec.masks_actions else ()
         self._value_head = build_value_head(config, device)
-        self._online = build_network(config, env_spec, seed).to(device)
-        self._online.set_update_format(config, env_spec, device)
-        self._target = TargetNetwork(self._online, config.target_update_period, config.tau)
-        self._optimizer = build_optimizer(config, self._online.parameters())
-        recording = config.compile == "cuda-graphs"
-        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
-        self._loss = compiled(self._loss_of, config.compile, device)
         self._noise = torch.Generator(device).manual_seed(seed)
-        self._state = TrainState(
-            {"online": self._online, "target": self._target.network}, {"optimizer": self._optimizer}, self._noise
-        )
-        self._run_update = recorded(self._updated, config.compile, device, self._state)
+        online = build_network(config, env_spec, seed).to(device)
+        super().__init__(config, env_spec, device, online, self._noise)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
@@ -177,24 +164,9 @@ class DQNAgent:
             bootstrap_extras=self._masks,
         )
 
-    def set_process_group(self, group: ProcessGroup) -> None:
-        """Make every further update together with the same agent of the other ranks."""
-        self._state.group = group
-
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one update on the loss of the values and move the target network if it is time."""
-        self._decay.at(self._state.updates)
-        update = self._run_update(gather_frame_stacks(batch), weight, self._target.is_due(self._state.updates + 1))
-        self._state.updates += 1
-        return update
-
-    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        loss, priority, q = self._loss(batch, weight)
-        gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
-        grad_norm = clip_(gradients, self._config.max_grad_norm)
-        self._optimizer.step(gradients)
-        self._target.update(self._optimizer.parameters, self._state.updates + 1)
-        return Update(priority, {"loss": loss.detach(), "q": q, "grad_norm": grad_norm})
+        return super().update(gather_frame_stacks(batch), weight)
 
     def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
         """Return the loss, [], the items' new priorities, [B], and the mean value of the actions taken, []."""
@@ -244,18 +216,6 @@ class DQNAgent:
             reset_noise(network, self._noise)
         elif self._config.noisy:
             disable_noise(network)
-
-    def policy_state(self) -> dict[str, Tensor]:
-        """Return copies of the Q-network's parameters."""
-        return {name: value.detach().clone() for name, value in self._online.state_dict().items()}
-
-    def state_dict(self) -> State:
-        """Return network, target, optimizer, noise generator and counter."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was called."""
-        self._state.load_state_dict(state)
 
 
 class DQNPolicy:

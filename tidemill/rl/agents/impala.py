@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.rl.agents.interface import Array, State, Update
-from tidemill.rl.agents.on_policy import ActorCriticPolicy, Rollout, RolloutNormalizer, rollouts
+from tidemill.rl.agents.interface import Update
+from tidemill.rl.agents.on_policy import ActorCriticAgent, ActorCriticPolicy, Rollout
 from tidemill.rl.losses import vtrace
-from tidemill.rl.networks.actor_critic import build_actor_critic
-from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
-from tidemill.rl.process_group import ProcessGroup
+from tidemill.rl.optimizers import clip_
 from tidemill.rl.settings.on_policy import IMPALAConfig
-from tidemill.rl.train_state import TrainState
-from tidemill.rl.update_graph import recorded
 from tidemill.types import EnvSpec
 
 
-class IMPALAAgent:
+class IMPALAAgent(ActorCriticAgent):
     """A policy and a value, and one optimizer; V-trace corrects for the policy that acted."""
-
-    observation_columns = ("observation",)
 
     def __init__(self, config: IMPALAConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
-        self._frame_stack = env_spec.frame_stack
-        self.window = config.window(env_spec.frame_stack)
-        self.recurrent_state_size = 2 * config.lstm_size
-        self.network = build_actor_critic(config, env_spec, seed).to(device)
-        self.network.set_update_format(config, env_spec, device)
-        self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
-        recording = config.compile == "cuda-graphs"
-        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
-        self._normalizer = RolloutNormalizer(config, self.network).to(device)
-        networks = {"network": self.network, **self._normalizer.modules_by_name}
-        self._state = TrainState(networks, {"optimizer": self._optimizer})
-        self._run_update = recorded(self._updated, config.compile, device, self._state)
-
-    def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
-        """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
-        return rollouts(columns, index, self.window, self._frame_stack, self._config.gamma)
-
-    def set_process_group(self, group: ProcessGroup) -> None:
-        """Make every further update together with the same agent of the other ranks."""
-        self._state.group = group
+        super().__init__(config, env_spec, device, seed)
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one update on the loss of whole rollouts; the priorities are 1."""
@@ -107,18 +79,6 @@ class IMPALAAgent:
             "rho": rho,
         }
         return loss, {name: scalar.detach() for name, scalar in reported.items()}
-
-    def policy_state(self) -> dict[str, Tensor]:
-        """Return copies of the network's parameters."""
-        return {name: value.detach().clone() for name, value in self.network.state_dict().items()}
-
-    def state_dict(self) -> State:
-        """Return network, optimizer and counter; an update draws no random numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was called."""
-        self._state.load_state_dict(state)
 
 
 build_agent = IMPALAAgent

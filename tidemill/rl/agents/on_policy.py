@@ -1,4 +1,4 @@
-"""Common parts of the algorithms that learn from fresh rollouts: their items, their batches and their policy.
+"""Common parts of the algorithms that learn from fresh rollouts: items, batches, the agent of an actor and a critic.
 
 An item is `unroll` transitions of one stream and the row after them, whose observation is bootstrapped from. The next
 item starts after that row, so that each is acted by one version of the parameters, and none waits for a version that
@@ -7,6 +7,7 @@ cannot come before it is learned from ([ADR 0040](../../../docs/adr/0040-on-poli
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -15,14 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.networks.actor_critic import ActionDistribution, ActorCritic, build_actor_critic
 from tidemill.rl.networks.evaluation import EvaluationNetwork
-from tidemill.rl.networks.lstm import Recurrence
+from tidemill.rl.networks.layers.lstm import Recurrence
 from tidemill.rl.normalization import CLIP, RunningMoments, discounted_sums
+from tidemill.rl.optimizers import Adam, LearningRateDecay
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.settings.on_policy import EARLIER_RETURN, LOG_PROB, ActorCriticSettings
+from tidemill.rl.train_state import TrainedAgent, TrainState
 from tidemill.rl.transitions import unrolled_transitions
 from tidemill.types import ACTION_MASK, EnvSpec, WindowSpec
 
@@ -130,6 +134,51 @@ class RolloutNormalizer(nn.Module):
             features = network.torso(rollout.observation[:-1].flatten(0, 1)).float()
             self.observations.add(features, (rollout.is_trained * weight).flatten(), group)
             network.standardization.take(self.observations)
+
+
+class ActorCriticAgent(TrainedAgent, ABC):
+    """A policy and a value, one optimizer, and what is counted of rollouts; an algorithm adds its update."""
+
+    observation_columns = ("observation",)
+
+    def __init__(
+        self,
+        settings: ActorCriticSettings,
+        env_spec: EnvSpec,
+        device: torch.device,
+        seed: int,
+        noise: torch.Generator | None = None,
+    ) -> None:
+        """Build the parts.
+
+        Args:
+            settings: Of the algorithm.
+            env_spec: Shapes of the environment.
+            device: Where the network is.
+            seed: Of its parameters.
+            noise: Draws what updates need; None if they draw nothing.
+        """
+        self.window = settings.window(env_spec.frame_stack)
+        self.recurrent_state_size = 2 * settings.lstm_size
+        self.network = build_actor_critic(settings, env_spec, seed).to(device)
+        self.network.set_update_format(settings, env_spec, device)
+        self._frame_stack = env_spec.frame_stack
+        self._gamma = settings.gamma
+        self._optimizer = Adam(self.network.parameters(), settings.learning_rate, epsilon=settings.optimizer_epsilon)
+        recording = settings.compile == "cuda-graphs"
+        self._decay = LearningRateDecay([self._optimizer], settings.learning_rate_decay_updates, on_device=recording)
+        self._normalizer = RolloutNormalizer(settings, self.network).to(device)
+        networks = {"network": self.network, **self._normalizer.modules_by_name}
+        self._state = TrainState(networks, {"optimizer": self._optimizer}, noise)
+        self._run_update = recorded(self._updated, settings.compile, device, self._state)
+
+    @abstractmethod
+    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        """Make an update, which may be recorded (`tidemill.rl.agents.update_graph`)."""
+
+    def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
+        """Return rollouts; see `rollouts`."""
+        return rollouts(columns, index, self.window, self._frame_stack, self._gamma)
 
 
 class EarlierReturns:

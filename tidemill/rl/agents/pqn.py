@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, State, Update
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.on_policy import rollouts
+from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.losses import assert_rank, generalized_advantage, mask_illegal
 from tidemill.rl.minibatches import ORDERS, Shuffle
 from tidemill.rl.networks.evaluation import EvaluationNetwork
-from tidemill.rl.networks.linear import linear
+from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.precision import MixedPrecision, in_float32
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.settings.on_policy import PQNConfig
-from tidemill.rl.train_state import TrainState
-from tidemill.rl.update_graph import recorded
+from tidemill.rl.train_state import TrainedAgent, TrainState
 from tidemill.types import ACTION_MASK, EnvSpec
 
 
@@ -99,7 +97,7 @@ def build_network(config: PQNConfig, env_spec: EnvSpec, seed: int) -> Normalised
     return NormalisedQNetwork(config, env_spec, torch.Generator().manual_seed(seed))
 
 
-class PQNAgent:
+class PQNAgent(TrainedAgent):
     """A Q-network and one optimizer. One update makes `epochs * minibatches` gradient steps."""
 
     recurrent_state_size = 0
@@ -121,10 +119,6 @@ class PQNAgent:
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
         return rollouts(columns, index, self.window, self._frame_stack, self._config.gamma, extras=())
-
-    def set_process_group(self, group: ProcessGroup) -> None:
-        """Make every further update together with the same agent of the other ranks."""
-        self._state.group = group
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Learn from a rollout, whose targets stay as they are before the first step; the priorities are 1.
@@ -179,18 +173,6 @@ class PQNAgent:
         grad_norm = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
         return {"loss": loss.detach(), "grad_norm": grad_norm}
-
-    def policy_state(self) -> dict[str, Tensor]:
-        """Return copies of the network's parameters."""
-        return {name: value.detach().clone() for name, value in self.network.state_dict().items()}
-
-    def state_dict(self) -> State:
-        """Return network, optimizer, the generator of the minibatches and the counter."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was called."""
-        self._state.load_state_dict(state)
 
 
 class PQNPolicy:

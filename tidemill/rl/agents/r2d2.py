@@ -4,32 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, State, Update
-from tidemill.rl.compilation import compiled
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.q_learning import QLearningAgent
 from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.losses import ItemLoss, assert_rank, mask_illegal, rescale, unscale
-from tidemill.rl.networks.image import blank_images
-from tidemill.rl.networks.linear import Linear, linear
-from tidemill.rl.networks.lstm import LSTM, to_recurrent_state, to_state, unrolled
-from tidemill.rl.networks.lstm import State as LSTMState
+from tidemill.rl.networks.layers.image import blank_images
+from tidemill.rl.networks.layers.linear import Linear, linear
+from tidemill.rl.networks.layers.lstm import LSTM, to_recurrent_state, to_state, unrolled
+from tidemill.rl.networks.layers.lstm import State as LSTMState
 from tidemill.rl.networks.precision import MixedPrecision, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.optimizers import LearningRateDecay, build_optimizer, clip_
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.sequences import RETURN_COLUMNS, sequences, unroll_targets
 from tidemill.rl.settings.q_learning import R2D2Config
-from tidemill.rl.target_network import TargetNetwork
-from tidemill.rl.train_state import TrainState
-from tidemill.rl.update_graph import recorded
 from tidemill.types import ACTION_MASK, EnvSpec
 
 Floats = NDArray[np.float32]
@@ -135,7 +129,7 @@ def build_network(config: R2D2Config, env_spec: EnvSpec, seed: int) -> Recurrent
 _STEPS = ("observation", "last_action", "last_reward", "is_first")
 
 
-class R2D2Agent:
+class R2D2Agent(QLearningAgent[RecurrentQNetwork]):
     """A recurrent Q-network, its target and one optimizer."""
 
     observation_columns = ("observation",)
@@ -146,40 +140,15 @@ class R2D2Agent:
         self.window = config.window(env_spec.frame_stack)
         self.recurrent_state_size = config.recurrent_state_size
         self._masks = (ACTION_MASK,) if env_spec.masks_actions else ()
-        self._online = build_network(config, env_spec, seed).to(device)
-        self._online.set_update_format(config, env_spec, device)
-        self._target = TargetNetwork(self._online, config.target_update_period, config.tau)
-        self._optimizer = build_optimizer(config, self._online.parameters())
-        recording = config.compile == "cuda-graphs"
-        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
-        self._loss = compiled(self._loss_of, config.compile, device)
-        self._state = TrainState(
-            {"online": self._online, "target": self._target.network}, {"optimizer": self._optimizer}
-        )
-        self._run_update = recorded(self._updated, config.compile, device, self._state)
+        online = build_network(config, env_spec, seed).to(device)
+        super().__init__(config, env_spec, device, online)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return sequences; see `tidemill.rl.sequences.sequences`."""
         return sequences(columns, index, self._shape, self._config.gamma, row_extras=self._masks)
 
-    def set_process_group(self, group: ProcessGroup) -> None:
-        """Make every further update together with the same agent of the other ranks."""
-        self._state.group = group
-
-    def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        """Take one update on the loss of the unrolls and move the target network if it is time."""
-        self._decay.at(self._state.updates)
-        update = self._run_update(batch, weight, self._target.is_due(self._state.updates + 1))
-        self._state.updates += 1
-        return update
-
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        loss, priority, q = self._loss({**batch, "observation": self._observations(batch)}, weight)
-        gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
-        grad_norm = clip_(gradients, self._config.max_grad_norm)
-        self._optimizer.step(gradients)
-        self._target.update(self._optimizer.parameters, self._state.updates + 1)
-        return Update(priority, {"loss": loss.detach(), "q": q, "grad_norm": grad_norm})
+        return super()._updated({**batch, "observation": self._observations(batch)}, weight)
 
     def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
         """Return the loss, [], the sequences' new priorities, [B], and the mean value of the actions taken, []."""
@@ -238,18 +207,6 @@ class R2D2Agent:
             bootstrap_q=bootstrap_q,
             rescaled=self._config.value_rescaling,
         )
-
-    def policy_state(self) -> dict[str, Tensor]:
-        """Return copies of the network's parameters."""
-        return {name: value.detach().clone() for name, value in self._online.state_dict().items()}
-
-    def state_dict(self) -> State:
-        """Return network, target, optimizer and counter; an update draws no random numbers."""
-        return self._state.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was called."""
-        self._state.load_state_dict(state)
 
 
 class R2D2Policy:

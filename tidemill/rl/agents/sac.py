@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,22 +12,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tidemill.rl.action_noise import HeldActions
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, State, Update
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.sac_heads import build_value_head
+from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
-from tidemill.rl.networks.batch_renorm import BATCH_NORM, RENORM, RenormBounds
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP, LayerActivations, TorsoEnsembleMLP
 from tidemill.rl.networks.evaluation import EvaluationNetwork
+from tidemill.rl.networks.layers.batch_renorm import BATCH_NORM, RENORM, RenormBounds
 from tidemill.rl.networks.squashed_gaussian import head_gradient, mode, sample, split
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.rl.process_group import ProcessGroup, draw_normal
+from tidemill.rl.process_group import draw_normal
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.rl.target_network import TargetNetwork
-from tidemill.rl.train_state import TrainState, subdict
+from tidemill.rl.train_state import TrainedAgent, TrainState, subdict
 from tidemill.rl.transitions import transitions
-from tidemill.rl.update_graph import recorded
 from tidemill.types import EnvSpec
 
 
@@ -75,7 +74,7 @@ def _behind_torso(
     return mlp if torso is None else TorsoEnsembleMLP(torso, mlp)
 
 
-class SACAgent:
+class SACAgent(TrainedAgent):
     """Actor, critics, their target unless it is CrossQ, and the temperature, with one optimizer each.
 
     Gradients are written out, see `tidemill.rl.networks.ensemble_mlp`; tests hold them against autograd.
@@ -118,6 +117,7 @@ class SACAgent:
                 "temperature_optimizer": self._temperature_optimizer,
             },
             self._noise,
+            tensors={"log_temperature": self._log_temperature, "mean_priority": self._mean_priority.mean},
         )
         self._decay = LearningRateDecay(
             self._state.optimizers.values(),
@@ -130,10 +130,6 @@ class SACAgent:
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
         return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
-
-    def set_process_group(self, group: ProcessGroup) -> None:
-        """Make every further update together with the same agent of the other ranks."""
-        self._state.group = group
 
     @torch.no_grad()
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
@@ -257,17 +253,6 @@ class SACAgent:
         """
         networks = self._state.copy_of("actor", *(("average",) if self._config.actor_ema_decay else ()))
         return networks | self._mean_priority.published()
-
-    def state_dict(self) -> State:
-        """Return networks, optimizers, temperature, noise generator and counter."""
-        own = {"log_temperature": self._log_temperature} | self._mean_priority.state_dict()
-        return self._state.state_dict() | own
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was called."""
-        self._state.load_state_dict(state)
-        self._log_temperature.copy_(state["log_temperature"])
-        self._mean_priority.load_state_dict(state)
 
 
 class SACPolicy:

@@ -9,30 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, State, Update
+from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.exploration import random_legal
 from tidemill.rl.losses import assert_rank, twin_td_loss
 from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
 from tidemill.rl.networks.actor_critic import ActionDistribution, legal_logits
 from tidemill.rl.networks.evaluation import EvaluationNetwork
-from tidemill.rl.networks.linear import linear
+from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.precision import MixedPrecision, in_float32
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.settings.soft_actor_critic import SACDiscreteConfig
 from tidemill.rl.target_network import TargetNetwork
-from tidemill.rl.train_state import TrainState, subdict
+from tidemill.rl.train_state import TrainedAgent, TrainState, subdict
 from tidemill.rl.transitions import transitions
-from tidemill.rl.update_graph import recorded
 from tidemill.types import ACTION_MASK, EnvSpec
 
 
@@ -117,7 +115,7 @@ def _through(layers: nn.Module, x: Tensor) -> Tensor:
     return in_float32(last, x)
 
 
-class SACDiscreteAgent:
+class SACDiscreteAgent(TrainedAgent):
     """Actor, twin critics, their target and the temperature, with one optimizer each; an update draws nothing."""
 
     recurrent_state_size = 0
@@ -148,6 +146,7 @@ class SACDiscreteAgent:
                 "critic_optimizer": self._critic_optimizer,
                 "temperature_optimizer": self._temperature_optimizer,
             },
+            tensors={"log_temperature": self._log_temperature, "mean_priority": self._mean_priority.mean},
         )
         recording = config.compile == "cuda-graphs"
         optimizers = self._state.optimizers.values()
@@ -165,10 +164,6 @@ class SACDiscreteAgent:
             extras=self._masks,
             bootstrap_extras=self._masks,
         )
-
-    def set_process_group(self, group: ProcessGroup) -> None:
-        """Make every further update together with the same agent of the other ranks."""
-        self._state.group = group
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update critics, actor and temperature, then the target."""
@@ -229,17 +224,6 @@ class SACDiscreteAgent:
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the actor's parameters, `actor.*`, and what an item is worth before its first update."""
         return self._state.copy_of("actor") | self._mean_priority.published()
-
-    def state_dict(self) -> State:
-        """Return networks, optimizers, temperature and counter."""
-        own = {"log_temperature": self._log_temperature} | self._mean_priority.state_dict()
-        return self._state.state_dict() | own
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was called."""
-        self._state.load_state_dict(state)
-        self._log_temperature.copy_(state["log_temperature"])
-        self._mean_priority.load_state_dict(state)
 
 
 class SACDiscretePolicy:

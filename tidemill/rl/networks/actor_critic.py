@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.linear import linear
-from tidemill.rl.networks.lstm import LSTM, Recurrence, to_recurrent_state, to_state
+from tidemill.rl.networks.layers.linear import linear
+from tidemill.rl.networks.layers.lstm import LSTM, Recurrence, to_recurrent_state, to_state
 from tidemill.rl.networks.precision import MixedPrecision
 from tidemill.rl.networks.squashed_gaussian import split
 from tidemill.rl.networks.torso import build_torso

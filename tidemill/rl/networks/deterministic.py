@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.linear import flat, linear
+from tidemill.rl.networks.layers.linear import flat, linear
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos import MLP, chosen_torso
 from tidemill.rl.settings.base import AgentSettings

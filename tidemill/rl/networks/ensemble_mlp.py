@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.batch_renorm import BatchRenorm, Renormalised, RenormBounds
-from tidemill.rl.networks.linear import flat
+from tidemill.rl.networks.layers.batch_renorm import BatchRenorm, Renormalised, RenormBounds
+from tidemill.rl.networks.layers.linear import flat
 from tidemill.rl.networks.precision import MixedPrecision, UpdateFormat
 from tidemill.types import EnvSpec
 

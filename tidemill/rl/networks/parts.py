@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.linear import linear
+from tidemill.rl.networks.layers.linear import linear
 from tidemill.types import EnvSpec
 
 VECTOR_FEATURES = 64

@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.image import Convolution, to_channels_last
-from tidemill.rl.networks.linear import Linear
+from tidemill.rl.networks.layers.image import Convolution, to_channels_last
+from tidemill.rl.networks.layers.linear import Linear
 from tidemill.types import EnvSpec
 
 Precision = Literal["auto", "float32", "bfloat16"]

@@ -10,8 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.linear import linear
-from tidemill.rl.networks.noisy import NoisyLinear, noisy_parameters_together
+from tidemill.rl.networks.layers.linear import linear
+from tidemill.rl.networks.layers.noisy import NoisyLinear, noisy_parameters_together
 from tidemill.rl.networks.precision import in_float32
 
 Layer = Callable[[int, int, torch.Generator], nn.Module]

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from tidemill.rl.checks import require, require_actions, require_at_least, require_fractions
+from tidemill.rl.checks import require, require_at_least, require_fractions
 from tidemill.rl.networks.torsos import NetworkSetting, check_observations, check_torso
+from tidemill.rl.settings.registry import require_actions
 from tidemill.types import EnvSpec, WindowSpec
 
 Actions = Literal["discrete", "continuous", "any"]

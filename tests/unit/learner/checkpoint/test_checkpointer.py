@@ -16,7 +16,7 @@ from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.format import Checkpoint
 from tidemill.services.learner.checkpoint.store import CheckpointStore
-from tidemill.services.learner.control import Control
+from tidemill.services.learner.status.control import Control
 
 _WAIT_S = 120.0
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from tidemill.errors import FatalError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.registry import AgentConfig
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.learner.checkpoint.resume import ResumableState, seed_rng
 from tidemill.services.learner.checkpoint.store import CheckpointStore
-from tidemill.services.learner.counters import Counters
+from tidemill.services.learner.status.counters import Counters
 from tidemill.types import EnvSpec
 
 _FORMAT_1 = Path(__file__).parent / "format-1"

@@ -24,7 +24,7 @@ from tidemill.replay import codec
 from tidemill.replay.batch import SampledBatch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.registry import stored_columns
+from tidemill.rl.settings.registry import stored_columns
 from tidemill.rl.transitions import FRAMES, gather_frame_stacks, transitions
 from tidemill.types import Codec, ColumnSpec, EnvSpec, Signature, WindowSpec, signature_of
 

@@ -30,8 +30,8 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.registry import AgentConfig, stored_columns
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.registry import AgentConfig, stored_columns
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device_rows import DeviceQueue, DeviceRows, HostQueue, Mark
 from tidemill.services.replay.chunks.mirror import ChunkMirror

@@ -16,14 +16,14 @@ from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal, draw_uniform
 from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
-from tidemill.services.learner.control import Control
-from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device import DeviceBacklog, DeviceBatch, resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
-from tidemill.services.learner.divergence import Diverged
-from tidemill.services.learner.progress import Progress
-from tidemill.services.learner.trainer import Limits, Trainer, TrainerOutputs
+from tidemill.services.learner.status.control import Control
+from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.status.divergence import Diverged
+from tidemill.services.learner.status.progress import Progress
+from tidemill.services.learner.training.trainer import Limits, Trainer, TrainerOutputs
 
 
 class _Others(SingleLearner):

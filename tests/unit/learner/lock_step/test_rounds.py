@@ -14,10 +14,10 @@ from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.priorities import PrioritySender
 from tidemill.replay.sampling.schedule import SeededDraw
-from tidemill.services.learner.divergence import Diverged
 from tidemill.services.learner.lock_step.priorities import HELD, RoundPriorities
 from tidemill.services.learner.lock_step.rounds import DrawSchedule, RoundPublisher, batches_per_draw
-from tidemill.services.learner.trainer import TrainerOutputs
+from tidemill.services.learner.status.divergence import Diverged
+from tidemill.services.learner.training.trainer import TrainerOutputs
 
 _ROUNDS = LockStep(round_steps=10, num_envs=2, actors=3, updates=12, warm_up=2)
 

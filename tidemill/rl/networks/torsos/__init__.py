@@ -68,6 +68,18 @@ def check_observations(name: str, env_spec: EnvSpec) -> None:
         )
 
 
+def image_channels(network: str, env_spec: EnvSpec) -> tuple[int, int, int]:
+    """Return channels, height and width of what the network sees: a stack's frames and colours are channels.
+
+    Raises:
+        ConfigError: Observations are no images [H, W] or [H, W, C], or too small.
+    """
+    check_observations(network, env_spec)
+    shape = env_spec.observation_shape
+    colours = shape[2] if len(shape) == 3 else 1
+    return env_spec.frame_stack * colours, shape[0], shape[1]
+
+
 def is_ours(name: str) -> bool:
     """Return whether a name is of a file here, and not of a user's module."""
     return "." not in name and ":" not in name

@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from tidemill.rl.checks import require
-from tidemill.rl.networks.image import as_channels, convolution, image_channels, pixel_scale
-from tidemill.rl.networks.torsos import NetworkSetting
+from tidemill.rl.networks.layers.image import as_channels, convolution, pixel_scale
+from tidemill.rl.networks.torsos import NetworkSetting, image_channels
 from tidemill.types import EnvSpec
 
 

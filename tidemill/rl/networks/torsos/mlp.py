@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.linear import flat
+from tidemill.rl.networks.layers.linear import flat
 from tidemill.types import EnvSpec
 
 

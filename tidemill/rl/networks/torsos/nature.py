@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.image import as_channels, convolution, image_channels, pixel_scale
+from tidemill.rl.networks.layers.image import as_channels, convolution, pixel_scale
+from tidemill.rl.networks.torsos import image_channels
 from tidemill.types import EnvSpec
 
 Layers = tuple[tuple[int, int, int], ...]

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus
 from tidemill.replay.sampling.shard import ShardReport
-from tidemill.services.learner import metrics
-from tidemill.services.learner.control import Control
-from tidemill.services.learner.counters import Counters
-from tidemill.services.learner.divergence import Diverged, lost
+from tidemill.services.learner.status import metrics
+from tidemill.services.learner.status.control import Control
+from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.status.divergence import Diverged, lost
 
 _WINDOW_S = 5.0  # rates are over this many newest seconds
 _TICK_S = 1.0  # how often the device's metrics are read, which waits for the device

@@ -20,7 +20,7 @@ from tidemill.inference.wire import Answer
 from tidemill.rl.agents.interface import Policy, SplitPolicy
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rpc.channel import Backoff
-from tidemill.services.actor.loop import ActingStopped, PolicyParams
+from tidemill.services.actor.acting.loop import ActingStopped, PolicyParams
 
 _LOST = Counter("tidemill_actor_inference_lost_total", "Times the inference service was lost while acting.")
 _LOCAL = Gauge("tidemill_actor_inference_local", "1 while the actor acts by its own network in the service's place.")

@@ -1,7 +1,7 @@
 """Pace of a learner: when it samples, publishes and writes checkpoints.
 
 Most learners train on what comes, and the table's rate limiter holds them back; those in lock-step have another pace
-(`lock_step/pace.py`).
+(`services/learner/lock_step/pace.py`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.checkpoint.resume import HasState
-from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.dataset import DatasetOptions, open_dataset
 from tidemill.services.learner.data.decoder import DatasetBatches
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.distributed.learner_group import RankInfo
-from tidemill.services.learner.metrics import collect
-from tidemill.services.learner.trainer import BatchSource, TrainerOutputs
+from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.status.metrics import collect
+from tidemill.services.learner.training.trainer import BatchSource, TrainerOutputs
 from tidemill.types import Signature
 
 

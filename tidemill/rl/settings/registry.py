@@ -152,3 +152,28 @@ def _named_class(algorithm: str) -> type[AgentConfig]:
     if (own := getattr(found, "algorithm", None)) != algorithm:
         raise ConfigError(f"agent.algorithm is {algorithm!r}, but the field `algorithm` of that class is {own!r}")
     return cast(type[AgentConfig], found)
+
+
+def require_actions(algorithm: str, env_spec: EnvSpec, *, discrete: bool) -> None:
+    """Raise ConfigError unless the environment's actions are of the kind that the algorithm chooses.
+
+    Several discrete choices at once are refused: an algorithm that makes them does not ask here.
+    """
+    if env_spec.action_sizes:
+        count = len(env_spec.action_sizes)
+        joint = ", or env.joint_actions to true, which makes every combination one action" if discrete else ""
+        raise ConfigError(
+            f"algorithm is {algorithm!r}, but the environment's actions are {count} discrete choices at once: "
+            f"set agent.algorithm to {_choosing('any')}{joint}"
+        )
+    if env_spec.is_discrete != discrete:
+        kind = "discrete" if env_spec.is_discrete else "continuous"
+        raise ConfigError(
+            f"algorithm is {algorithm!r}, but the environment's actions are {kind}: "
+            f"set agent.algorithm to {_choosing(kind, 'any')}"
+        )
+
+
+def _choosing(*kinds: str) -> str:
+    """Return the names of the project's algorithms that choose such actions, with `or` between them."""
+    return " or ".join(name for name in ALGORITHMS if getattr(config_class(name), "actions", "") in kinds)

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from tidemill.replay.sampling.priorities import PrioritySender
 from tidemill.rl.agents.interface import Agent, Update
-from tidemill.services.learner import metrics
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
-from tidemill.services.learner.control import Control
-from tidemill.services.learner.counters import Counters
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device import DeviceBacklog
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, SingleLearner, StepVote
-from tidemill.services.learner.divergence import Diverged
-from tidemill.services.learner.fence import superseded
-from tidemill.services.learner.progress import Progress
+from tidemill.services.learner.status import metrics
+from tidemill.services.learner.status.control import Control
+from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.status.divergence import Diverged
+from tidemill.services.learner.status.fence import superseded
+from tidemill.services.learner.status.progress import Progress
 
 _POLL_S = 0.2  # how soon the thread notices a request while there is no batch
 

@@ -5,21 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.linear import initialise_linear
-from tidemill.rl.networks.torsos import check_observations
+from tidemill.rl.networks.layers.linear import initialise_linear
 from tidemill.types import EnvSpec
-
-
-def image_channels(network: str, env_spec: EnvSpec) -> tuple[int, int, int]:
-    """Return channels, height and width of what the network sees: a stack's frames and colours are channels.
-
-    Raises:
-        ConfigError: Observations are no images [H, W] or [H, W, C], or too small.
-    """
-    check_observations(network, env_spec)
-    shape = env_spec.observation_shape
-    colours = shape[2] if len(shape) == 3 else 1
-    return env_spec.frame_stack * colours, shape[0], shape[1]
 
 
 def as_channels(observation: Tensor, env_spec: EnvSpec, dtype: torch.dtype) -> Tensor:

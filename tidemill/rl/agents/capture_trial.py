@@ -3,7 +3,8 @@
 After a capture that failed, CUDA's allocator refuses its process any more memory. So a copy of the agent makes updates
 of every kind from a blank batch in a child process, and a learner whose child fails makes its updates as they are.
 
-`python -m tidemill.rl.capture_trial` reads settings as JSON from standard input and ends with 0 if it recorded all.
+`python -m tidemill.rl.agents.capture_trial` reads settings as JSON from standard input. It ends with 0 if it
+recorded all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tidemill.logger import LateLogger
-from tidemill.rl.agents.registry import AgentConfig, config_class
+from tidemill.rl.settings.registry import AgentConfig, config_class
 from tidemill.settings.overlay import overlay, to_document
 from tidemill.types import EnvSpec, ObservationPart
 
@@ -64,7 +65,7 @@ def failure(config: AgentConfig, env_spec: EnvSpec, device: torch.device, items:
         "device": str(device),
         "items": items,
     }
-    command = [sys.executable, "-P", "-W", "ignore", "-m", "tidemill.rl.capture_trial"]
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "tidemill.rl.agents.capture_trial"]
     try:
         ended = subprocess.run(
             command, input=json.dumps(asked), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
@@ -92,8 +93,8 @@ def main() -> int:
 def _record(config: AgentConfig, env_spec: EnvSpec, device: str, items: int) -> None:
     import torch
 
+    from tidemill.rl.agents.blank_batch import blank_batch
     from tidemill.rl.agents.build import build_agent
-    from tidemill.rl.blank_batch import blank_batch
 
     changed: dict[str, Any] = {"compile": "cuda-graphs"}
     if getattr(config, "target_update_period", 0):

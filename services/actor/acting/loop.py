@@ -20,7 +20,7 @@ from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.policy_io import PolicyInputBuilder, check_extras, step_columns
-from tidemill.services.actor.metrics import ActorMetrics
+from tidemill.services.actor.acting.metrics import ActorMetrics
 from tidemill.types import Signature
 
 _log = structlog.get_logger()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.agents.registry import AgentConfig, stored_columns
+from tidemill.rl.settings.registry import AgentConfig, stored_columns
 from tidemill.types import ACTION_MASK, EnvSpec
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tidemill.services.learner.checkpoint import rollback
+from tidemill.services.learner import rollback
 from tidemill.services.learner.checkpoint.resume import LearnerSnapshot
-from tidemill.services.learner.checkpoint.rollback import SnapshotHistory
+from tidemill.services.learner.rollback import SnapshotHistory
 
 
 def _snapshots(size_bytes: int) -> tuple[Callable[[], LearnerSnapshot], Callable[[int], None]]:

@@ -1,0 +1,82 @@
+"""What DQN and R2D2 share: an online network, the target that follows it, and updates of one loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from tidemill.rl.agents.interface import Update
+from tidemill.rl.agents.update_graph import recorded
+from tidemill.rl.compilation import compiled
+from tidemill.rl.networks.precision import MixedPrecision
+from tidemill.rl.optimizers import Adam, LearningRateDecay, Optimizer, RMSProp, clip_
+from tidemill.rl.settings.q_learning import QLearningSettings
+from tidemill.rl.target_network import TargetNetwork
+from tidemill.rl.train_state import TrainedAgent, TrainState
+from tidemill.types import EnvSpec
+
+N = TypeVar("N", bound=MixedPrecision)
+
+
+class QLearningAgent(TrainedAgent, ABC, Generic[N]):
+    """Updates a network by the loss of an algorithm, and its target."""
+
+    def __init__(
+        self,
+        config: QLearningSettings,
+        env_spec: EnvSpec,
+        device: torch.device,
+        online: N,
+        noise: torch.Generator | None = None,
+    ) -> None:
+        """Copy the network to its target.
+
+        Args:
+            config: Of the algorithm.
+            env_spec: Shapes of the environment.
+            device: Where the agent computes.
+            online: The network that learns, on the device.
+            noise: Draws what the loss needs; None if it draws nothing.
+        """
+        online.set_update_format(config, env_spec, device)
+        self._online = online
+        self._target = TargetNetwork(online, config.target_update_period, config.tau)
+        self._optimizer = build_optimizer(config, online.parameters())
+        self._max_grad_norm = config.max_grad_norm
+        recording = config.compile == "cuda-graphs"
+        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
+        self._loss = compiled(self._loss_of, config.compile, device)
+        networks = {"online": online, "target": self._target.network}
+        self._state = TrainState(networks, {"optimizer": self._optimizer}, noise)
+        self._run_update = recorded(self._updated, config.compile, device, self._state)
+
+    @abstractmethod
+    def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
+        """Return the loss, [], the items' new priorities, [B], and the mean value of the actions taken, []."""
+
+    def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        """Take one update on the loss of the values and move the target network if it is time."""
+        self._decay.at(self._state.updates)
+        update = self._run_update(batch, weight, self._target.is_due(self._state.updates + 1))
+        self._state.updates += 1
+        return update
+
+    def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        loss, priority, q = self._loss(batch, weight)
+        gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
+        grad_norm = clip_(gradients, self._max_grad_norm)
+        self._optimizer.step(gradients)
+        self._target.update(self._optimizer.parameters, self._state.updates + 1)
+        return Update(priority, {"loss": loss.detach(), "q": q, "grad_norm": grad_norm})
+
+
+def build_optimizer(settings: QLearningSettings, parameters: Iterable[Tensor]) -> Optimizer:
+    """Return the optimizer that the settings ask for."""
+    rate, epsilon, decay = settings.learning_rate, settings.optimizer_epsilon, settings.weight_decay
+    if settings.optimizer == "rmsprop":
+        return RMSProp(parameters, rate, settings.rmsprop_decay, epsilon, decay)
+    return Adam(parameters, rate, epsilon=epsilon, weight_decay=decay)
