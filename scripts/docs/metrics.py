@@ -54,11 +54,13 @@ _SELDOM: Mapping[str, set[str]] = {
     "tidemill_env_hangs_total": {"method"},
     "tidemill_evaluator_confirmations_total": {"outcome"},
     "tidemill_run_end_info": {"end"},
+    "tidemill_simulator_episodes_total": {"end"},
 }
 """Labels of what has counted nothing after a few seconds, and so shows none."""
 _TRAIN = (
     *("train", "--config", "cartpole_dqn", "--fresh", "--run.name", "metrics", "--run.target-return", "none"),
     *("--replay.shards", "2", "--launcher.inference", "1", "--launcher.actors", "1"),
+    *("--inference.simulators", "1", "--inference.server.address", "127.0.0.1:17406"),
     *("--evaluator.episodes", "1", "--learner.checkpoint-every-s", "1"),
 )
 _BOUND_S = 120.0

@@ -84,6 +84,7 @@ class Identity:
             return
         try:
             make_folder(self._file.parent)
+            os.chmod(self._file.parent, 0o700)  # before the file is there
             write_atomically(self._file, json.dumps({"epoch": epoch, "key": self.key.hex()}))
             os.chmod(self._file, 0o600)
         except OSError as error:

@@ -13,11 +13,12 @@ import pytest
 from tidemill.config.load import load, write_document
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import ActorConfig, ReplayConfig, RunConfig
-from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
+from tidemill.config.services import InferenceSettings, LauncherSettings, ReplaySettings, StorageSettings
 from tidemill.errors import ConfigError
 from tidemill.rpc.addresses import is_server_address
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.launcher.run.paths import (
+    check_addresses,
     inference_address,
     make_socket_folder,
     remove_socket_folder,
@@ -174,3 +175,28 @@ def test_run_without_a_replay_service_uses_the_one_that_is_named() -> None:
     assert addressed.cluster.replay == ("127.0.0.1:7401",)
     kinds = [spec.kind for spec in cluster_specs(addressed, Path("c.yaml"), _SOCKETS)]
     assert kinds == ["paramserver", "learner", "actor", "evaluator"]
+
+
+def test_service_for_simulators_listens_where_other_programs_reach_it() -> None:
+    """At its own address and no socket; actors are sent there, too."""
+    config = RunConfig(inference=InferenceSettings(simulators=2), launcher=LauncherSettings(actors=0, inference=1))
+    check_addresses(config)
+    config = with_addresses(config, _SOCKETS)
+    assert config.cluster.inference == ("127.0.0.1:7406",)
+    (spec,) = [each for each in cluster_specs(config, Path("c.yaml"), _SOCKETS) if each.kind == "inference"]
+    assert spec.health_address == "127.0.0.1:7406"
+
+
+@pytest.mark.parametrize(
+    "started, address, message",
+    [
+        (0, "127.0.0.1:7406", "inference.simulators is 2, but launcher.inference is 0: set it to 1"),
+        (2, "127.0.0.1:7406", "inference.simulators is 2, but launcher.inference is 2: set it to 1"),
+        (1, "127.0.0.1:0", "inference.server.address is '127.0.0.1:0', but simulators must know it"),
+    ],
+)
+def test_simulators_that_could_reach_nobody_are_refused(started: int, address: str, message: str) -> None:
+    """Before anything is started."""
+    settings = InferenceSettings(simulators=2, server=ServerSettings(address=address))
+    with pytest.raises(ConfigError, match=message):
+        check_addresses(RunConfig(inference=settings, launcher=LauncherSettings(inference=started)))

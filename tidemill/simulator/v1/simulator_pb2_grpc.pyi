@@ -50,6 +50,9 @@ class SimulatorServiceStub:
     A call that breaks off leaves its episode open for `inference.simulator_grace_s` seconds. A client that calls again
     within that time, with the token of the episode, continues it: `opened.next_step` says which step the service wants
     next. Otherwise the episode ends as truncated at its last whole step. Half-closing the call ends it at once.
+    A service with tokens wants the metadata `authorization: Bearer TOKEN`, TOKEN of the role simulator or operator;
+    otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. A message with more bytes than the spaces need is
+    refused by gRPC with RESOURCE_EXHAUSTED.
     INVALID_ARGUMENT: a field is malformed or out of range; the episode ends. FAILED_PRECONDITION: the declared spaces
     are not those of the run. RESOURCE_EXHAUSTED: as many clients are there as the service allows; call again later.
     UNAVAILABLE: the service stops or nothing came for `inference.simulator_timeout_s` seconds; call again with the
@@ -72,6 +75,9 @@ class SimulatorServiceAsyncStub(SimulatorServiceStub):
     A call that breaks off leaves its episode open for `inference.simulator_grace_s` seconds. A client that calls again
     within that time, with the token of the episode, continues it: `opened.next_step` says which step the service wants
     next. Otherwise the episode ends as truncated at its last whole step. Half-closing the call ends it at once.
+    A service with tokens wants the metadata `authorization: Bearer TOKEN`, TOKEN of the role simulator or operator;
+    otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. A message with more bytes than the spaces need is
+    refused by gRPC with RESOURCE_EXHAUSTED.
     INVALID_ARGUMENT: a field is malformed or out of range; the episode ends. FAILED_PRECONDITION: the declared spaces
     are not those of the run. RESOURCE_EXHAUSTED: as many clients are there as the service allows; call again later.
     UNAVAILABLE: the service stops or nothing came for `inference.simulator_timeout_s` seconds; call again with the
@@ -96,6 +102,9 @@ class SimulatorServiceServicer:
         A call that breaks off leaves its episode open for `inference.simulator_grace_s` seconds. A client that calls again
         within that time, with the token of the episode, continues it: `opened.next_step` says which step the service wants
         next. Otherwise the episode ends as truncated at its last whole step. Half-closing the call ends it at once.
+        A service with tokens wants the metadata `authorization: Bearer TOKEN`, TOKEN of the role simulator or operator;
+        otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. A message with more bytes than the spaces need is
+        refused by gRPC with RESOURCE_EXHAUSTED.
         INVALID_ARGUMENT: a field is malformed or out of range; the episode ends. FAILED_PRECONDITION: the declared spaces
         are not those of the run. RESOURCE_EXHAUSTED: as many clients are there as the service allows; call again later.
         UNAVAILABLE: the service stops or nothing came for `inference.simulator_timeout_s` seconds; call again with the
