@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
 from tidemill.types import OBSERVATION, ObservationPart, part_column
-
-Array = NDArray[Any]
 
 
 def in_order(parts: Sequence[ObservationPart]) -> tuple[ObservationPart, ...]:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
 from tidemill.inference.wire import Answer
 from tidemill.rl.agents.interface import SplitPolicy
 from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder, PolicyOutput, check_extras, step_columns
 from tidemill.simulator.wire import SeenStep
 from tidemill.types import EnvSpec, Signature
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument
 from tidemill.logger import LateLogger
 from tidemill.replay.batch import Blocks, SampledBatch
@@ -22,8 +22,6 @@ from tidemill.services.replay.state.memory import MemoryBudget
 from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.sampled_items import SampledItems
 from tidemill.services.replay.tables.table import Table
-
-Ints = NDArray[np.int64]
 
 COPIES = 2
 """How often a batch is in memory while it waits for its caller: as bytes in Python and in gRPC's buffer."""

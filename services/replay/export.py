@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.errors import InvalidArgument, ResourceExhausted
 from tidemill.logger import LateLogger
 from tidemill.replay.batch import Blocks
@@ -16,8 +17,6 @@ from tidemill.services.replay.log.blob_reader import BlobReader
 from tidemill.services.replay.log.logged_blocks import logged
 from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.table import Table
-
-Ints = NDArray[np.int64]
 
 _PART_BYTES = 4 * 2**20
 """Bytes of the chunks of one part as stored, and of the payloads of one part, unless it is one chunk or item."""

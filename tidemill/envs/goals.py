@@ -14,13 +14,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.envs.make import make_one
 from tidemill.envs.observations import observation_format
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.observation_parts import unpack
-
-Array = NDArray[Any]
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 

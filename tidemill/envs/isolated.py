@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.envs.failures import count_failure
 from tidemill.envs.interface import EpisodeSummary, VectorStep
 from tidemill.envs.parts import Failure, down_step
@@ -26,8 +27,6 @@ from tidemill.envs.worker_link import Link, Message
 from tidemill.errors import ConfigError, EnvFailed, InvalidArgument
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.types import EnvSpec, ObservationPart
-
-Array = NDArray[Any]
 
 _IMPORT_S = 60.0  # until a process has imported what it needs, beside `env.reset_timeout_s`
 _POLL_S = 0.2

@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.envs.checks import FAILURES
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv, VectorStep, action_mask_of
 from tidemill.errors import ConfigError, EnvFailed, FatalError, InvalidArgument
 from tidemill.types import EnvSpec
 
-Array = NDArray[Any]
 Failure = tuple[int, EnvFailed]
 """The unit that failed, and how."""
 

@@ -11,20 +11,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array, Bools
 from tidemill.envs.actions import check_shape
 from tidemill.envs.failures import Restarts
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.parts import Part
 from tidemill.errors import EnvFailed
 from tidemill.types import EnvSpec
-
-Array = NDArray[Any]
-Bools = NDArray[np.bool_]
 
 _POLL_S = 0.02
 

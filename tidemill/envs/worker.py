@@ -12,7 +12,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tidemill import linux
-from tidemill.envs.worker_link import Array, Link
+from tidemill.arrays import Array
+from tidemill.envs.worker_link import Link
 from tidemill.parent import end_with_parent
 
 if TYPE_CHECKING:

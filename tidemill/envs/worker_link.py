@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tidemill.arrays import Array
+
 Message = tuple[dict[str, Any], dict[str, Array]]
 
 _SIZES = struct.Struct("<II")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
 from tidemill.inference.v1 import inference_pb2 as pb
 from tidemill.rl.policy_io import PolicyInput
 from tidemill.types import EnvSpec
-
-Array = NDArray[Any]
 
 _MAX_SEED = 2**64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import lz4.block
 import numpy as np
@@ -13,11 +13,10 @@ from lz4.block import _block
 from numpy.typing import NDArray
 
 from tidemill import kernel
+from tidemill.arrays import Array
 from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.types import Codec, ColumnSpec, Signature
-
-Array = NDArray[Any]
 
 
 class Decompress(Protocol):

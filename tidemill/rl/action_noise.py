@@ -11,9 +11,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Floats
 from tidemill.rl.checks import require
-
-Floats = NDArray[np.float32]
 
 
 class HeldActions:

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Floats
 from tidemill.errors import InvalidArgument
 from tidemill.rl.checks import require
 
@@ -54,9 +55,6 @@ def linear(step: int, start: float, end: float, duration: int) -> float:
 def epsilon_schedule(env_steps: int, start: float, end: float, decay_env_steps: int) -> float:
     """Return the epsilon all actors share after `env_steps` agent steps of the whole cluster."""
     return linear(env_steps, start, end, decay_env_steps)
-
-
-Floats = NDArray[np.float32]
 
 
 class EpsilonSettings(Protocol):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
 from tidemill.observation_parts import observation_columns
 from tidemill.types import ACTION_MASK, EnvSpec, Signature
-
-Array = NDArray[Any]
 
 _WORDS = {2: "<u2", 4: "<u4", 8: "<u8"}
 """Types of as many bytes as a stack has frames; the first byte is the lowest."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.observation_parts import gather_observations
 from tidemill.rl.returns import n_step
 from tidemill.types import WindowSpec
-
-Array = NDArray[Any]
 
 RETURN_COLUMNS = ("reward", "terminated", "truncated")
 """Columns that returns are computed from."""

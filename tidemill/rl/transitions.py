@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.observation_parts import gather_observations
 from tidemill.rl.returns import n_step
 from tidemill.types import OBSERVATION
 
 if TYPE_CHECKING:  # decoder threads of processes without torch import this module
     from torch import Tensor
-
-Array = NDArray[Any]
 
 
 FRAMES = "frames"

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
 from tidemill.observation_parts import in_order, leaves, pack, stored
 from tidemill.settings.check import is_safe_name
 from tidemill.simulator.v1 import simulator_pb2 as pb
 from tidemill.types import OBSERVATION, EnvSpec, ObservationPart
-
-Array = NDArray[Any]
 
 _NAME = "1 to 128 letters, digits, `_`, `-` and `.`"
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill.arrays import Array, Ints
 from tidemill.devices import on_stream
 from tidemill.errors import DataLoss
 from tidemill.observation_parts import in_order, pack
@@ -19,9 +20,6 @@ from tidemill.replay.codec import decode_chunks
 from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.services.learner.status import metrics
 from tidemill.types import OBSERVATION, Codec, ColumnSpec, ObservationPart, Signature, part_column
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 _STAGING_BYTES = 16 * 2**20
 """Of each of two pieces of pinned memory: one is filled while the device reads the other."""

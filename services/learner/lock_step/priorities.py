@@ -11,6 +11,7 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
+from tidemill.arrays import Keys
 from tidemill.errors import Unavailable, Unimplemented
 from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.client import ReplayClient
@@ -19,7 +20,6 @@ from tidemill.services.learner.data.priorities import read_priorities
 from tidemill.services.learner.status.divergence import check_finite
 from tidemill.services.learner.status.fence import superseded
 
-Keys = NDArray[np.uint64]
 _Round = tuple[Keys, NDArray[np.float64]]
 
 _SNAPSHOT_EVERY = 16  # rounds; a checkpoint of the learner holds the priorities of as many

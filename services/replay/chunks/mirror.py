@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.services.replay.chunks.store import ChunkStore
-
-Ints = NDArray[np.int64]
 
 
 class ChunkMirror:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.services.replay.chunks.blocks import BlockStore, MemoryBlocks
 from tidemill.types import Signature
-
-Ints = NDArray[np.int64]
 
 NONE = -1
 _CHUNK_NUMBER_BITS = 32

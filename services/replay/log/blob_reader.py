@@ -8,8 +8,8 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.services.replay.log.frame import CRC_BYTES, blob_is_intact
 from tidemill.services.replay.log.logged_blocks import Locations, LoggedBlocks
 from tidemill.services.replay.log.segments import LogFolder
@@ -63,9 +63,6 @@ class BlobFiles:
         descriptor = os.open(self._folder.segment(segment), os.O_RDONLY | os.O_CLOEXEC)
         self._files[segment] = descriptor
         return descriptor
-
-
-Ints = NDArray[np.int64]
 
 
 class BlobReader:

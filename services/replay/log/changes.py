@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.services.replay.tables.stats import STATS_FIELDS
 
 CHUNK = np.dtype(
@@ -48,7 +49,6 @@ _LEAVING = struct.Struct("<HIIQ")  # table, removed, size, removed so far
 _STATS_BYTES = STATS_FIELDS * STAT.itemsize
 
 Records = NDArray[np.void]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.logger import LateLogger
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.log.blob_reader import BlobReader
@@ -18,8 +18,6 @@ from tidemill.services.replay.log.logged_blocks import logged
 from tidemill.services.replay.state.change_sink import NewChunks
 from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.table import Table
-
-Ints = NDArray[np.int64]
 
 
 class Garbage:

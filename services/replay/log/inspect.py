@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.errors import FatalError
 from tidemill.replay.codec import decode
 from tidemill.replay.table_config import describe_limiter
@@ -27,8 +28,6 @@ from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.state.streams import StreamRegistry, places_of
 from tidemill.services.replay.tables.sampled_items import locate
 from tidemill.services.replay.tables.table import Table
-
-Ints = NDArray[np.int64]
 
 _MOST_ROWS = 12  # of a histogram
 _BAR = 40  # characters of the longest

@@ -8,8 +8,8 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.log.changes import (
@@ -28,8 +28,6 @@ from tidemill.services.replay.state.change_sink import NewChunks
 from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.state.streams import Epoch
 from tidemill.services.replay.tables.table import Table
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.replay.batch import Blocks
 from tidemill.services.replay.chunks.blocks import cut_raw
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.state.memory import MemoryBudget
 from tidemill.types import Codec, Signature
-
-Ints = NDArray[np.int64]
 
 _FIRST_CAPACITY = 256
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.replay.wire import config_from_json
 from tidemill.services.replay.chunks.store import NONE, ChunkStore, StoredChunks
 from tidemill.services.replay.log.changes import CHUNK, ITEM, SLOT
@@ -24,7 +25,6 @@ from tidemill.services.replay.tables.rate_limiter import RateLimiter
 from tidemill.services.replay.tables.stats import STATS_FIELDS, TableStats
 from tidemill.services.replay.tables.table import Table
 
-Ints = NDArray[np.int64]
 Records = NDArray[np.void]
 
 _NO_MARKS: Marks = ((), ())

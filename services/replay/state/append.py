@@ -11,6 +11,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.errors import FailedPrecondition, InvalidArgument
 from tidemill.replay.chunk import Chunk, ItemBatch, check_priorities
 from tidemill.replay.limits import lz4_bound
@@ -20,8 +21,6 @@ from tidemill.services.replay.state.streams import Epoch
 from tidemill.services.replay.tables.items import NewItems
 from tidemill.services.replay.tables.table import Table
 from tidemill.types import Codec, Signature
-
-Ints = NDArray[np.int64]
 
 
 class BlockSizes:

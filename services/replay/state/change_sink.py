@@ -6,15 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tidemill.arrays import Ints
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.state.streams import Epoch
 from tidemill.services.replay.tables.table import Table
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_ENV_COUNT
@@ -23,8 +24,6 @@ from tidemill.services.replay.state.streams import Epoch, StreamRegistry
 from tidemill.services.replay.tables.insertion_times import LOGGED_EVERY_S
 from tidemill.services.replay.tables.table import Table
 from tidemill.types import Signature, column_names
-
-Ints = NDArray[np.int64]
 
 MAX_CHUNK_LENGTH = 1024
 MAX_APPEND_TABLES = 16

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.replay.batch import EpochPlace
 from tidemill.services.replay.tables.items import Items
-
-Ints = NDArray[np.int64]
 
 _ROUNDS = 6
 _LEAST_LOOK, _MOST_LOOK = 64, 2**16  # places that are looked at together

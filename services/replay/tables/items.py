@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.errors import FailedPrecondition
 from tidemill.services.replay.selectors.selector import Selector
 from tidemill.services.replay.selectors.uniform import Uniform
-
-Ints = NDArray[np.int64]
 
 _SLOT_MASK = np.uint64(2**32 - 1)
 _SLOT_BITS = np.uint64(32)

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.tables.items import Items
-
-Ints = NDArray[np.int64]
 
 _ITEM_BYTES = 40  # of the numbers of an item
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import SelectorKind, TableConfig
@@ -19,8 +20,6 @@ from tidemill.services.replay.tables.items import Items, ItemSampler, NewItems, 
 from tidemill.services.replay.tables.rate_limiter import RateLimiter
 from tidemill.services.replay.tables.sampled_items import SampledItems, locate
 from tidemill.services.replay.tables.stats import Counters, TableStats
-
-Ints = NDArray[np.int64]
 
 _MAX_FORMER = 256
 """Configurations that are remembered: a client that read one comes back with it before so many changes are made."""

@@ -22,9 +22,10 @@ from tests.support.batches import (
     recurrent_state_size,
     sampled_batch,
 )
+from tidemill.arrays import Array
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.interface import Agent, Array, Policy
+from tidemill.rl.agents.interface import Agent, Policy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyInput
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config

@@ -10,15 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array, Ints
 from tidemill.errors import DataLoss
 from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.replay.codec import decode_chunks, window_index
 from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.types import Signature
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 Reserve = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 """Returns an array of zeros, given its shape and dtype."""

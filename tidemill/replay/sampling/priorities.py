@@ -14,12 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tidemill.arrays import Keys
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.limits import MAX_KEYS
 from tidemill.rpc.channel import DEADLINE_S, Backoff
-
-Keys = NDArray[np.uint64]
 
 _MESSAGES_WAITING = 8
 _STOP_S = 3.0

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
 from tidemill.replay.columns import ItemColumns, Per, joined, per_item
 from tidemill.replay.writing.steps import nest
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

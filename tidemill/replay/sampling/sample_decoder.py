@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array, Ints
 from tidemill.replay import codec
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.codec import CorruptBlocks, DecodedBatch, EncodedColumn
@@ -21,9 +22,6 @@ from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.steps import LENGTH, SEPARATOR, ragged_columns
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 AT_ONCE_BYTES = 8 * 2**20
 """Of the batches that are gathered from a mirror at once: larger ones take new memory from the system each time."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill import errors, linux
+from tidemill.arrays import Keys
 from tidemill.errors import DataLoss, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.batch import SampledBatch
@@ -29,8 +30,6 @@ from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.sampling.shared_arrays import SharedArrays
 from tidemill.replay.sampling.source import SampleSource
 from tidemill.types import Signature
-
-Keys = NDArray[np.uint64]
 
 CONNECTIONS = 2
 """Of each rank that has batches dealt to it: for batches, and for priorities, which must not wait for a batch."""

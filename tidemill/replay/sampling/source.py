@@ -10,12 +10,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Keys
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
-
-Keys = NDArray[np.uint64]
 
 
 class SampleSource(Protocol):

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.writing.steps import SEPARATOR
 
-Array = NDArray[Any]
 Ranges = list[tuple[int, int]]
 
 OBSERVATION, NEXT, ACTION = "observation", "next_observation", "action"

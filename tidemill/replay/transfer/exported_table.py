@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from tidemill import formats
+from tidemill.arrays import Array, Ints
 from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.replay.chunk import check_priorities
 from tidemill.replay.transfer.folder import CHUNK_TENSORS, FORMAT, ITEM_TENSORS, MANIFEST, digest_of
 from tidemill.replay.wire import config_from_json
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 _MAX_OPEN = 8  # files that are mapped at a time
 _NAME = re.compile(r"(steps|items)-[0-9]{6,}\.safetensors")

@@ -18,19 +18,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from tidemill import formats, linux
+from tidemill.arrays import Array
 from tidemill.atomic_files import TEMPORARY, sync_file, sync_folder
 from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.transfer.stream import Items, Steps
 from tidemill.replay.wire import config_to_json
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 FORMAT, MANIFEST = "tidemill-replay-table", "manifest.json"
 VERSION = formats.NEWEST[formats.TABLE]

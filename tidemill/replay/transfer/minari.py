@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.replay.client import ReplayClient
@@ -26,8 +25,6 @@ from tidemill.types import ColumnSpec
 
 if TYPE_CHECKING:
     from gymnasium import Space
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Ints
 from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.transfer.exported_table import ExportedTable
-
-Ints = NDArray[np.int64]
 
 _MESSAGE_ITEMS, _MESSAGE_BYTES, _MESSAGE_CHUNKS = 4096, 4 * 2**20, 512
 """Of a message that is put together; more only if items cannot be told apart by their last chunks."""

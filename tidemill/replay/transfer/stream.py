@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array, Ints
 from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.replay.codec import decode_chunks
 from tidemill.replay.table_config import TableConfig
@@ -19,9 +20,6 @@ from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import unpack_blocks, unpack_config
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.status import translated
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,16 +13,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tidemill import formats
+from tidemill.arrays import Array
 from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.append_call import AppenderState
 from tidemill.replay.writing.stream_items import StreamItems
 from tidemill.replay.writing.stream_rows import StreamRows
-
-Array = NDArray[Any]
 
 _WORDS = b"tidemill writer "
 _MAGIC = _WORDS + b"%d\n" % formats.NEWEST[formats.WRITER]

@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
 from tidemill.replay.table_config import DTYPES, check_signature
 from tidemill.types import Codec, ColumnSpec, Signature
-
-Array = NDArray[Any]
 
 SEPARATOR = "__"
 LENGTH = "len"

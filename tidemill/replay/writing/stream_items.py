@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tidemill.arrays import Array, Ints
 from tidemill.errors import InvalidArgument
 from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.chunk import ItemBatch, check_priorities
 from tidemill.replay.limits import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS, payload_room
 from tidemill.replay.table_config import MAX_PRIORITY, TableConfig
 from tidemill.replay.writing.stream_rows import StreamRows
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 FirstPriority = Callable[[Mapping[str, Array]], ArrayLike]
 """From the columns of K windows of one length, each [length, K, ...], to their first priorities [K]."""

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from tidemill.arrays import Array, Bools, Ints
 from tidemill.errors import InvalidArgument
 from tidemill.types import Signature
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _NUMBERS = ("filled", "fresh", "episode_steps", "first_step", "_kept")
 _ROWS, _BESIDE, _STREAM_STEPS = "rows/", "beside/", "stream_steps"

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tidemill.arrays import Array
 from tidemill.rl.action_noise import ActionNoise
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tidemill.arrays import Array
 from tidemill.rl.agents.dqn_heads import QuantileHead, build_value_head
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.q_learning import QLearningAgent
 from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.losses import even_levels, log_policy_bonus, mask_illegal, soft_value

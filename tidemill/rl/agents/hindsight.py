@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.types import WindowSpec, part_column
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tidemill.rl.agents.interface import Agent, State, Update
     from tidemill.rl.process_group import ProcessGroup
 
-Array = NDArray[Any]
 
 ACHIEVED, DESIRED = part_column("achieved_goal"), part_column("desired_goal")
 """Columns of an environment with goals: the one that was achieved at a step's observation, and the one that counts."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.arrays import Array
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.types import EnvSpec, WindowSpec
@@ -20,7 +21,6 @@ if TYPE_CHECKING:  # decoder threads and torch-free processes may import this mo
     from tidemill.rl.networks.precision import Precision
     from tidemill.rl.process_group import ProcessGroup
 
-Array = NDArray[Any]
 
 State = dict[str, Any]
 """A nested dict whose leaves are tensors, ints, floats and strings only."""

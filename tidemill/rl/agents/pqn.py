@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
+from tidemill.arrays import Array
+from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.on_policy import rollouts
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.exploration import EpsilonGreedy, greedy

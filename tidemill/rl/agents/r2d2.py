@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
+from tidemill.arrays import Array, Floats
+from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.q_learning import QLearningAgent
 from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.losses import ItemLoss, assert_rank, mask_illegal, rescale, unscale
@@ -25,8 +26,6 @@ from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.sequences import RETURN_COLUMNS, sequences, unroll_targets
 from tidemill.rl.settings.q_learning import R2D2Config
 from tidemill.types import ACTION_MASK, EnvSpec
-
-Floats = NDArray[np.float32]
 
 
 def sequence_target(n_step_return: Tensor, bootstrap_discount: Tensor, bootstrap_q: Tensor, rescaled: bool) -> Tensor:

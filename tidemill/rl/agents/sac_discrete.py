@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tidemill.rl.agents.interface import Array, NoiseRows, PolicyContext, Update
+from tidemill.arrays import Array
+from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.exploration import random_legal
 from tidemill.rl.losses import assert_rank, twin_td_loss

@@ -9,8 +9,9 @@ import numpy as np
 
 from tests.support.replay_streams import SIGNATURE, append, make_config, make_items
 from tests.unit.replay.log.logs import open_log, sample_all
+from tidemill.arrays import Array
 from tidemill.replay.chunk import Chunk
-from tidemill.replay.codec import Array, decode, encode
+from tidemill.replay.codec import decode, encode
 from tidemill.types import Codec
 
 _PLAIN = tuple(column for column in SIGNATURE if column.codec is not Codec.LZ4)
