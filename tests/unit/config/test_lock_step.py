@@ -60,6 +60,7 @@ def test_settings_that_fit_are_taken(changed: dict[str, dict[str, Any]]) -> None
         ({"learner": {"threads": 0}}, "learner.threads is 0, .* at least 1"),
         ({"launcher": {"inference": 1}}, "not allowed with run.deterministic"),
         ({"cluster": {"inference": ["127.0.0.1:7406"]}}, "not allowed with run.deterministic"),
+        ({"env": {"isolate": True}}, "env.isolate is true, but must be false with run.deterministic"),
         ({"table": {"sampler": "fifo"}}, "table.sampler is 'fifo', .* 'uniform' or 'prioritized'"),
         ({"agent": {"algorithm": "r2d2"}}, "agent.algorithm is 'r2d2', which learns from sequences"),
         ({"replay": {"shards": 2}}, r"there are 2 replay shards .* allows one server \(replay.shards 1"),

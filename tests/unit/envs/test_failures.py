@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import closing
+
 import numpy as np
 import pytest
 
 from tidemill.envs.failures import KINDS, Restarts, count_failure, failure_counts
+from tidemill.envs.make import make_env, make_isolated, make_surviving
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import EnvFailed
 
+_ACTION = np.zeros(1, np.int64)
 _ERROR = EnvFailed("it broke", kind="raised", trace="Traceback: here\n")
 
 
@@ -100,3 +105,32 @@ def test_failures_are_counted_by_kind() -> None:
     assert failure_counts() == {kind: before.get(kind, 0) + 1 for kind in KINDS}
     with pytest.raises(KeyError):
         count_failure("vanished")
+
+
+def test_isolated_environment_plays_as_it_would_in_this_process() -> None:
+    """Same seed, same actions: the same observations, rewards and ends; episodes are told; the process ends."""
+    settings = EnvSettings("CartPole-v1", isolate=True)
+    actions = np.random.default_rng(0).integers(0, 2, (60, 2))
+    isolated = make_surviving(settings, 2, waits=False, stop=threading.Event())
+    plain = make_env(settings, 2, training=True)
+    with closing(isolated), closing(plain):
+        assert isolated.spec == plain.spec
+        np.testing.assert_array_equal(isolated.reset(100_000_000), plain.reset(100_000_000))
+        for action in actions:
+            found, expected = isolated.step(action), plain.step(action)
+            for name in ("observation", "reward", "terminated", "truncated", "is_first", "is_reset_step"):
+                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+            assert found.episodes == expected.episodes
+
+
+def test_isolated_evaluation_environment_is_made_again_by_its_next_reset() -> None:
+    """A step in which it dies raises its kind and how it ended; nothing of its episode is left."""
+    settings = EnvSettings("tests.support.faulty_envs:faulty", {"how": "crash", "every": 3}, isolate=True)
+    with closing(make_isolated(settings)) as env:
+        for _ in range(2):
+            env.reset(1)
+            env.step(_ACTION)
+            env.step(_ACTION)
+            with pytest.raises(EnvFailed, match=r"ended by signal 11 .*, after \d steps") as raised:
+                env.step(_ACTION)
+            assert raised.value.kind == "died"
