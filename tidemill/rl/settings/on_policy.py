@@ -40,7 +40,8 @@ class RolloutSettings(AgentSettings):
     """Format of the products in an update; everything else is float32. `auto`: bfloat16 for images where it is
     faster."""
     channels_last: bool = False
-    """Store images channels last during an update. On a CPU this is faster in float32 but not in bfloat16."""
+    """Store images channels last during an update. On a CPU this is faster in float32 but not in bfloat16, on a GPU for
+    residual networks."""
     compile: Literal["auto", "none", "cuda-graphs"] = "auto"
     """Give a GPU whole updates in a few launches, as CUDA graphs. `auto`: if they can be recorded."""
 
