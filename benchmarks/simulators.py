@@ -5,13 +5,14 @@ threads of this process on core 0, which compute nothing themselves. An actor's 
 compute nothing, on core 0, is measured in turns with them. A DQN's MLP acts; the table keeps everything and paces
 nobody.
 
-    python -m benchmarks.simulators [--clients 1 16 256] [--rounds 3] [--seconds 10] [--cores 0 1]
+    python -m benchmarks.simulators [--clients 1 16 256] [--rounds 3] [--seconds 10] [--cores 0 1] [--dry-run]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="pairs of measurements")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
     parser.add_argument("--cores", nargs=2, type=int, default=[0, 1], help="of the clients, and of the services")
-    parser.add_argument("--dry-run", action="store_true", help="print only")
+    parser.add_argument("--dry-run", action="store_true", help="print, and write no file")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {arguments.cores[0]})
     torch.set_num_threads(1)
@@ -76,6 +77,9 @@ def main() -> None:
                 rows.append(row(f"time to an action, p{share}, {of}", "ms", [np.percentile(w, share) for w in waits]))
     if not arguments.dry_run:
         write("simulators", rows)
+        return
+    for each in rows:
+        print(json.dumps(each))
 
 
 def _started(folder: Path, simulators: int, core: int, stack: contextlib.ExitStack) -> tuple[RunConfig, EnvSpec]:
@@ -107,6 +111,8 @@ def _started(folder: Path, simulators: int, core: int, stack: contextlib.ExitSta
         blobs = {Precision.FULL: pack(state)}
         publisher.publish(blobs, ParamsMetadata(), fencing_token=fencing_token, base_version=0)
     stack.enter_context(_process(core, "inference", folder / "run.yaml"))
+    with SimulatorClient(inference, spec, timeout_s=_START_S) as client:  # waits until it serves
+        client.begin(np.zeros(spec.observation_shape, spec.observation_dtype))
     return config, spec
 
 
