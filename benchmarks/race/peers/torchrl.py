@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from torch import nn
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
-from torchrl.envs import DoubleToFloat, ExplorationType, GymEnv, TransformedEnv, set_exploration_type
+from torchrl.envs import DoubleToFloat, ExplorationType, GymWrapper, TransformedEnv, set_exploration_type
 from torchrl.modules import (
     MLP,
     EGreedyModule,
@@ -36,14 +37,16 @@ from benchmarks.race.tasks import DQN, PPO, SAC, Task
 
 def make_envs(task: Task, seed: int) -> Any:  # noqa: ANN401 - has no types
     """Return the environments of a task, stepped together."""
-    envs = TransformedEnv(GymEnv(task.env_id, num_envs=task.num_envs), DoubleToFloat())
+    mode = gymnasium.vector.AutoresetMode.DISABLED  # the collector resets what has ended
+    made = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(task.env_id)] * task.num_envs, autoreset_mode=mode)
+    envs = TransformedEnv(GymWrapper(made), DoubleToFloat())
     envs.set_seed(seed)
     return envs
 
 
 def make_policy(task: Task, envs: Any) -> Any:  # noqa: ANN401 - likewise
     """Return the network that acts."""
-    hidden, spec = list(task.settings.hidden), envs.single_action_spec
+    hidden, spec = list(task.settings.hidden), envs.action_spec_unbatched
     inputs = envs.observation_spec["observation"].shape[-1]
     if isinstance(task.settings, DQN):
         return QValueActor(_mlp(inputs, spec.n, hidden, nn.ReLU), in_keys=["observation"], spec=spec)
@@ -122,7 +125,7 @@ def train_dqn(task: Task, settings: DQN, seed: int, course: Course) -> Any:  # n
         annealing_num_steps=settings.epsilon_decisions,
         eps_init=1.0,
         eps_end=settings.epsilon_final,
-        spec=envs.single_action_spec,
+        spec=envs.action_spec_unbatched,
     )
     buffer = _replay(settings)
     loss_module = DQNLoss(policy, loss_function="smooth_l1", delay_value=True, double_dqn=False)
@@ -152,7 +155,7 @@ def train_sac(task: Task, settings: SAC, seed: int, course: Course) -> Any:  # n
     """SAC with two critics and a learned temperature."""
     envs = make_envs(task, seed)
     policy = make_policy(task, envs)
-    inputs = envs.observation_spec["observation"].shape[-1] + envs.single_action_spec.shape[-1]
+    inputs = envs.observation_spec["observation"].shape[-1] + envs.action_spec_unbatched.shape[-1]
     critic = ValueOperator(_mlp(inputs, 1, list(settings.hidden), nn.ReLU), in_keys=["action", "observation"])
     loss_module = SACLoss(
         actor_network=policy, qvalue_network=critic, num_qvalue_nets=2, loss_function="l2", delay_qvalue=True
@@ -174,10 +177,10 @@ def train_sac(task: Task, settings: SAC, seed: int, course: Course) -> Any:  # n
         if decisions > settings.learning_starts:
             for _ in range(round(settings.updates_per_decision * task.num_envs)):
                 losses = loss_module(buffer.sample())
-                parts = (losses["loss_qvalue"], losses["loss_actor"], losses["loss_alpha"])
-                for loss, optimizer in zip(parts, optimizers, strict=True):
+                for optimizer in optimizers:
                     optimizer.zero_grad()
-                    loss.backward()
+                (losses["loss_qvalue"] + losses["loss_actor"] + losses["loss_alpha"]).backward()
+                for optimizer in optimizers:
                     optimizer.step()
                 target.step()
                 updates += 1
