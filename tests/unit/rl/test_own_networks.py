@@ -227,5 +227,5 @@ def test_torso_that_does_not_follow_its_parameters_format_acts_in_float32() -> N
 
 def test_own_network_is_a_setting_of_dqn_as_before() -> None:
     """A dotted path without a colon still names a module with `build`."""
-    with pytest.raises(ConfigError, match=r"tidemill\.rl\.networks\.image has no 'build'"):
+    with pytest.raises(ConfigError, match=r"tidemill\.rl\.networks\.layers\.image has no 'build'"):
         build_agent(DQNConfig(network="tidemill.rl.networks.layers.image"), VECTOR)
