@@ -131,8 +131,8 @@ def test_unrolled_transitions_stack_what_the_environment_showed() -> None:
     [
         ("retrace.config:Retrace", "retrace.config has no 'Retrace'; did you mean 'RetraceConfig'"),
         ("nowhere_at_all:Config", "importing nowhere_at_all failed: ModuleNotFoundError"),
-        ("retrace.config:require", "no dataclass with the methods build_agent and build_policy"),
-        ("tidemill.rl.settings.q_learning:DQNConfig", "no dataclass with the methods build_agent and build_policy"),
+        ("retrace.config:require", "not a dataclass with the methods build_agent and build_policy"),
+        ("tidemill.rl.settings.q_learning:DQNConfig", "not a dataclass with the methods build_agent and build_policy"),
         ("retrace.config:", "allowed: module:name"),
     ],
 )

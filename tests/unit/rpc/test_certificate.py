@@ -77,7 +77,7 @@ def test_bytes_that_are_no_certificate_are_refused() -> None:
                 end_of(_pem(der[:at] + bytes([value]) + der[at + 1 :]))
             except ValueError as error:
                 assert "certificate is" in str(error)  # noqa: PT017 - other values are the serial number's, and fine
-    with pytest.raises(ValueError, match="no base64"):
+    with pytest.raises(ValueError, match="not base64"):
         end_of(b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----")
 
 
