@@ -77,7 +77,8 @@ def test_host_and_port_are_parted_and_joined() -> None:
 def test_reason_is_told_apart() -> None:
     """A host that is not known, an address of another machine, a port that is taken."""
     assert "'no.such.host.invalid' is not known" in why_not_bound("no.such.host.invalid:7000")
-    assert "192.0.2.1 is not an address of this machine" in why_not_bound("192.0.2.1:7000")  # TEST-NET-1 belongs to nobody
+    # TEST-NET-1 belongs to nobody
+    assert "192.0.2.1 is not an address of this machine" in why_not_bound("192.0.2.1:7000")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "another process listens there" in why_not_bound(f"127.0.0.1:{taken.getsockname()[1]}")
 
