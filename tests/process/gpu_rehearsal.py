@@ -39,7 +39,7 @@ from tidemill.rehearsal.updates import lines, recorded, rehearse_updates  # noqa
 from tidemill.replay import codec  # noqa: E402
 from tidemill.replay.batch import Blocks  # noqa: E402
 from tidemill.rl import optimizers  # noqa: E402
-from tidemill.rl.agents import dqn, sac  # noqa: E402
+from tidemill.rl.agents import dqn, q_learning, sac  # noqa: E402
 from tidemill.rl.agents.build import build_agent  # noqa: E402
 from tidemill.rl.agents.capture_trial import can_record  # noqa: E402
 from tidemill.rl.agents.dqn import gather_action  # noqa: E402
@@ -200,14 +200,14 @@ def regressions() -> Iterator[Case]:
         return clip(gradients, most) if float(optimizers.global_norm(gradients)) > 0 else torch.zeros(())
 
     faults: dict[str, tuple[str, object, str, object]] = {
-        "item() in clipping": ("dqn", dqn, "clip_", waits),
+        "item() in clipping": ("dqn", q_learning, "clip_", waits),
         "a literal on the device": (
             "dqn",
-            dqn,
+            q_learning,
             "clip_",
             lambda g, m: clip(g, m) + torch.tensor(0.0, device=g[0].device),
         ),
-        "a scalar of the host": ("dqn", dqn, "clip_", lambda g, m: clip(g, m) + torch.zeros(())),
+        "a scalar of the host": ("dqn", q_learning, "clip_", lambda g, m: clip(g, m) + torch.zeros(())),
         "an index of the host": ("dqn", dqn, "gather_action", lambda o, a: o[torch.arange(len(o)), a]),
         "a list as index": ("dqn", dqn, "gather_action", lambda o, a: o[list(range(len(o))), a]),
         "a mask as index": ("dqn", dqn, "gather_action", lambda o, a: gather_action(o, a)[a >= 0]),

@@ -14,7 +14,10 @@ from tidemill.services.launcher.view.curves import env_failures
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
-_FAULTY = ("--env.id", "tests.support.faulty_envs:FaultyCartPole", "--evaluator.no-video")
+_FAULTY = (
+    *("--env.id", "tests.support.faulty_envs:FaultyCartPole", "--evaluator.no-video"),
+    *("--actor.log-every-s", "1"),  # an actor adds to its curves as often, from which its failures are read
+)
 _ISOLATED = (
     "--env.isolate",
     "--env.step-timeout-s",

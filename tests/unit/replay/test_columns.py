@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
+import pytest
 from numpy.typing import NDArray
 
 from tests.support.encoded_batches import batch_of
@@ -58,6 +58,7 @@ def test_all_columns_of_an_item_move_together() -> None:
 
 def test_batch_is_split_into_equal_parts_with_all_of_their_columns() -> None:
     """Torch's tensors as well, and other fields as given for each part."""
+    torch = pytest.importorskip("torch")
     batch = replace(marked(3, 1, 4, 5), rows={"a": torch.arange(8).reshape(4, 2)})
     left, right = batch.split(2, probabilities=[np.array([0.5]), np.array([0.25])])
     assert left.keys.tolist() == [3, 1]
