@@ -37,6 +37,7 @@ def ways(config: AgentConfig, env_spec: EnvSpec) -> dict[str, AgentConfig]:
         changes["eager, float32"] = {"compile": "none", "update_precision": "float32"}
         changes["graphs, float32"] = {"compile": "cuda-graphs", "update_precision": "float32"}
         changes["graphs, channels last"] = {"compile": "cuda-graphs", "channels_last": True}
+        changes = {name: {"channels_last": False} | change for name, change in changes.items()}
     return {name: dataclasses.replace(config, **change) for name, change in changes.items()}  # type: ignore[type-var]
 
 

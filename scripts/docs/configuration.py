@@ -115,7 +115,7 @@ def _kind(kind: Any) -> str:  # noqa: ANN401 - what get_type_hints gives
     """Return a type in the words of a config file."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
-        return " or ".join(f"`{value}`" for value in arguments)
+        return " or ".join(map(_written, arguments))
     if type(None) in arguments:
         return f"{_kind(next(each for each in arguments if each is not type(None)))}, or {_NONE}"
     if origin is tuple:

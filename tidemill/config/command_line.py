@@ -97,7 +97,10 @@ def _value(option: str, kind: Any, source: list[str]) -> Any:  # noqa: ANN401 - 
     if not words:
         raise ConfigError(f"option {option} needs a value")
     text = source.pop(0)
-    return None if type(None) in typing.get_args(kind) and text.lower() in _NONE else text
+    allowed = typing.get_args(kind)
+    if _SWITCH.get(text.lower()) in allowed:
+        return _SWITCH[text.lower()]
+    return None if type(None) in allowed and text.lower() in _NONE else text
 
 
 def _values(source: Sequence[str]) -> list[str]:

@@ -174,7 +174,7 @@ def _kind(kind: Any) -> str:  # noqa: ANN401 - what get_type_hints gives
     """Return the kind of value that an option takes, as a command line has it."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
-        return "|".join(map(str, arguments))
+        return "|".join(map(_written, arguments))
     if type(None) in arguments:
         return f"{_kind(next(each for each in arguments if each is not type(None)))}|none"
     if origin is tuple:

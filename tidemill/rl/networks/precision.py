@@ -127,8 +127,8 @@ class UpdateFormat(Protocol):
         """Format of the products."""
 
     @property
-    def channels_last(self) -> bool:
-        """Whether images lie channels last in memory."""
+    def channels_last(self) -> Literal["auto", True, False]:
+        """Whether images lie channels last in memory; `auto` for those on a GPU."""
 
 
 class MixedPrecision(nn.Module):
@@ -140,7 +140,8 @@ class MixedPrecision(nn.Module):
     def set_update_format(self, settings: UpdateFormat, env_spec: EnvSpec, device: torch.device) -> None:
         """Have updates multiply in the format, and lay images in memory in the order, that the settings ask for."""
         self.matmul_precision = MatmulPrecision(settings.update_precision, device, images=env_spec.is_image)
-        if settings.channels_last:
+        is_last = settings.channels_last
+        if device.type == "cuda" if is_last == "auto" else is_last:
             to_channels_last(self)
 
 

@@ -45,7 +45,7 @@ class AgentSettings:
         check_torso(self.network)
         for name, allowed in _choices(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
             value = getattr(self, name)
-            require(value in allowed, name, value, f"one of {', '.join(allowed)}")
+            require(value in allowed, name, value, f"one of {', '.join(map(str, allowed))}")
         require_at_least(1, self, "batch_size")
         require_fractions(self, "gamma")
 

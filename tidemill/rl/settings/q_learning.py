@@ -45,9 +45,9 @@ class QLearningSettings(OffPolicySettings):
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Format of the products in an update; everything else is float32. `auto`: bfloat16 for images where it is
     faster."""
-    channels_last: bool = False
-    """Store images channels last during an update. On a CPU this is faster in float32 but not in bfloat16, on a GPU for
-    residual networks."""
+    channels_last: Literal["auto", True, False] = "auto"
+    """Store images channels last during an update. `auto`: on a GPU. On a CPU this is faster in float32 but not in
+    bfloat16."""
     compile: Literal["auto", "none", "default", "cuda-graphs"] = "auto"
     """Acceleration of updates. `default`: torch compiles forward passes and loss, which needs a C++ compiler and
     excludes noisy networks. `cuda-graphs`: a GPU gets whole updates in a few launches. `auto`: CUDA graphs if the

@@ -17,9 +17,9 @@ class SoftSettings(OffPolicySettings):
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Format of the products in an update; everything else is float32. `auto`: bfloat16 for images where it is
     faster."""
-    channels_last: bool = False
-    """Store images channels last during an update. On a CPU this is faster in float32 but not in bfloat16, on a GPU for
-    residual networks."""
+    channels_last: Literal["auto", True, False] = "auto"
+    """Store images channels last during an update. `auto`: on a GPU. On a CPU this is faster in float32 but not in
+    bfloat16."""
     compile: Literal["auto", "none", "cuda-graphs"] = "auto"
     """Give a GPU whole updates in a few launches, as CUDA graphs. `auto`: if they can be recorded."""
     hidden_sizes: tuple[int, ...] = (256, 256)
