@@ -45,7 +45,7 @@ class CartPole {
 class Simulator {
   constructor(stub, name) {
     this.waiting = [];
-    this.call = stub.Play();
+    this.call = stub.Play(new grpc.Metadata({ waitForReady: true })); // the run may still be starting
     this.call.on("data", (answer) => this.waiting.shift().resolve(answer));
     this.call.on("error", (error) => this.fail(error));
     this.call.on("end", () => this.fail(new Error("the service ended the call")));

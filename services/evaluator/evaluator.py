@@ -253,15 +253,24 @@ class Evaluator:
         return score
 
     def _play(self, params: Params, seeds: range, is_stopped: Callable[[], bool]) -> Evaluation | None:
-        """Play episodes; None if it was stopped, or if the environment failed in all of them, which ends no run."""
+        """Play episodes; None if it was stopped, or if the environment failed in most of them, which ends no run.
+
+        What is left of such an evaluation are the episodes that a bad policy ends soon, or that were lucky.
+        """
         try:
             evaluation = self._runner.run(params, seeds, is_stopped)
-            _FAILED.inc(evaluation.failed if evaluation is not None else 0)
-            return evaluation
         except EpisodesFailed as error:
             _FAILED.inc(len(seeds))
             _log.warning("version not evaluated", version=params.number, reason=str(error))
             return None
+        if evaluation is None:
+            return None
+        _FAILED.inc(evaluation.failed)
+        if 2 * evaluation.failed > len(seeds):
+            reason = f"the environment failed in {evaluation.failed} of {len(seeds)} episodes; at most half may fail"
+            _log.warning("version not evaluated", version=params.number, reason=reason)
+            return None
+        return evaluation
 
     def _is_confirmed(self, params: Params) -> bool:
         """Play fresh episodes and record them; return whether their mean reaches the target too."""

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from torch.distributed import DistError
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -44,6 +46,7 @@ from tidemill.services.learner.ended import ENDED_LEARNER
 _LEARNER = "tidemill.services.learner"
 _REJOINS = "TIDEMILL_REJOINS"  # how often this process has rejoined the other machines
 _PAUSE_S = 1.0  # before a rejoin
+_REFUSED = 2  # exit code of a rank that refuses its settings or files
 
 _signalled: list[SignalException] = []
 """Keeps, by its traceback, the rendezvous: torch's heartbeat would stop, and join, itself if it held it last."""
@@ -113,6 +116,7 @@ def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, 
     """Run the ranks to their end; return whether they ended by themselves."""
     register()
     _bound_failures()
+    _keep_refusals()
     try:
         try:
             run_ranks(options)
@@ -125,8 +129,9 @@ def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, 
         return False
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if failure.exitcode == 2:
-            raise ConfigError(f"rank {rank} refused its settings") from error
+        refused = [place for place, each in error.failures.items() if each.exitcode == _REFUSED]
+        if refused:
+            raise ConfigError(f"rank {min(refused)} refused its settings") from error
         raise FatalError(f"rank {rank} ended with {failure.exitcode} and there are no restarts left") from error
     return True
 
@@ -139,6 +144,19 @@ def _bound_failures() -> None:
         close(ranks, death_sig=death_sig, timeout=LEAVE_S if ranks._failures else timeout)
 
     SubprocessContext._close = close_soon  # type: ignore[assignment, method-assign] # torch has no setting for it
+
+
+def _keep_refusals() -> None:
+    """Have torchrun end, whatever restarts are left, when a rank refuses its settings: it would refuse them again."""
+    monitor: Any = LocalElasticAgent._monitor_workers
+
+    def monitor_and_keep(agent: LocalElasticAgent, ranks: WorkerGroup) -> RunResult:
+        result: RunResult = monitor(agent, ranks)
+        if any(failure.exitcode == _REFUSED for failure in result.failures.values()):
+            agent._remaining_restarts = 0
+        return result
+
+    LocalElasticAgent._monitor_workers = monitor_and_keep  # type: ignore[method-assign] # torch has no setting for it
 
 
 def _end_without_ranks(asked: threading.Event, exit_code: int, forks: ForkClient | None) -> None:

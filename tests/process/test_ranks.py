@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.process.rank_updates import RECORDED, trained
 from tests.support.batches import CASES
 from tests.support.forked_service import fork_service
 from tests.support.launched import ROOT
+from tests.support.params_service import free_address
 from tidemill.programs.fork_client import ForkedPopen
 from tidemill.programs.fork_server import Order
 from tidemill.services.learner.distributed.learner_group import SingleLearner
@@ -92,3 +94,21 @@ def test_recorded_updates_of_two_ranks_are_their_eager_ones(tmp_path: Path) -> N
     assert repeats >= 4 * recordings // 2
     for name in [name for name in first if name.startswith(cases)]:
         assert torch.equal(first[RECORDED + name], first[name]), name
+
+
+def test_ranks_that_refuse_their_settings_are_not_started_again(tmp_path: Path) -> None:
+    """They would refuse them again, so that the restarts that are left are of no help; the line before says why."""
+    file = tmp_path / "run.yaml"
+    file.write_text(f"run: {{root: {tmp_path}}}\nagent: {{batch_size: 64}}\n")
+    words = ["2", "3", "--config", str(file), "--learner.device", "cuda:99", "--learner.server.address", free_address()]
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        torchrun = fork_service(Order("tidemill.services.learner.torchrun", words, dict(os.environ)), output)
+        try:
+            assert torchrun.wait(_WAIT_S) == 2, log.read_text()
+        finally:
+            torchrun.kill()
+            torchrun.wait(_WAIT_S)
+    said = log.read_text()
+    assert re.search(r"learner: rank [01] refused its settings", said), said
+    assert 1 <= len(re.findall("learner: learner.device is 'cuda:99'", said)) <= 2, said

@@ -1,14 +1,15 @@
-"""A run without actors, trained by programs that play as clients: in Python, and in Node from the .proto alone."""
+"""A run without actors, trained by programs that play as clients: Python, and Node and C++ from the .proto alone."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,25 +72,54 @@ def _ended(games: subprocess.Popen[str]) -> str:
     return f"the games have ended: {games.stdout.read()}"
 
 
-def test_client_in_node_trains_a_run(tmp_path: Path) -> None:
-    """It was written from the .proto alone."""
+def _node(folder: Path) -> tuple[str, ...]:
+    """Return the command of the client in Node, installed in a folder."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("needs Node and npm (Debian: apt-get install nodejs npm)")
-    folder = tmp_path / "examples" / "simulators"
-    shutil.copytree(_EXAMPLES, folder, ignore=shutil.ignore_patterns("node_modules"))
-    shutil.copytree(ROOT / "protos", tmp_path / "protos")
     install = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts"]
     installed = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     if installed.returncode:
         pytest.skip(f"npm could not install @grpc/grpc-js: {installed.stderr.strip().splitlines()[-1:]}")
-    address, run = free_address(), tmp_path / "runs" / "cartpole_simulators"
-    with _train(tmp_path / "runs", address) as cluster:
-        cluster.until("inference-0 is ready")
-        with _playing(node, str(folder / "cartpole.mjs"), address, "2", "500") as games, learner_of(run) as learner:
+    return node, str(folder / "cartpole.mjs")
+
+
+def _cpp(folder: Path) -> tuple[str, ...]:
+    """Return the command of the client in C++, built in a folder."""
+    missing = [
+        tool for tool in ("make", "g++", "pkg-config", "protoc", "grpc_cpp_plugin") if shutil.which(tool) is None
+    ]
+    if missing or subprocess.run(["pkg-config", "--exists", "grpc++"], check=False).returncode:
+        packages = "g++ make pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler-grpc"
+        pytest.skip(f"needs {', '.join(missing) or 'gRPC for C++'} (Debian: apt-get install {packages})")
+    built = subprocess.run(["make", "-C", folder / "cpp"], capture_output=True, text=True, timeout=600, check=False)
+    assert built.returncode == 0, built.stderr
+    return (str(folder / "cpp" / "cartpole"),)
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("client", [_node, _cpp], ids=["node", "cpp"])
+def test_client_from_the_proto_alone_trains_a_run_to_its_target(
+    client: Callable[[Path], tuple[str, ...]], tmp_path: Path
+) -> None:
+    """It has physics of its own; what learns from them reaches 475, confirmed on fresh episodes of the evaluator's."""
+    folder = tmp_path / "examples" / "simulators"
+    built = shutil.ignore_patterns("node_modules", "build", "cartpole")
+    shutil.copytree(_EXAMPLES, folder, ignore=built)
+    shutil.copytree(ROOT / "protos", tmp_path / "protos")
+    command, address = client(folder), free_address()
+    config = ("--config", str(ROOT / "configs" / "cartpole_simulators.yaml"), "--run.root", str(tmp_path / "runs"))
+    options = ("--inference.server.address", address, "--evaluator.no-video", "--launcher.view", "plain")
+    with launched("train", *config, *options) as cluster:
+        cluster.until("simulators: ")  # the client waits for the service
+        with _playing(*command, address, "2", "100") as games:
             said, _ = games.communicate(timeout=BOUND_S)
             assert games.returncode == 0, said
             assert said.count("played") == 2
-            wait_until(lambda: learner.get_status().learner_steps > 0, "updates")
-        cluster.send(signal.SIGINT)
-        assert cluster.wait() == 0, cluster.output
+        with _playing(*command, address, "8") as games:
+            assert cluster.wait(800.0) == 0, cluster.output
+            said, _ = games.communicate(timeout=BOUND_S)
+            assert said.count("ended: ") == 8
+    result = json.loads((tmp_path / "runs" / "cartpole_simulators" / "result.json").read_text())
+    assert result["solved"], result
+    assert result["confirmed_mean"] >= 475

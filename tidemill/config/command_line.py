@@ -24,17 +24,19 @@ _NONE = ("none", "null")
 _SWITCH = {"true": True, "false": False}
 
 
-def document_of(words: Sequence[str], settings: object) -> dict[str, Any]:
+def document_of(words: Sequence[str], settings: object, notes: list[str] | None = None) -> dict[str, Any]:
     """Return a command line as a document for `overlay`, which converts its values.
 
-    An option is `--section.name VALUE` or `--section.name=VALUE`, with dashes or underscores; of one that is given
-    twice the last counts. Where there are no sections it is `--name VALUE`. A switch is `--section.name` or
-    `--section.no-name`, or has true or false as its value. A setting that may be none takes none and null. A list has
-    several values, `64 64` or `64,64`. A mapping has names and values in turn, values as in YAML.
+    An option is `--section.name VALUE` or `--section.name=VALUE`, with dashes or underscores. A mapping that is given
+    twice adds up; of any other option the last one counts, and a list that is replaced gets a note. Where there are no
+    sections it is `--name VALUE`. A switch is `--section.name` or `--section.no-name`, or has true or false as its
+    value. A setting that may be none takes none and null. A list has several values, `64 64` or `64,64`. A mapping has
+    names and values in turn, values as in YAML.
 
     Args:
         words: The command line without the program's name, `--config` and `--agent.algorithm`.
         settings: The process's dataclass of sections, or one without sections.
+        notes: Gets a line for each list that a later one replaces.
 
     Raises:
         ConfigError: Options are unknown or lack their value; a line for each.
@@ -67,6 +69,12 @@ def document_of(words: Sequence[str], settings: object) -> dict[str, Any]:
             place = document
             for section in path[:-1]:
                 place = place.setdefault(section, {})
+            earlier = place.get(name)
+            if isinstance(value, dict) and isinstance(earlier, dict):
+                value = earlier | value
+            elif isinstance(value, list) and earlier not in (None, value) and notes is not None:
+                now, before = " ".join(value), " ".join(earlier)
+                notes.append(f"{option} {now} replaces {before}: a list takes all values at once")
             place[name] = not value if is_negated else value
     refuse(problems)
     return document

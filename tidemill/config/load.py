@@ -61,9 +61,10 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
         sys.stdout.write(f"{text}\n")
         raise SystemExit(0)
     refuse(_no_sections(document))
-    options = document_of(rest, _skeleton(config, algorithm or _algorithm_of(document)))
+    replaced: list[str] = []
+    options = document_of(rest, _skeleton(config, algorithm or _algorithm_of(document)), replaced)
     settings, notes = _combined(config, file, document, options, algorithm)
-    for note in notes:
+    for note in (*replaced, *notes):
         sys.stderr.write(f"note: {note}\n")
     return settings if config is RunConfig else _with_absolute_paths(settings)
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 from tidemill import formats
 from tidemill.config.load import load_config, read_document, write_document
 from tidemill.config.sections import RunConfig
-from tidemill.errors import FailedPrecondition, FatalError, Unavailable
+from tidemill.errors import ConfigError, FailedPrecondition, FatalError, TidemillError, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
 from tidemill.process import ENDS_WITH_INPUT
@@ -116,22 +116,26 @@ class Cluster:
                 raise FatalError(f"the run has ended:\n{lines}")
             try:
                 return self._ask()
-            except Exception as error:
+            except TidemillError as error:
                 if time.monotonic() > deadline_s:
-                    raise Unavailable(f"the learner of {self.folder} did not answer within {timeout_s:g} s") from error
+                    late = f"the learner of {self.folder} did not answer within {timeout_s:g} s"
+                    raise Unavailable(f"{late}: {error}") from error
             time.sleep(_POLL_S)
 
     def poll(self) -> LearnerStatus | None:
         """Return the learner's status now; None while it does not answer, as before its start and after its end."""
         try:
             return self._ask(deadline_s=1.0)
-        except Exception:
+        except TidemillError:
             return None
 
     def _ask(self, deadline_s: float = DEADLINE_S) -> LearnerStatus:
-        """Ask the learner for its status; raises whatever keeps it from answering."""
-        address = str(read_document(self.folder / "cluster.yaml")["cluster"]["learner"])
-        with LearnerClient(address, deadline_s=deadline_s) as learner:
+        """Ask the learner for its status; raises TidemillError for a file or a call that keeps it from answering."""
+        file = self.folder / "cluster.yaml"
+        services = read_document(file, "the addresses of the run in").get("cluster")
+        if not isinstance(services, Mapping) or not isinstance(services.get("learner"), str):
+            raise ConfigError(f"{file} has no address as cluster.learner")
+        with LearnerClient(services["learner"], deadline_s=deadline_s) as learner:
             return learner.get_status()
 
     def wait(self, timeout_s: float | None = None) -> RunResult:

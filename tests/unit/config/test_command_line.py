@@ -135,6 +135,18 @@ def test_lists_and_mappings_take_several_words() -> None:
     assert _read("--run.max-env-steps", "1e5", "--run.seed", "1", "--run.seed", "2").run.seed == 2
 
 
+def test_mapping_that_is_given_twice_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """The later value of a name counts, and nothing is lost silently: a list that is replaced gets a note."""
+    kwargs = ("--env.kwargs", "size", "3", "hard", "false", "--env.kwargs", "hard", "true", "--env.kwargs={wind: 2}")
+    assert _read(*kwargs).env.kwargs == {"size": 3, "hard": True, "wind": 2}
+    assert not capsys.readouterr().err
+    lists = ("--cluster.replay", "a:1", "b:2", "--run.seed", "1", "--run.seed", "2", "--cluster.replay", "c:3")
+    config = _read(*lists)
+    assert (config.cluster.replay, config.run.seed) == (("c:3",), 2)
+    said = "note: --cluster.replay c:3 replaces a:1 b:2: a list takes all values at once\n"
+    assert capsys.readouterr().err == said
+
+
 def test_value_that_no_setting_may_have_is_refused_by_name() -> None:
     """As by a file."""
     with pytest.raises(ConfigError, match=r"actor\.count is 0, allowed: at least 1"):

@@ -321,6 +321,24 @@ def test_run_that_was_never_evaluated_has_the_steps_of_its_newest_version(tmp_pa
     assert (result["mean_return"], result["env_steps"], result["params_version"]) == (None, 200, 2)
 
 
+def test_evaluation_whose_episodes_mostly_failed_is_no_score(tmp_path: Path) -> None:
+    """Version 1 has a score with 12 of 25 episodes failed; version 2, with 13, is neither the best nor a success."""
+    scene = _scene(tmp_path, {1: [], 2: []}, _SETTINGS, max_env_steps=200, target_return=400.0)
+
+    def lucky(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        failed = 11 + params.number
+        left = len(seeds) - failed
+        returns = np.full(left, 50.0 if params.number == 1 else 500.0)
+        return Evaluation(returns, np.full(left, 7), tuple(seeds[failed:]), failed)
+
+    scene.runner.run = lucky  # type: ignore[method-assign]
+    verdict = scene.evaluator.run()
+    reason = "run.max_env_steps (200) reached; the last evaluation was not completed"
+    assert verdict == RunVerdict(False, reason, 1)
+    assert [(row.params_version, row.episodes) for row in scene.logs.scores.rows] == [(1, 13)]
+    assert scene.source.tags["best"] == 1
+
+
 def test_environment_that_never_returns_from_a_step_has_a_result_all_the_same(tmp_path: Path) -> None:
     """Another thread is told how the run ends, since the one that plays hangs."""
     settings = dataclasses.replace(_SETTINGS, last_timeout_s=0.01)

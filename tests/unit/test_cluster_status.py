@@ -1,0 +1,54 @@
+"""What a cluster's handle says while its learner does not answer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tidemill.errors import Unavailable
+from tidemill.programs import cluster as handle
+from tidemill.programs.cluster import Cluster
+
+
+def _cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr(Cluster, "is_running", True)
+    cluster = Cluster({"run": {"name": "r", "root": str(folder)}})
+    cluster.folder.mkdir()
+    return cluster
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (None, "cannot read the addresses of the run in '{file}': No such file or directory"),
+        ("cluster: [", "the addresses of the run in '{file}' is not valid YAML"),
+        ("cluster: {}", "{file} has no address as cluster.learner"),
+        ("cluster: {learner: 'unix:///nowhere'}", "unix:/nowhere: connect failed"),
+    ],
+)
+def test_learner_that_does_not_answer_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, reason: str
+) -> None:
+    """`poll` has nothing, and `status` ends with the file or call that failed last."""
+    cluster = _cluster(tmp_path, monkeypatch)
+    file = cluster.folder / "cluster.yaml"
+    if text is not None:
+        file.write_text(text)
+    assert cluster.poll() is None
+    with pytest.raises(Unavailable, match=re.escape(reason.format(file=file))):
+        cluster.status(timeout_s=0.01)
+
+
+def test_fault_of_the_program_is_not_taken_for_a_late_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`poll` raises it."""
+    cluster = _cluster(tmp_path, monkeypatch)
+    (cluster.folder / "cluster.yaml").write_text("cluster: {learner: 'unix:///nowhere'}")
+
+    def broken(address: str, deadline_s: float) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(handle, "LearnerClient", broken)
+    with pytest.raises(ZeroDivisionError):
+        cluster.poll()
