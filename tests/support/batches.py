@@ -41,6 +41,9 @@ SMALL_R2D2: dict[str, Any] = {
 }
 """Sizes of a recurrent agent that is quick to test."""
 
+SMALL_LSTM: dict[str, Any] = {"lstm_size": 8, "burn_in": 2, "unroll": 4, "period": 2, "n_step": 3}
+"""Sizes of a recurrent agent of continuous actions that is quick to test."""
+
 OWN = {"width": 12, "blocks": 1}
 """Settings of the torso under examples/."""
 
@@ -52,6 +55,7 @@ OWN_NETWORK: list[tuple[str, type[Any], EnvSpec, dict[str, Any]]] = [
     ("pqn", PQNConfig, VECTOR, {"hidden_sizes": (16,), "unroll": 5}),
     ("sac", SACConfig, CONTINUOUS, {"hidden_sizes": (16,), "actor_ema_decay": 0.9}),
     ("sac_crossq", SACConfig, CONTINUOUS, {"hidden_sizes": (16,), "crossq": True}),
+    ("sac_lstm", SACConfig, CONTINUOUS, {"hidden_sizes": (16,), **SMALL_LSTM}),
     ("sac_discrete", SACDiscreteConfig, VECTOR, {"hidden_sizes": (16,)}),
     ("ddpg", DDPGConfig, CONTINUOUS_BYTES, {"actor_sizes": (16,), "critic_sizes": (16, 16)}),
     ("td3", TD3Config, CONTINUOUS, {"hidden_sizes": (16,)}),
@@ -257,6 +261,16 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         ),
         IMAGE,
     ),
+    "sac_lstm": (
+        SACConfig(
+            hidden_sizes=(16,), **SMALL_LSTM, policy_delay=2, actor_ema_decay=0.9, learning_rate_decay_updates=1_000
+        ),
+        CONTINUOUS,
+    ),
+    "sac_lstm_image": (
+        SACConfig(network="nature", hidden_sizes=(16,), quantiles=5, **SMALL_LSTM, update_precision="float32"),
+        PIXELS,
+    ),
     "sac_image": (SACConfig(network="nature", hidden_sizes=(16, 16), update_precision="float32"), PIXELS),
     "ddpg": (DDPGConfig(actor_sizes=(16,), critic_sizes=(16, 16)), CONTINUOUS),
     "ddpg_all_options": (
@@ -373,14 +387,17 @@ def random_batch(env_spec: EnvSpec, size: int, rng: torch.Generator) -> dict[str
 
 
 def policy_input(
-    observation: NDArray[Any], is_first: NDArray[np.bool_] | None = None, recurrent_state_size: int = 0
+    observation: NDArray[Any],
+    is_first: NDArray[np.bool_] | None = None,
+    recurrent_state_size: int = 0,
+    last_action: NDArray[Any] | None = None,
 ) -> PolicyInput:
     """Return what a policy perceives that has done nothing yet; unless said otherwise no episode begins."""
     count = len(observation)
     return PolicyInput(
         observation,
         np.zeros(count, dtype=np.bool_) if is_first is None else is_first,
-        np.zeros(count, dtype=np.int64),
+        np.zeros(count, dtype=np.int64) if last_action is None else last_action,
         np.zeros(count, dtype=np.float32),
         np.zeros((count, recurrent_state_size), dtype=np.float32),
     )

@@ -73,8 +73,14 @@ def test_environment_whose_policy_needs_more_than_one_input_gets_none(spec: EnvS
 
 def test_policy_that_remembers_or_hides_its_network_has_none(tmp_path: Path) -> None:
     """The report says which of the two."""
-    for settings in ({"algorithm": "r2d2", "network": "mlp"}, {"algorithm": "impala", "lstm_size": 8}):
-        recurrent = _policy(EnvSpec((3,), "float32", num_actions=2), settings)
+    discrete, continuous = EnvSpec((3,), "float32", num_actions=2), EnvSpec((3,), "float32", action_shape=(2,))
+    cases: tuple[tuple[EnvSpec, dict[str, Any]], ...] = (
+        (discrete, {"algorithm": "r2d2", "network": "mlp"}),
+        (discrete, {"algorithm": "impala", "lstm_size": 8}),
+        (continuous, {"algorithm": "sac", "lstm_size": 8}),
+    )
+    for spec, settings in cases:
+        recurrent = _policy(spec, settings)
         assert "recurrent" in write_onnx(recurrent, DISCRETE, tmp_path / "a.onnx").reason
     assert write_onnx(object(), DISCRETE, tmp_path / "a.onnx").reason == "object has no `evaluation_network`"
     assert not (tmp_path / "a.onnx").exists()

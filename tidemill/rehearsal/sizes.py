@@ -29,6 +29,7 @@ _BTR = {
 }
 _RAINBOW = {"noisy": True, "distribution": "c51", "exploration": "none"}
 _R2D2 = {"network": "nature", "burn_in": 40, "unroll": 40, "period": 40, "n_step": 5}
+_LSTM = {"lstm_size": 128, "burn_in": 16, "unroll": 48}
 _RESNET = {"network": "impala", "hidden_sizes": (), "encoder_sizes": (256,), "unroll": 20}
 _NATURE = {"network": "nature", "hidden_sizes": (), "encoder_sizes": (512,)}
 
@@ -43,6 +44,7 @@ _SIZES: dict[str, tuple[str, EnvSpec, int, dict[str, Any]]] = {
     "sac: 256 x 256, 256 items": ("sac", _WALKER, 256, {}),
     "sac: TQC, 256 items": ("sac", _WALKER, 256, {"critics": 5, "quantiles": 25}),
     "sac: CrossQ, 256 items": ("sac", _WALKER, 256, {"crossq": True}),
+    "sac: LSTM, 16 + 48 steps, 64 items": ("sac", _WALKER, 64, _LSTM),
     "sac_discrete: Nature network, 64 items": ("sac_discrete", _ATARI, 64, {"network": "nature"}),
     "ddpg: 256 items": ("ddpg", _WALKER, 256, {}),
     "td3: 256 items": ("td3", _WALKER, 256, {}),

@@ -238,4 +238,5 @@ def _largest_products(agent: Any, spec: EnvSpec) -> int:  # noqa: ANN401
             layers += [wide * next_wide for wide, next_wide in pairwise(widths)]
     if lstm := getattr(agent, "lstm_size", 0):
         layers.append(4 * lstm * 2 * lstm)
-    return int(agent.batch_size * getattr(agent, "unroll", 1) // getattr(agent, "minibatches", 1) * max(layers))
+    steps = agent.unroll if lstm or isinstance(agent, LearnsOnPolicy) else 1
+    return int(agent.batch_size * steps // getattr(agent, "minibatches", 1) * max(layers))

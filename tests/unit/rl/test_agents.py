@@ -75,7 +75,11 @@ def policy_of(config: AgentConfig, env_spec: EnvSpec, seed: int = 0, num_envs: i
 
 def seen_by(config: AgentConfig, env_spec: EnvSpec) -> PolicyInput:
     """Return what a policy of these settings perceives of five environments."""
-    return policy_input(observations(env_spec), recurrent_state_size=recurrent_state_size(config, env_spec))
+    return policy_input(
+        observations(env_spec),
+        recurrent_state_size=recurrent_state_size(config, env_spec),
+        last_action=np.zeros((5, *env_spec.action_shape), env_spec.action_dtype),
+    )
 
 
 def observations(env_spec: EnvSpec, count: int = 5) -> Array:
@@ -103,6 +107,8 @@ def observations(env_spec: EnvSpec, count: int = 5) -> Array:
         ("sac_tqc", 60),
         ("sac_crossq", 60),
         ("sac_crossq_quantiles", 60),
+        ("sac_lstm", 30),
+        ("sac_lstm_image", 4),
         ("sac_discrete", 60),
         ("ddpg", 60),
         ("td3", 60),

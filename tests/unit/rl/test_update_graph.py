@@ -112,7 +112,7 @@ def test_state_that_is_loaded_is_what_recordings_go_on_with(name: str, recorder:
     assert recorder.repeats > recorded_before
 
 
-@pytest.mark.parametrize("name", ["sac", "dqn", "r2d2"])
+@pytest.mark.parametrize("name", ["sac", "sac_lstm", "dqn", "r2d2"])
 def test_batch_of_other_shapes_is_made_as_it_is(name: str, recorder: OperationRecorder) -> None:
     """And the next one of the usual shapes by the recording again."""
     eager, fast = pair(name)

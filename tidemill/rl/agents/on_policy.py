@@ -22,6 +22,7 @@ from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.networks.actor_critic import ActionDistribution, ActorCritic, build_actor_critic
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.lstm import Recurrence
+from tidemill.rl.networks.recurrent import remembered
 from tidemill.rl.normalization import CLIP, RunningMoments, discounted_sums
 from tidemill.rl.optimizers import Adam, LearningRateDecay
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
@@ -223,7 +224,7 @@ class ActorCriticPolicy:
         output = self.forward(policy_input)
         if evaluation:
             mode = self._distribution(policy_input, output).mode()
-            return PolicyOutput(self._shaped(mode), recurrent_state=_remembered(output))
+            return PolicyOutput(self._shaped(mode), recurrent_state=remembered(output))
         return self.choose(policy_input, output, env_steps)
 
     @torch.inference_mode()
@@ -250,7 +251,7 @@ class ActorCriticPolicy:
         extras = {LOG_PROB: distribution.log_prob(action).cpu().numpy()}
         if self._earlier_returns is not None:
             extras[EARLIER_RETURN] = self._earlier_returns.before(policy_input)
-        return PolicyOutput(self._shaped(action), recurrent_state=_remembered(output), extras=extras)
+        return PolicyOutput(self._shaped(action), recurrent_state=remembered(output), extras=extras)
 
     def _distribution(self, policy_input: PolicyInput, output: Mapping[str, Tensor]) -> ActionDistribution:
         mask = policy_input.action_mask
@@ -272,8 +273,3 @@ class ActorCriticPolicy:
     def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return 1 for each window: each is used once, in the order they came."""
         return np.ones(steps["reward"].shape[1], dtype=np.float32)
-
-
-def _remembered(output: Mapping[str, Tensor]) -> NDArray[np.float32] | None:
-    """Return the recurrent state of what `forward` returned, [N, 2 H]; None without one."""
-    return output["recurrent_state"].cpu().numpy() if "recurrent_state" in output else None

@@ -14,13 +14,14 @@ from tidemill.arrays import Array, Floats
 from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.q_learning import QLearningAgent
 from tidemill.rl.exploration import EpsilonGreedy, greedy
-from tidemill.rl.losses import ItemLoss, assert_rank, mask_illegal, rescale, unscale
+from tidemill.rl.losses import ItemLoss, assert_rank, mask_illegal, rescale, sequence_priority, unscale
 from tidemill.rl.networks.layers.image import blank_images
 from tidemill.rl.networks.layers.linear import Linear, linear
-from tidemill.rl.networks.layers.lstm import LSTM, to_recurrent_state, to_state, unrolled
+from tidemill.rl.networks.layers.lstm import LSTM, to_recurrent_state, to_state, unrolled, unrolled_past
 from tidemill.rl.networks.layers.lstm import State as LSTMState
 from tidemill.rl.networks.precision import MixedPrecision, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
+from tidemill.rl.networks.recurrent import observations_of
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.sequences import RETURN_COLUMNS, sequences, unroll_targets
@@ -40,9 +41,7 @@ def sequence_target(n_step_return: Tensor, bootstrap_discount: Tensor, bootstrap
 
 
 def sequence_loss(q: Tensor, target: Tensor, is_trained: Tensor, priority_mix: float) -> ItemLoss:
-    """Return half the sum of squared errors of each sequence, and its priority.
-
-    The priority is eta * max |error| + (1 - eta) * mean |error| (ibid., section 2.3).
+    """Return half the sum of squared errors of each sequence, and its priority; see `sequence_priority`.
 
     Args:
         q: Values predicted for the actions taken, [U, B].
@@ -52,9 +51,7 @@ def sequence_loss(q: Tensor, target: Tensor, is_trained: Tensor, priority_mix: f
     """
     assert_rank(2, q=q, target=target, is_trained=is_trained)
     error = torch.where(is_trained, q - target, 0.0)
-    size = error.detach().abs()
-    mean = size.sum(dim=0) / is_trained.sum(dim=0).clamp(min=1)
-    priority = priority_mix * size.amax(dim=0) + (1.0 - priority_mix) * mean
+    priority = sequence_priority(error.detach().abs().T, is_trained.T, priority_mix)
     return ItemLoss(0.5 * error.square().sum(dim=0), priority)
 
 
@@ -147,7 +144,7 @@ class R2D2Agent(QLearningAgent[RecurrentQNetwork]):
         return sequences(columns, index, self._shape, self._config.gamma, row_extras=self._masks)
 
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        return super()._updated({**batch, "observation": self._observations(batch)}, weight)
+        return super()._updated({**batch, "observation": observations_of(batch)}, weight)
 
     def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
         """Return the loss, [], the sequences' new priorities, [B], and the mean value of the actions taken, []."""
@@ -157,14 +154,6 @@ class R2D2Agent(QLearningAgent[RecurrentQNetwork]):
         target = self._targets(batch, q.detach(), target_q)
         item = sequence_loss(chosen_q, target, batch["is_trained"].transpose(0, 1), self._config.priority_mix)
         return (weight * item.loss).mean(), item.priority, chosen_q.detach().mean()
-
-    def _observations(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the observation of each step, [B, T, ...], with stacks put together on the device."""
-        observation = batch["observation"]
-        if "stack" in batch:
-            item = torch.arange(len(observation), device=observation.device)[:, None, None]
-            observation = observation[item, batch["stack"]]
-        return observation
 
     def _unrolled(self, steps: Mapping[str, Tensor], recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
         """Return Q of both networks, of the steps after the burn-in, [U + n, B, A], from the states that it ends with.
@@ -182,13 +171,9 @@ class R2D2Agent(QLearningAgent[RecurrentQNetwork]):
         before = online.before(steps["last_action"], steps["last_reward"], is_first)
         with torch.no_grad():
             target_gates = target.gates(observation, before)
-            if burn_in:
-                gates = online.gates(observation[:burn_in], before[:burn_in])
-                fixed = target_gates[:burn_in], target_weight
-                _, (output, cell) = unrolled(gates, weight, is_first[:burn_in], (output, cell), fixed)
+            warming = online.gates(observation[:burn_in], before[:burn_in]) if burn_in else target_gates[:0]
         gates = online.gates(observation[burn_in:], before[burn_in:])
-        fixed = target_gates[burn_in:], target_weight
-        outputs, _ = unrolled(gates, weight, is_first[burn_in:], (output, cell), fixed)
+        outputs = unrolled_past(warming, gates, weight, is_first, (output, cell), (target_gates, target_weight))
         q: Tensor = online.values(outputs[:, 0])
         with torch.no_grad():
             return q, target.values(outputs[:, 1])

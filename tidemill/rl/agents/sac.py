@@ -1,4 +1,4 @@
-"""Soft actor-critic (Haarnoja et al. 2018, algorithm 1, without a value network), TQC and CrossQ."""
+"""Soft actor-critic (Haarnoja et al. 2018, algorithm 1, without a value network), TQC and CrossQ; also with LSTMs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from torch.nn import functional
 from tidemill.arrays import Array
 from tidemill.rl.action_noise import HeldActions
 from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.items import Transitions, items_of
 from tidemill.rl.agents.sac_heads import build_value_head
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP, LayerActivations, TorsoEnsembleMLP
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.batch_renorm import BATCH_NORM, RENORM, RenormBounds
+from tidemill.rl.networks.recurrent import RecurrentTorso, one_step, remembered
 from tidemill.rl.networks.squashed_gaussian import head_gradient, mode, sample, split
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
@@ -28,7 +30,6 @@ from tidemill.rl.process_group import draw_normal
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainedAgent, TrainState, subdict
-from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec
 
 
@@ -66,9 +67,12 @@ def _behind_torso(
     outputs: int,
     layer_norm: bool = False,
 ) -> EnsembleMLP:
-    """Return an ensemble whose gradients are written out, behind a torso unless that is `mlp`."""
-    plain = config.network == "mlp" and not env_spec.observation_parts
+    """Return an ensemble whose gradients are written out, behind a torso unless that is `mlp`, and behind an LSTM."""
+    plain = config.network == "mlp" and not env_spec.observation_parts and not config.lstm_size
     torso = None if plain else build_torso(config.network, env_spec, rng, config.network_settings)
+    if torso is not None and config.lstm_size:
+        is_critic = actions > 0
+        torso = RecurrentTorso(torso, env_spec.action_size, config.lstm_size, rng, starts_empty=is_critic)
     features = env_spec.observation_size if torso is None else int(torso.outputs)  # type: ignore[arg-type]
     mlp = EnsembleMLP(ensemble_size, features + actions, hidden_sizes, outputs, rng, layer_norm, config.crossq)
     mlp.requires_grad_(False)
@@ -81,12 +85,11 @@ class SACAgent(TrainedAgent):
     Gradients are written out, see `tidemill.rl.networks.ensemble_mlp`; tests hold them against autograd.
     """
 
-    recurrent_state_size = 0
-    observation_columns = ("observation", "bootstrap_observation")
-
     def __init__(self, config: SACConfig, env_spec: EnvSpec, device: torch.device, seed: int) -> None:
         self._config = config
-        self._frame_stack = env_spec.frame_stack
+        self._items = items_of(config, env_spec.frame_stack)
+        self.observation_columns = self._items.observation_columns
+        self.recurrent_state_size = config.recurrent_state_size
         self.window = config.window(env_spec.frame_stack)
         self._action_size = math.prod(env_spec.action_shape)
         rng = torch.Generator().manual_seed(seed)
@@ -129,8 +132,8 @@ class SACAgent(TrainedAgent):
         self._run_update = recorded(self._updated, config.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
-        """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
-        return transitions(columns, index, self._frame_stack, self._config.n_step, self._config.gamma)
+        """Return n-step transitions, or sequences of a recurrent agent; see `tidemill.rl.agents.items`."""
+        return self._items.decode(columns, index)
 
     @torch.no_grad()
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
@@ -146,24 +149,26 @@ class SACAgent(TrainedAgent):
         return self._state.updates % self._config.policy_delay == 0
 
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        shape = (2, len(weight), self._action_size)
+        learned = self._items.transitions(batch, weight)
+        shape = (2, len(learned.weight), self._action_size)
         noise = draw_normal(shape, self._state.group, self._noise, weight.device, dim=1)
         temperature = self._log_temperature.exp()
-        priority, metrics = self._update_critic(batch, weight, noise[0], temperature)
+        priority, metrics = self._update_critic(learned, batch, noise[0], temperature)
         if self._updates_actor:
-            metrics |= self._update_actor(batch["observation"], noise[1], temperature)
+            metrics |= self._update_actor(learned, noise[1], temperature)
         self._move_averages()
         return Update(priority, metrics | {"temperature": temperature})
 
     def _update_critic(
-        self, batch: Mapping[str, Tensor], weight: Tensor, noise: Tensor, temperature: Tensor
+        self, learned: Transitions, batch: Mapping[str, Tensor], noise: Tensor, temperature: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        drawn = sample(self._actor(batch["bootstrap_observation"])[0], noise)
-        activations, bootstrap = self._criticise(batch, drawn.action)
+        weight = learned.weight
+        drawn = sample(self._actor(learned.bootstrap_observation)[0], noise)
+        activations, bootstrap = self._criticise(learned, drawn.action)
         output = activations[-1].output[:, : len(weight)]
         target = self._head.target(
-            n_step_return=batch["n_step_return"],
-            bootstrap_discount=batch["bootstrap_discount"],
+            n_step_return=learned.n_step_return,
+            bootstrap_discount=learned.bootstrap_discount,
             bootstrap=bootstrap,
             log_prob=drawn.log_prob,
             temperature=temperature,
@@ -171,25 +176,26 @@ class SACAgent(TrainedAgent):
         gradient, td_error = self._head.gradient(output, target, weight)
         if self._target is None:  # no gradient at the second half, where targets come from
             gradient = functional.pad(gradient, (0, 0, 0, len(weight)))
-        mean_error = td_error.mean()
-        gradients = self._step(self._critic, self._critic_optimizer, activations, gradient, mean_error)
+        priority = self._items.priority(td_error, batch)
+        mean_priority = priority.mean()
+        gradients = self._step(self._critic, self._critic_optimizer, activations, gradient, mean_priority)
         self._mean_priority.update(gradients.pop())
-        metrics = {"td_error": mean_error, "q": output.mean()}
+        metrics = {"td_error": mean_priority, "q": output.mean()}
         if self._state.is_measured:
             metrics["loss"] = self._head.loss(output, target, weight)
             metrics["critic_grad_norm"] = global_norm(gradients)
-        return td_error, metrics
+        return priority, metrics
 
-    def _criticise(self, batch: Mapping[str, Tensor], next_action: Tensor) -> tuple[list[LayerActivations], Tensor]:
+    def _criticise(self, learned: Transitions, next_action: Tensor) -> tuple[list[LayerActivations], Tensor]:
         """Return what the critics did with each transition's start, and the values of its end, [C, B, K].
 
         With CrossQ they see both ends in one pass, [C, 2 B, K], whose second half are the values of the end.
         """
-        observation = batch["observation"]
-        action = batch["action"].flatten(1)
-        next_observation = batch["bootstrap_observation"]
+        observation, action, next_observation = learned.observation, learned.action, learned.bootstrap_observation
         if self._target is not None:
             return self._critic.activations(observation, action), self._target.network(next_observation, next_action)
+        assert isinstance(observation, Tensor), "CrossQ is not recurrent"
+        assert isinstance(next_observation, Tensor), "CrossQ is not recurrent"
         both = torch.cat((observation, next_observation)), torch.cat((action, next_action))
         activations = self._critic.activations(*both, self._renorm_bounds)
         return activations, activations[-1].output[:, len(action) :]
@@ -221,16 +227,18 @@ class SACAgent(TrainedAgent):
         network.track(averaged[len(parameters) : -1])
         return [*gradients, averaged[-1]]
 
-    def _update_actor(self, observation: Tensor, noise: Tensor, temperature: Tensor) -> dict[str, Tensor]:
-        activations = self._actor.activations(observation, bounds=self._renorm_bounds)
+    def _update_actor(self, learned: Transitions, noise: Tensor, temperature: Tensor) -> dict[str, Tensor]:
+        activations = self._actor.activations(learned.observation, bounds=self._renorm_bounds)
         drawn = sample(activations[-1].output[0], noise)
-        critic_activations = self._critic.activations(observation, drawn.action)
+        critic_activations = self._critic.activations(learned.observation, drawn.action)
         q_gradient = self._head.actor_gradient(critic_activations[-1].output)
         actions = drawn.action.shape[1]
         action_gradient = self._critic.input_gradient(critic_activations, q_gradient, last=actions).sum(dim=0)
-        gradient = head_gradient(drawn, action_gradient, temperature / len(observation)).unsqueeze(0)
+        gradient = learned.counted(head_gradient(drawn, action_gradient, temperature / len(noise))).unsqueeze(0)
         entropy = -drawn.log_prob.mean()
         surplus = entropy - self._target_entropy
+        if learned.counts is not None:
+            surplus = -learned.counted(drawn.log_prob + self._target_entropy).mean()
         gradients = self._step(self._actor, self._actor_optimizer, activations, gradient, surplus)
         surplus = gradients.pop()
         if self._config.temperature == "learned":
@@ -259,11 +267,11 @@ class SACAgent(TrainedAgent):
 class SACPolicy:
     """Samples from the actor to explore; acts by its mean, or its average's, to be evaluated."""
 
-    recurrent_state_size = 0
     priority_uses_params = True
 
     def __init__(self, config: SACConfig, env_spec: EnvSpec, context: PolicyContext) -> None:
         self._config = config
+        self.recurrent_state_size = config.recurrent_state_size
         self._action_shape = env_spec.action_shape
         self._device = context.device
         rng = torch.Generator().manual_seed(context.seed)
@@ -291,15 +299,26 @@ class SACPolicy:
         The first `greedy_fraction` of the environments act by the actor's mean; the others may hold random actions.
         """
         if evaluation:
-            mean_action = mode(self._evaluated(self._tensor(policy_input.observation))[0]).cpu().numpy()
-            return PolicyOutput(mean_action.reshape(len(policy_input), *self._action_shape))
-        output = {} if env_steps < self._config.start_steps else self.forward(policy_input)
-        return self.choose(policy_input, output, env_steps)
+            output = self._output(self._evaluated, policy_input)
+            mean_action = mode(output["head"]).cpu().numpy()
+            return PolicyOutput(
+                mean_action.reshape(len(policy_input), *self._action_shape), recurrent_state=remembered(output)
+            )
+        is_random = env_steps < self._config.start_steps and not self.recurrent_state_size
+        return self.choose(policy_input, {} if is_random else self.forward(policy_input), env_steps)
 
     @torch.inference_mode()
     def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
-        """Return what the actor's mean and standard deviation are made of as `head`, [N, 2 A]."""
-        return {"head": self._actor(self._tensor(policy_input.observation))[0]}
+        """Return what the actor's mean and standard deviation are made of as `head`, [N, 2 A].
+
+        Of a recurrent actor also the next `recurrent_state`, [N, 2 H].
+        """
+        return self._output(self._actor, policy_input)
+
+    def _output(self, actor: EnsembleMLP, policy_input: PolicyInput) -> dict[str, Tensor]:
+        output = one_step(actor, policy_input, self._device)
+        output["head"] = output.pop("output")[0]
+        return output
 
     @torch.inference_mode()
     def choose(
@@ -310,11 +329,13 @@ class SACPolicy:
         taken: Array | None = None,
     ) -> PolicyOutput:
         """Return uniform actions for the first `start_steps`, then samples; see `act`."""
+        recurrent_state = remembered(output)
         if taken is not None:
-            return PolicyOutput(taken)
+            return PolicyOutput(taken, recurrent_state=recurrent_state)
         shape = (len(policy_input), *self._action_shape)
         if env_steps < self._config.start_steps:
-            return PolicyOutput(self._rng.uniform(-1.0, 1.0, shape).astype(np.float32))
+            action = self._rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+            return PolicyOutput(action, recurrent_state=recurrent_state)
         mean, log_std = split(output["head"])
         noise = self._next_noise(mean.shape, policy_input.is_first)
         quiet = round(self._config.greedy_fraction * len(policy_input))
@@ -322,7 +343,7 @@ class SACPolicy:
         action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise)).cpu().numpy()
         if self._config.hold_probability:
             action = self._held.replace(action, may_hold=np.arange(len(action)) >= quiet)
-        return PolicyOutput(action.reshape(shape))
+        return PolicyOutput(action.reshape(shape), recurrent_state=recurrent_state)
 
     def _next_noise(self, shape: torch.Size, is_first: NDArray[np.bool_]) -> Tensor:
         """Return standard normal noise [N, A], a first-order autoregressive process in each episode."""
@@ -345,9 +366,6 @@ class SACPolicy:
         return EvaluationNetwork(
             self._evaluated, lambda actor, seen: mode(actor(seen)[0]).reshape(-1, *self._action_shape)
         )
-
-    def _tensor(self, observation: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(observation)).to(self._device)
 
 
 build_agent = SACAgent

@@ -75,6 +75,19 @@ def twin_td_loss(q: Tensor, target: Tensor, weight: Tensor, max_error: float = 0
     return TDLoss((weight * per_item).sum(dim=0).mean(), error.detach().abs().mean(dim=0))
 
 
+def sequence_priority(error: Tensor, is_trained: Tensor, priority_mix: float) -> Tensor:
+    """Return eta * max |error| + (1 - eta) * mean |error| of each sequence, [B] (Kapturowski et al. 2019, section 2.3).
+
+    Args:
+        error: Absolute errors, 0 at steps that do not count, without a gradient, [B, U].
+        is_trained: Steps that count, bool [B, U].
+        priority_mix: eta.
+    """
+    assert_rank(2, error=error, is_trained=is_trained)
+    mean = error.sum(dim=1) / is_trained.sum(dim=1).clamp(min=1)
+    return priority_mix * error.amax(dim=1) + (1.0 - priority_mix) * mean
+
+
 def mask_illegal(q: Tensor, legal: Tensor | None) -> Tensor:
     """Return values whose largest is that of a legal action: others are -inf, of any shape."""
     return q if legal is None else q.masked_fill(~legal, float("-inf"))

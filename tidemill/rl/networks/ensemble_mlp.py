@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tidemill.rl.networks.layers.batch_renorm import BatchRenorm, Renormalised, RenormBounds
 from tidemill.rl.networks.layers.linear import flat
 from tidemill.rl.networks.precision import MixedPrecision, UpdateFormat
+from tidemill.rl.networks.recurrent import Seen, Steps
 from tidemill.types import EnvSpec
 
 LAYER_NORM_EPSILON = 1e-5
@@ -160,7 +161,7 @@ class EnsembleMLP(MixedPrecision):
         self._layers = tuple(layers)  # to iterate without the module list's bookkeeping
         self._ensemble_size = ensemble_size
 
-    def forward(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
+    def forward(self, observation: Seen, action: Tensor | None = None) -> Tensor:
         """Return outputs [E, B, outputs] of one input for all networks; see `activations`."""
         return self.activations(observation, action)[-1].output
 
@@ -171,7 +172,7 @@ class EnsembleMLP(MixedPrecision):
             layer.products = self.matmul_precision.dtype
 
     def activations(
-        self, observation: Tensor, action: Tensor | None = None, bounds: RenormBounds | None = None
+        self, observation: Seen, action: Tensor | None = None, bounds: RenormBounds | None = None
     ) -> list[LayerActivations]:
         """Return the passes of all layers; the last one's `output` is the network's.
 
@@ -181,6 +182,7 @@ class EnsembleMLP(MixedPrecision):
             bounds: Of a network that renormalises: by the batch's own statistics within these; None: by the running
                 ones, which no pass changes.
         """
+        assert isinstance(observation, Tensor), "steps need a torso with an LSTM"
         activations: list[LayerActivations] = []
         x = flat(observation)
         hidden = (x if action is None else torch.cat((x, action), dim=-1)).expand(self._ensemble_size, -1, -1)
@@ -236,20 +238,27 @@ class TorsoEnsembleMLP(EnsembleMLP):
         self.layers, self._layers, self._ensemble_size = mlp.layers, mlp._layers, mlp._ensemble_size
         self.torso = torso
 
-    def forward(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
+    def forward(self, observation: Seen, action: Tensor | None = None) -> Tensor:
         """Return outputs [E, B, outputs]; as `activations`, without what a gradient needs."""
-        return super().activations(self._features(observation), action)[-1].output
+        return self.behind(self._features(observation), action)
+
+    def behind(self, features: Tensor, action: Tensor | None = None) -> Tensor:
+        """Return outputs [E, B, outputs] of the torso's features [B, F]."""
+        return super().activations(features, action)[-1].output
 
     def activations(
-        self, observation: Tensor, action: Tensor | None = None, bounds: RenormBounds | None = None
+        self, observation: Seen, action: Tensor | None = None, bounds: RenormBounds | None = None
     ) -> list[LayerActivations]:
         """Return what torso and layers did, the torso first: its `output` are the features, with their graph."""
         with torch.enable_grad():
             features = self._features(observation)
-        return [LayerActivations(observation, features, ()), *super().activations(features.detach(), action, bounds)]
+        return [LayerActivations(features, features, ()), *super().activations(features.detach(), action, bounds)]
 
-    def _features(self, observation: Tensor) -> Tensor:
-        """Return what the torso makes of observations, float32 [B, F]."""
+    def _features(self, observation: Seen) -> Tensor:
+        """Return what the torso makes of observations or steps, float32 [B, F]."""
+        if isinstance(observation, Steps):
+            remembered: Tensor = self.torso(observation, self.matmul_precision)
+            return remembered
         with self.matmul_precision(self.torso):
             features: Tensor = self.torso(observation)
         return features.float()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from tidemill.rl.checks import require, require_at_least, require_fractions
 from tidemill.rl.networks.torsos import NetworkSetting, check_observations, check_torso
+from tidemill.rl.sequences import SequenceShape
 from tidemill.rl.settings.registry import require_actions
 from tidemill.types import EnvSpec, WindowSpec
 
@@ -81,6 +82,42 @@ class OffPolicySettings(AgentSettings):
     def window(self, frame_stack: int) -> WindowSpec:
         """Return the steps of a stream that an item covers, for the number of frames that the network sees."""
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
+
+
+@dataclass(frozen=True)
+class SequenceSettings(OffPolicySettings):
+    """Settings of the algorithms that may learn from replayed sequences, with an LSTM."""
+
+    lstm_size: int = 0
+    """Units of an LSTM in the actor, and of one in the critics, which also see the last action and reward. An item is
+    then a sequence. 0: no LSTM, and items are single transitions."""
+    burn_in: int = 16
+    """Steps of a sequence that only warm up the stored recurrent state."""
+    unroll: int = 48
+    """Steps of a sequence that are trained on."""
+    period: int = 24
+    """Steps from the start of one sequence to the start of the next. Less than `unroll` makes them overlap."""
+    priority_mix: float = 0.9
+    """Share eta of the largest error in a sequence's priority. The rest is the mean of its errors."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "unroll", "period")
+        require_at_least(0, self, "lstm_size", "burn_in")
+        require_fractions(self, "priority_mix")
+
+    def shape(self, frame_stack: int) -> SequenceShape:
+        """Return how a sequence is divided, given how many frames the network sees."""
+        return SequenceShape(frame_stack, self.burn_in, self.unroll, self.n_step)
+
+    @property
+    def recurrent_state_size(self) -> int:
+        """Numbers that the network that acts remembers of each environment: the LSTM's cell and its output."""
+        return 2 * self.lstm_size
+
+    def window(self, frame_stack: int) -> WindowSpec:
+        """Return the steps of a stream that an item covers, for the number of frames that the network sees."""
+        return self.shape(frame_stack).window(self.period) if self.lstm_size else super().window(frame_stack)
 
 
 EVERY_FOURTH: RunDefaults = {"learner": {"updates_per_env_step": 0.25}}

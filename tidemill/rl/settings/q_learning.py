@@ -7,10 +7,8 @@ from typing import ClassVar, Literal
 
 from tidemill.rl.checks import require, require_at_least, require_fractions, require_positive, require_sizes
 from tidemill.rl.exploration import check_epsilons
-from tidemill.rl.sequences import SequenceShape
-from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults
+from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults, SequenceSettings
 from tidemill.settings.user_code import check_user_module
-from tidemill.types import WindowSpec
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,7 @@ class DQNConfig(QLearningSettings):
 
 
 @dataclass(frozen=True)
-class R2D2Config(QLearningSettings):
+class R2D2Config(QLearningSettings, SequenceSettings):
     """Recurrent replay distributed DQN for discrete actions (Kapturowski et al. 2019); defaults of the paper."""
 
     algorithm: Literal["r2d2"] = "r2d2"
@@ -184,33 +182,13 @@ class R2D2Config(QLearningSettings):
     head_sizes: tuple[int, ...] = (512,)
     """Units of each fully connected layer after the LSTM; a dueling head has the last one twice."""
     burn_in: int = 40
-    """Steps of a sequence that only warm up the stored recurrent state."""
     unroll: int = 80
-    """Steps of a sequence that are trained on."""
     period: int = 40
-    """Steps from the start of one sequence to the start of the next. Less than `unroll` makes them overlap."""
     value_rescaling: bool = True
     """Predict h(value), which grows like a square root, so that rewards need no clipping."""
-    priority_mix: float = 0.9
-    """Share eta of the largest error in a sequence's priority. The rest is the mean of its errors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(min(self.hidden_sizes, default=1) > 0, "hidden_sizes", self.hidden_sizes, "0 or more positive sizes")
         require_sizes(self, "head_sizes")
-        require_at_least(1, self, "lstm_size", "unroll", "period")
-        require_at_least(0, self, "burn_in")
-        require_fractions(self, "priority_mix")
-
-    def shape(self, frame_stack: int) -> SequenceShape:
-        """Return how an item is divided, given how many frames the network sees."""
-        return SequenceShape(frame_stack, self.burn_in, self.unroll, self.n_step)
-
-    @property
-    def recurrent_state_size(self) -> int:
-        """Numbers that the network remembers of each environment: its cell and its output."""
-        return 2 * self.lstm_size
-
-    def window(self, frame_stack: int) -> WindowSpec:
-        """Return the steps of a stream that an item covers, for the number of frames that the network sees."""
-        return self.shape(frame_stack).window(self.period)
+        require_at_least(1, self, "lstm_size")

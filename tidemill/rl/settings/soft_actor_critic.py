@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from tidemill.rl.checks import require, require_at_least, require_fractions, require_positive, require_sizes
-from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults
+from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults, SequenceSettings
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,11 @@ class SoftSettings(OffPolicySettings):
 
 
 @dataclass(frozen=True)
-class SACConfig(SoftSettings):
+class SACConfig(SoftSettings, SequenceSettings):
     """Soft actor-critic for continuous actions (Haarnoja et al. 2018).
 
-    With `quantiles` it is TQC (Kuznetsov et al. 2020), with `crossq` CrossQ (Bhatt et al. 2024); both go together.
+    With `quantiles` it is TQC (Kuznetsov et al. 2020), with `crossq` CrossQ (Bhatt et al. 2024); both go together. With
+    `lstm_size` it is recurrent.
     """
 
     actions: ClassVar[Actions] = "continuous"
@@ -124,6 +125,8 @@ class SACConfig(SoftSettings):
         require(not quantiles or self.huber_delta == 0, "huber_delta", self.huber_delta, "0 with quantiles")
         rule = "0 with crossq: an average of parameters has no running statistics"
         require(not self.crossq or self.actor_ema_decay == 0, "actor_ema_decay", self.actor_ema_decay, rule)
+        rule = "0 with crossq: batch normalisation needs rows that do not depend on each other"
+        require(not self.crossq or self.lstm_size == 0, "lstm_size", self.lstm_size, rule)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,10 @@ DICT = EnvSpec((12 + 20,), "uint8", frame_stack=2, num_actions=4, observation_pa
 MASKED = EnvSpec((3,), "float32", num_actions=4, masks_actions=True)
 
 KINDS: dict[str, tuple[AgentConfig, EnvSpec]] = {
-    **{name: CASES[name] for name in ("dqn", "dqn_image", "dqn_colours", "r2d2", "r2d2_image", "sac", "sac_tqc")},
+    **{
+        name: CASES[name]
+        for name in ("dqn", "dqn_image", "dqn_colours", "r2d2", "r2d2_image", "sac", "sac_tqc", "sac_lstm")
+    },
     **{name: CASES[name] for name in ("td3", "ddpg_all_options", "ppo_lstm_image", "impala_continuous", "pqn")},
     "sac_discrete_image": CASES["sac_discrete_image"],
     "dqn_of_parts": (DQNConfig(network="mlp", hidden_sizes=(16,), n_step=3), DICT),

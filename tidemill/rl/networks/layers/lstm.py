@@ -98,6 +98,36 @@ def unrolled(
     return outputs, (outputs[-1], cell)
 
 
+def unrolled_past(
+    burn_in_gates: Tensor,
+    gates: Tensor,
+    weight: Tensor,
+    is_first: Tensor,
+    state: State,
+    fixed: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return the outputs of the steps after a burn-in, which only warms the state up: no gradient flows into it.
+
+    Args:
+        burn_in_gates: Gates of the burn-in's steps, without a graph, [S, B, 4 H].
+        gates: Gates of the steps after it, [T, B, 4 H].
+        weight: From outputs to gates, [4 H, H].
+        is_first: Steps before which the state becomes 0, bool [S + T, B].
+        state: Before the burn-in, each [B, H], or [2, B, H] with `fixed`.
+        fixed: Gates [S + T, B, 4 H] and weight of a second LSTM, as in `unrolled`.
+
+    Returns:
+        Outputs [T, B, H], or [T, 2, B, H] with `fixed`.
+    """
+    burn_in = len(burn_in_gates)
+    if burn_in:
+        warming = None if fixed is None else (fixed[0][:burn_in], fixed[1])
+        with torch.no_grad():
+            _, state = unrolled(burn_in_gates, weight, is_first[:burn_in], state, warming)
+    rest = None if fixed is None else (fixed[0][burn_in:], fixed[1])
+    return unrolled(gates, weight, is_first[burn_in:], state, rest)[0]
+
+
 _CLOSED = -1e9
 """Of a forget gate: its sigmoid is 0, and so is its gradient."""
 

@@ -1,0 +1,428 @@
+"""Recurrent SAC: updates against an independent implementation, its memory, and a task that only a memory solves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tests.support.batches import CONTINUOUS, PIXELS, SMALL_LSTM, policy_input, random_batch
+from tidemill.errors import ConfigError
+from tidemill.rl.agents.build import build_agent, build_policy
+from tidemill.rl.agents.items import Transitions
+from tidemill.rl.networks.recurrent import RecurrentTorso, Steps
+from tidemill.rl.policy_io import PolicyInputBuilder
+from tidemill.rl.settings.soft_actor_critic import SACConfig
+from tidemill.types import EnvSpec
+
+CELLS, STREAMS, ACTIONS, GAMMA = 5, 6, 2, 0.9
+SIZES: dict[str, Any] = {"lstm_size": CELLS, "burn_in": 3, "unroll": 7, "period": 2, "n_step": 2, "gamma": GAMMA}
+SAC = SACConfig(hidden_sizes=(8,), **SIZES, start_steps=0)
+
+Rows = dict[str, NDArray[Any]]
+
+
+def acted(config: SACConfig, state: dict[str, Tensor], rows: int = 40) -> Rows:
+    """Return rows of made-up environments as an actor stores them, [rows, STREAMS, ...], each with its memory before.
+
+    Episodes end by termination or truncation, then there is a final observation step, whose reward means nothing.
+    """
+    policy = build_policy(config, CONTINUOUS, seed=1)
+    policy.load(state)
+    rng, builder = np.random.default_rng(5), PolicyInputBuilder(STREAMS, CONTINUOUS, policy.recurrent_state_size)
+    is_first, ended, steps = np.ones(STREAMS, np.bool_), np.zeros(STREAMS, np.bool_), []
+    reward: NDArray[np.float32] | None = None
+    for _ in range(rows):
+        seen = builder.build(rng.normal(size=(STREAMS, 3)).astype(np.float32), is_first, reward)
+        output = policy.act(seen)
+        builder.record(output)
+        terminated, truncated = (~ended & (rng.random(STREAMS) < 0.07) for _ in range(2))
+        reward = np.where(ended, np.nan, 3 * rng.normal(size=STREAMS)).astype(np.float32)
+        row = {"observation": seen.observation, "action": output.action, "is_first": is_first, "reward": reward}
+        row |= {"terminated": terminated, "truncated": truncated & ~terminated}
+        steps.append(row | {"recurrent_state": seen.recurrent_state, "is_final": ended})
+        is_first, ended = ended, terminated | truncated
+    return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
+
+
+def decoded(agent: Any, rows: Rows, start: int) -> dict[str, Tensor]:  # noqa: ANN401 - the agent of any algorithm
+    """Return the batch of the items that start at a row of every stream, as the learner has it."""
+    flat = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in rows.items()}
+    index = np.arange(STREAMS)[:, None] * len(rows["reward"]) + start - 1 + np.arange(agent.window.length)
+    batch = {name: torch.from_numpy(column) for name, column in agent.decode(flat, index).items()}
+    return batch | {"recurrent_state": torch.from_numpy(rows["recurrent_state"][start])}
+
+
+class Memory(nn.Module):
+    """The part of a network before its layers, written out: torch's LSTM, one step of one stream at a time."""
+
+    def __init__(self, parameters: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(3 + ACTIONS + 1, CELLS)
+        with torch.no_grad():
+            self.cell.weight_ih.copy_(parameters["torso.lstm.input_weight"])
+            self.cell.weight_hh.copy_(parameters["torso.lstm.output_weight"])
+            self.cell.bias_ih.copy_(parameters["torso.lstm.bias"])
+            self.cell.bias_hh.zero_()
+        self.cell.bias_hh.requires_grad_(False)
+
+    def features(self, rows: Rows, stream: int, start: int, stored: bool, trains_burn_in: bool = False) -> Tensor:
+        """Return what the layers see of each step after the burn-in, [steps, CELLS + 3]."""
+        state = torch.from_numpy(rows["recurrent_state"][start, stream]) if stored else torch.zeros(2 * CELLS)
+        h, c = state.chunk(2)
+        found = []
+        for step in range(SAC.burn_in + SAC.unroll + SAC.n_step):
+            row = start + step
+            observation = torch.from_numpy(rows["observation"][row, stream])
+            before = torch.zeros(ACTIONS + 1)
+            if rows["is_first"][row, stream]:
+                h, c = torch.zeros(CELLS), torch.zeros(CELLS)
+            else:
+                reward = float(rows["reward"][row - 1, stream])
+                size = math.sqrt(abs(reward) + 1) - 1
+                squashed = math.copysign(size, reward) + 1e-3 * reward
+                before = torch.cat((torch.from_numpy(rows["action"][row - 1, stream]), torch.tensor([squashed])))
+            with torch.set_grad_enabled(trains_burn_in or step >= SAC.burn_in):
+                h, c = self.cell(torch.cat((observation, before))[None], (h.view(1, -1), c.view(1, -1)))
+            if step >= SAC.burn_in:
+                found.append(torch.cat((h[0], observation)))
+        return torch.stack(found)
+
+
+class Network(nn.Module):
+    """A memory, and one or two perceptrons with a hidden layer behind it."""
+
+    def __init__(self, parameters: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.memory = Memory(parameters)
+        names = ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias")
+        self.layers = nn.ParameterList(parameters[name].detach().clone() for name in names)
+
+    def behind(self, features: Tensor, copy: int = 0) -> Tensor:
+        """Return the output of one perceptron, [N, outputs]."""
+        weight, bias, last_weight, last_bias = (each[copy] for each in self.layers)
+        output: Tensor = torch.relu(features @ weight + bias) @ last_weight + last_bias
+        return output
+
+    def values(self, features: Tensor, action: Tensor) -> Tensor:
+        """Return the values of both critics, [2, N]."""
+        inputs = torch.cat((features, action), dim=1)
+        return torch.stack([self.behind(inputs, copy).squeeze(1) for copy in (0, 1)])
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """Return those of the layers, then those of the LSTM, in the order of the agent's parameters."""
+        cell = self.memory.cell
+        parameters = [*self.layers, cell.weight_ih, cell.weight_hh, cell.bias_ih]
+        return list(torch.autograd.grad(loss, parameters))
+
+
+def drawn(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return squashed actions and their log-densities, the density of a normal distribution corrected for tanh."""
+    mean, log_std = head.chunk(2, dim=1)
+    normal = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+    raw = mean + normal.scale * noise
+    action = torch.tanh(raw)
+    return action, (normal.log_prob(raw) - torch.log(1 - action.square() + 1e-12)).sum(dim=1)
+
+
+def returns(rows: Rows, stream: int, row: int) -> tuple[float, float, int]:
+    """Return sum of rewards, discount and row to bootstrap from, of a step that counts."""
+    total, discount = 0.0, 1.0
+    for step in range(SAC.n_step):
+        at = (row + step, stream)
+        total += discount * float(rows["reward"][at])
+        discount *= GAMMA
+        if rows["terminated"][at]:
+            return total, 0.0, row + step + 1
+        if rows["truncated"][at]:
+            return total, discount, row + step + 1
+    return total, discount, row + SAC.n_step
+
+
+def reference_losses(
+    before: dict[str, Any], after: dict[str, Any], rows: Rows, start: int, weight: Tensor, trains_burn_in: bool = False
+) -> dict[str, Any]:
+    """Return losses, gradients and priorities of an update of SAC between two states of the agent, item by item."""
+    actor, critic, target = (Network(before[name]) for name in ("actor", "critic", "target"))
+    new_critic, temperature = Network(after["critic"]), float(before["log_temperature"].exp())
+    noise = torch.randn((2, STREAMS * SAC.unroll, ACTIONS), generator=torch.Generator().manual_seed(3))
+    critic_loss, actor_loss, surplus = torch.zeros(()), torch.zeros(()), torch.zeros(())
+    priorities = []
+    for b in range(STREAMS):
+        heads = actor.behind(actor.memory.features(rows, b, start, stored=True, trains_burn_in=trains_burn_in))
+        features = critic.memory.features(rows, b, start, stored=False, trains_burn_in=trains_burn_in)
+        errors = []
+        for u in range(SAC.unroll):
+            row, number = start + SAC.burn_in + u, b * SAC.unroll + u
+            if rows["is_final"][row, b]:
+                continue
+            total, discount, at = returns(rows, b, row)
+            with torch.no_grad():
+                step = at - start - SAC.burn_in
+                next_action, log_prob = drawn(heads[step, None], noise[0, number, None])
+                then = target.memory.features(rows, b, start, stored=False)[step, None]
+                value = target.values(then, next_action).min() - temperature * log_prob[0]
+                wanted = total + discount * value
+            q = critic.values(features[u, None], torch.from_numpy(rows["action"][row, b])[None])[:, 0]
+            critic_loss = critic_loss + weight[b] * 0.5 * (q - wanted).square().sum()
+            errors.append(float((q - wanted).detach().abs().mean()))
+            action, log_prob = drawn(heads[u, None], noise[1, number, None])
+            seen = new_critic.memory.features(rows, b, start, stored=False)[u, None].detach()
+            actor_loss = actor_loss + temperature * log_prob[0] - new_critic.values(seen, action).min()
+            surplus = surplus - log_prob[0].detach() + ACTIONS
+        priorities.append(0.9 * max(errors) + 0.1 * float(np.mean(errors)))
+    count = STREAMS * SAC.unroll
+    return {
+        "critic_loss": critic_loss / count,
+        "critic": critic.gradients(critic_loss / count),
+        "actor": actor.gradients(actor_loss / count),
+        "temperature": surplus / count,
+        "priority": torch.tensor(priorities),
+    }
+
+
+def gradients_of(state: dict[str, Any], name: str) -> list[Tensor]:
+    """Return the gradients of an agent's first update: Adam's means are a tenth of them."""
+    return [10 * mean for mean in state[f"{name}_optimizer"]["mean"].values()]
+
+
+def interesting_start(rows: Rows) -> int:
+    """Return a start after which episodes end in the burn-in, in the unroll and in the rows to bootstrap from."""
+    parts = ((0, 3), (3, 10), (10, 12))
+    for start in range(5, 25):
+        if all(rows["is_first"][start + first : start + last].any() for first, last in parts):
+            return start
+    raise AssertionError("no such start")
+
+
+def test_update_equals_an_independent_implementation() -> None:
+    """Loss, all gradients and priorities of sequences in which episodes end, and no gradient through the burn-in."""
+    agent = build_agent(SAC, CONTINUOUS, seed=3)
+    rows = acted(SAC, agent.policy_state())
+    start = interesting_start(rows)
+    batch, weight = decoded(agent, rows, start), torch.linspace(0.5, 1.5, STREAMS)
+    assert bool((~batch["is_trained"]).any()), "there is a final observation step"
+    assert bool((batch["recurrent_state"] != 0).any()), "an episode is under way at the start"
+    before = {name: _copied(value) for name, value in agent.state_dict().items()}
+    update, after = agent.update(batch, weight), agent.state_dict()
+    expected = reference_losses(before, after, rows, start, weight)
+    torch.testing.assert_close(update.metrics["loss"], expected["critic_loss"].detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(update.priority, expected["priority"], rtol=1e-5, atol=1e-5)
+    temperature = 10 * after["temperature_optimizer"]["mean"]["0"]
+    torch.testing.assert_close(temperature, expected["temperature"], rtol=1e-4, atol=1e-5)
+    for name in ("critic", "actor"):
+        torch.testing.assert_close(gradients_of(after, name), expected[name], rtol=1e-4, atol=1e-6)
+    trained = reference_losses(before, after, rows, start, weight, trains_burn_in=True)
+    for name in ("critic", "actor"):
+        assert not torch.allclose(gradients_of(after, name)[-1], trained[name][-1], rtol=1e-2)
+
+
+def _copied(value: Any) -> Any:  # noqa: ANN401 - a leaf or a dict of them
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+@pytest.mark.parametrize("burn_in", [0, 3])
+def test_learner_unrolls_what_the_actor_did(burn_in: int) -> None:
+    """The network's outputs for whole sequences equal the policy's, step by step; without its state they do not."""
+    config = dataclasses.replace(SAC, burn_in=burn_in)
+    agent: Any = build_agent(config, CONTINUOUS, seed=3)
+    state = agent.policy_state()
+    rows = acted(config, state)
+    policy: Any = build_policy(config, CONTINUOUS, seed=1)
+    policy.load(state)
+    for start in (1, 13, 20):
+        batch = decoded(agent, rows, start)
+        learned: Transitions = agent._items.transitions(batch, torch.ones(STREAMS))
+        assert isinstance(learned.observation, Steps)
+        with torch.no_grad():
+            head = agent._actor(learned.observation)[0].view(STREAMS, config.unroll, -1)
+            forgotten = learned.observation._replace(recurrent_state=torch.zeros_like(batch["recurrent_state"]))
+            other = agent._actor(forgotten)[0].view(STREAMS, config.unroll, -1)
+        for u in range(config.unroll):
+            row = start + burn_in + u
+            seen = PolicyInputBuilder(STREAMS, CONTINUOUS, 2 * CELLS)
+            seen._action, seen._recurrent_state = rows["action"][row - 1], rows["recurrent_state"][row]
+            step = seen.build(rows["observation"][row], rows["is_first"][row], rows["reward"][row - 1])
+            np.testing.assert_allclose(policy.forward(step)["head"], head[:, u], rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(head, other, atol=1e-3)
+
+
+def test_memory_of_random_first_steps_is_kept() -> None:
+    """While actions are random the actor's LSTM watches: stored states are those of the observations so far."""
+    config = dataclasses.replace(SAC, start_steps=10**6)
+    rows = acted(config, build_agent(config, CONTINUOUS, seed=3).policy_state())
+    assert (rows["recurrent_state"][5:] != 0).any(axis=2).mean() > 0.8
+
+
+def test_nothing_before_a_reset_reaches_what_follows_it() -> None:
+    """Another past, memory and burn-in before an episode's start leave the priorities of its sequence as they were."""
+    length = build_agent(SAC, CONTINUOUS, seed=0).window.length
+    rng = torch.Generator().manual_seed(0)
+
+    def priority(past: int) -> Tensor:
+        agent = build_agent(SAC, CONTINUOUS, seed=0)
+        stream = random_batch(CONTINUOUS, length, torch.Generator().manual_seed(1))
+        other = random_batch(CONTINUOUS, length, torch.Generator().manual_seed(past))
+        start = 1 + SAC.burn_in  # the history is one row
+        for name in ("observation", "action", "n_step_return"):
+            stream[name][:start] = other[name][:start]
+        no = np.zeros(length, np.bool_)
+        columns = {name: stream[name].numpy() for name in ("observation", "action")}
+        columns |= {"reward": stream["n_step_return"].numpy(), "terminated": no.copy(), "truncated": no}
+        columns["terminated"][start - 1] = True
+        columns["is_first"] = np.arange(length) == start
+        batch = {name: torch.from_numpy(a) for name, a in agent.decode(columns, np.arange(length)[None]).items()}
+        batch["recurrent_state"] = torch.randn((1, 2 * CELLS), generator=rng)
+        return agent.update(batch, torch.ones(1)).priority
+
+    torch.testing.assert_close(priority(2), priority(3))
+
+
+def test_actor_and_critics_have_a_memory_each() -> None:
+    """Neither shares parameters with the other, and a critic's starts empty, whatever the actor remembered."""
+    agent: Any = build_agent(SAC, CONTINUOUS, seed=0)
+    actor, critic = agent._actor.torso, agent._critic.torso
+    assert isinstance(actor, RecurrentTorso)
+    assert not {id(each) for each in actor.parameters()} & {id(each) for each in critic.parameters()}
+    rng = torch.Generator().manual_seed(0)
+    steps = Steps(
+        observation=torch.randn((4, 2, 3), generator=rng),
+        last_action=torch.randn((4, 2, ACTIONS), generator=rng),
+        last_reward=torch.randn((4, 2), generator=rng),
+        is_first=torch.zeros((4, 2), dtype=torch.bool),
+        recurrent_state=torch.randn((2, 2 * CELLS), generator=rng),
+    )
+    empty = steps._replace(recurrent_state=torch.zeros((2, 2 * CELLS)))
+    assert torch.equal(critic(steps), critic(empty))
+    assert not torch.allclose(actor(steps), actor(empty))
+
+
+def test_policy_of_images_remembers() -> None:
+    """Stacks pass through the torso for images; the state of a step depends on the one before."""
+    config = SACConfig(network="nature", hidden_sizes=(8,), **SMALL_LSTM, start_steps=0)
+    policy = build_policy(config, PIXELS, seed=0)
+    images = random_batch(PIXELS, 2, torch.Generator().manual_seed(0))["observation"].numpy()
+    seen = policy_input(images, None, policy.recurrent_state_size, np.zeros((2, 2), np.float32))
+    first = policy.act(seen, evaluation=True).recurrent_state
+    assert first is not None
+    second = policy.act(dataclasses.replace(seen, recurrent_state=first), evaluation=True).recurrent_state
+    assert second is not None
+    assert first.shape == (2, policy.recurrent_state_size)
+    assert not np.allclose(first, second)
+
+
+def test_crossq_with_an_lstm_is_refused() -> None:
+    """The message says why."""
+    with pytest.raises(ConfigError, match=r"lstm_size is 8.*0 with crossq"):
+        SACConfig(crossq=True, lstm_size=8)
+
+
+class Recall:
+    """N games side by side: a cue in the first of five rows, and in the last a reward for an action of its sign."""
+
+    spec = EnvSpec((3,), "float32", action_shape=(1,))
+    length = 5
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._row = 0
+        self._cue = np.zeros(num_envs, np.int64)
+
+    def observe(self) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return the observations of this row and whether they are first: cue as -1 or 1, is last, bias."""
+        count = len(self._cue)
+        if self._row == 0:
+            self._cue = 2 * self._rng.integers(2, size=count) - 1
+        shown = np.zeros((count, 3), np.float32)
+        shown[:, 0] = self._cue * (self._row == 0)
+        shown[:, 1], shown[:, 2] = self._row == self.length - 1, 1.0
+        return shown, np.full(count, self._row == 0)
+
+    def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return rewards and whether the games ended; the next row is then the first of the next game."""
+        ended = self._row == self.length - 1
+        reward = self._cue * action[:, 0] * ended
+        self._row = 0 if ended else self._row + 1
+        return reward.astype(np.float32), np.full(len(action), ended)
+
+
+def train_on_recall(config: Any, updates: int, *, forgets: bool = False) -> float:  # noqa: ANN401 - of any algorithm
+    """Train in process on streams as actors write them; return the mean reward of games in evaluation.
+
+    `forgets` has each step begin an episode for the networks.
+    """
+    num_envs, rows = 32, 200
+    agent = build_agent(config, Recall.spec, seed=0)
+    policy = build_policy(config, Recall.spec, seed=0)
+    rng = np.random.default_rng(0)
+    for _ in range(updates // 20):
+        policy.load(agent.policy_state())
+        steps = _play_recall(policy, Recall(num_envs, int(rng.integers(1 << 30))), num_envs, rows, forgets=forgets)
+        flat = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in steps.items()}
+        for _ in range(20):
+            start = rng.integers(1, rows - agent.window.length + 1, size=16)
+            first = rng.integers(num_envs, size=16) * rows + start
+            index = (first - 1)[:, None] + np.arange(agent.window.length)
+            batch = {name: torch.from_numpy(array) for name, array in agent.decode(flat, index).items()}
+            batch["recurrent_state"] = torch.from_numpy(flat["recurrent_state"][first])
+            if forgets:
+                batch["is_first"] = torch.ones_like(batch["is_first"])
+            agent.update(batch, torch.ones(16))
+    policy.load(agent.policy_state())
+    played = _play_recall(policy, Recall(num_envs, 99), num_envs, 4 * Recall.length, evaluation=True, forgets=forgets)
+    return float(played["reward"].sum() / (4 * num_envs))
+
+
+def _play_recall(
+    policy: Any,  # noqa: ANN401 - of any algorithm
+    env: Recall,
+    num_envs: int,
+    rows: int,
+    *,
+    forgets: bool,
+    evaluation: bool = False,
+) -> Rows:
+    builder, reward, steps = PolicyInputBuilder(num_envs, Recall.spec, policy.recurrent_state_size), None, []
+    for _ in range(rows):
+        observation, is_first = env.observe()
+        seen = builder.build(observation, is_first | forgets, reward)
+        output = policy.act(seen, evaluation=evaluation)
+        builder.record(output)
+        reward, terminated = env.step(output.action)
+        row = {"observation": observation, "action": output.action, "reward": reward, "terminated": terminated}
+        row |= {"truncated": np.zeros(num_envs, np.bool_), "is_first": is_first}
+        steps.append(row | {"recurrent_state": seen.recurrent_state})
+    return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
+
+
+RECALL_SIZES: dict[str, Any] = {"lstm_size": 16, "burn_in": 3, "unroll": 8, "period": 4, "gamma": 0.95, "tau": 0.02}
+RECALLING: dict[str, Any] = {
+    "sac": SACConfig(
+        hidden_sizes=(32,),
+        **RECALL_SIZES,
+        learning_rate=5e-3,
+        start_steps=0,
+        temperature="fixed",
+        initial_temperature=0.05,
+    ),
+}
+
+
+@pytest.mark.parametrize("algorithm", sorted(RECALLING))
+def test_recurrent_agent_recalls_a_cue(algorithm: str) -> None:
+    """An action of its sign four steps later brings almost 1 per game."""
+    assert train_on_recall(RECALLING[algorithm], updates=400) > 0.9
+
+
+@pytest.mark.parametrize("algorithm", sorted(RECALLING))
+def test_agent_that_forgets_cannot_recall_the_cue(algorithm: str) -> None:
+    """The same networks, reset at every step, see the same last row whatever the cue was."""
+    assert train_on_recall(RECALLING[algorithm], updates=400, forgets=True) < 0.5
