@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tidemill.config.sources import SourceSettings, check_each
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 from tidemill.settings.check import check, is_safe_name
 
@@ -169,6 +171,11 @@ class LearnerSettings:
     """Decoded batches kept ready for the training thread, at least 1."""
     decode_threads: int = 1
     """Threads that decode samples, at least 1."""
+    sources: Mapping[str, SourceSettings] = field(default_factory=dict)
+    """Tables to learn from in addition to the run's own, such as demonstrations or an earlier run, by a name
+    (docs/tutorials/prior-data.md): `{demonstrations: {fraction: 0.5}}`. Each has `fraction`, its share of each batch
+    (0.5), `table`, the name of its table (that of the source), `replay`, the addresses of its servers (those of the
+    run), and `weight`, a factor of its items' importance weights (1)."""
     mirror_mib: int = -1
     """Memory for the learner's copy of the table, in MiB. Each step is then sent only once. 0 disables the copy. -1
     sizes it for the whole table, but takes at most half of the free memory, shared by all learners on the machine."""
@@ -212,6 +219,7 @@ class LearnerSettings:
             "0 or more",
         )
         check(self.batches_per_sample >= 0, "learner.batches_per_sample", self.batches_per_sample, "0 or more")
+        check_each(self.sources)
         check(self.mirror_mib >= -1, "learner.mirror_mib", self.mirror_mib, "-1 or more")
         check(self.max_policy_lag >= -1, "learner.max_policy_lag", self.max_policy_lag, "-1 or more")
         allowed = "0 or more, or -1" if self.max_policy_lag < 0 else "0 or -1 with learner.max_policy_lag"

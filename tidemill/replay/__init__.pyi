@@ -13,6 +13,7 @@ from tidemill.errors import Unavailable as Unavailable
 from tidemill.replay.batch import SampledBatch as SampledBatch
 from tidemill.replay.client import ReplayClient as ReplayClient
 from tidemill.replay.sampling.dataset import ReplayDataset as ReplayDataset
+from tidemill.replay.sampling.mixture import TableAt as TableAt
 from tidemill.replay.sampling.priorities import PrioritySender as PrioritySender
 from tidemill.replay.sampling.replay_batch import ReplayBatch as ReplayBatch
 from tidemill.replay.sampling.sample_decoder import ItemRows as ItemRows

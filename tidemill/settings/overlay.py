@@ -100,7 +100,9 @@ def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: AN
         return tuple(_convert(item, arguments[0], None, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
         _expect(isinstance(value, Mapping), value, path, "a mapping")
-        return {str(key): _convert(item, arguments[1], None, f"{path}.{key}") for key, item in value.items()}
+        each = arguments[1]
+        below = typing.cast(Any, each)() if dataclasses.is_dataclass(each) else None
+        return {str(key): _convert(item, each, below, f"{path}.{key}") for key, item in value.items()}
     return _convert_scalar(value, kind, path)
 
 

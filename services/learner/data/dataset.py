@@ -20,6 +20,7 @@ from tidemill.services.learner.data.importance_exponent import importance_sampli
 from tidemill.services.learner.data.kept_rows import mirror_device
 from tidemill.services.learner.data.priorities import BY_SIXTEEN
 from tidemill.services.learner.data.sampling import LearnerRows
+from tidemill.services.learner.data.sources import Mixture, joined_columns
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
 from tidemill.services.learner.status.counters import Counters
 
@@ -57,6 +58,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
     directory: ShardDirectory | None,
     rank: RankInfo,
     group: LearnerGroup,
+    mixture: Mixture | None = None,
     schedule: Schedule | None = None,
     priorities: PriorityMessages = BY_SIXTEEN,
 ) -> ReplayDataset:
@@ -73,6 +75,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         directory: The replay shards; None for a single server.
         rank: Which of the ranks it is.
         group: All of them.
+        mixture: The table and further ones, with their fractions of a batch; None for the table alone.
         schedule: How samples are drawn in lock-step.
         priorities: How new priorities are put into messages.
     """
@@ -92,10 +95,11 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
 
     return ReplayDataset(
         config.cluster.replay,
-        table,
+        table if mixture is None else mixture.tables,
         options.batch_size,
         beta=lambda: importance_sampling_exponent(config.table, learner_steps()),
-        transform=ToDevice(agent, device, lambda: rows.on_device),
+        transform=ToDevice(agent, device, lambda: rows.on_device, mixture.weights if mixture is not None else (1.0,)),
+        join=joined_columns,
         decode_threads=options.threads,
         decoded=options.decoded,
         prefetch=options.in_flight,

@@ -29,8 +29,10 @@ STATE_DTYPE = np.dtype("<f4")
 RECURRENT_STATE = "recurrent_state"
 """Column of it in the batches of an agent that has one, float32 [B, M]."""
 
-_WEIGHT = "importance_weight"
-_DEVICE_BATCH = "device_batch"
+WEIGHT = "importance_weight"
+DEVICE_BATCH = "device_batch"
+"""With the weights, what `Batch.of` takes out of the columns of a dataset's batch: the copy to the device."""
+
 _DECODE_S, _COPY_S = (metrics.STAGE_SECONDS.labels(stage) for stage in ("decode", "copy"))
 
 
@@ -45,9 +47,10 @@ class Batch:
         keys: Keys of the items, uint64 [B].
         device_batch: The copy to the device; wait for it before use.
         table_items: Items in the table when it was drawn.
-        params_versions: Version of the parameters that chose each item's first action, float64 [B].
+        params_versions: Version of the parameters that chose the first action of each item of the run's own table.
         received_at: When it arrived, by the clock given.
         largest_weight: The largest importance weight before they were divided by it; other ranks have another.
+        sizes: Items of each of the dataset's tables, one behind the other; empty if all are of one.
     """
 
     columns: dict[str, Tensor]
@@ -58,22 +61,30 @@ class Batch:
     params_versions: NDArray[np.float64]
     received_at: float
     largest_weight: float = 1.0
+    sizes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, batch: ReplayBatch) -> Batch:
         """Return a batch whose columns a `ToDevice` made."""
         columns = dict(batch.columns)
-        weight, device_batch = columns.pop(_WEIGHT), columns.pop(_DEVICE_BATCH)
+        weight, device_batch = columns.pop(WEIGHT), columns.pop(DEVICE_BATCH)
+        sizes = tuple(np.bincount(batch.tables).tolist())
         return cls(
             columns=columns,
             weight=weight,
             keys=batch.keys,
             device_batch=device_batch,
             table_items=int(batch.table_items[0]),
-            params_versions=batch.first_versions.astype(np.float64),
+            params_versions=batch.first_versions[: sizes[0]].astype(np.float64),
             received_at=batch.received_at,
             largest_weight=batch.largest_weight,
+            sizes=sizes if len(sizes) > 1 else (),
         )
+
+    def tables(self) -> list[tuple[int, slice]]:
+        """Return the number of each of the dataset's tables, and where its items are."""
+        ends = np.cumsum(self.sizes or (len(self.keys),)).tolist()
+        return [(table, slice(start, end)) for table, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
 
 
 class Batches(Protocol):
@@ -107,24 +118,31 @@ class ToDevice:
     """The transform of a learner's dataset. Safe to call from several threads."""
 
     def __init__(
-        self, agent: Agent, device: torch.device, on_device: Callable[[], DeviceRows | None] = lambda: None
+        self,
+        agent: Agent,
+        device: torch.device,
+        on_device: Callable[[], DeviceRows | None] = lambda: None,
+        weights: Sequence[float] = (1.0,),
     ) -> None:
         """Take the parts.
 
         Args:
             agent: Makes arrays of rows.
             device: Where batches go.
-            on_device: Returns the observations that are on the device already, if any, once the mirror is open.
+            on_device: Returns the observations of the first table that are on the device already, if any, once the
+                mirror is open.
+            weights: Factor of the importance weights of each table's items.
         """
+        self._weights = tuple(weights)
         self._agent, self._device, self._on_device = agent, device, on_device
         self._observations = observation_columns_of(agent)
         self._opening = threading.Lock()
-        self._prefetcher: DevicePrefetcher | None = None
+        self._prefetchers: dict[bool, DevicePrefetcher] = {}
 
     def __call__(self, rows: ItemRows) -> Mapping[str, Any]:
         """Return the tensors of some batches, which may still be on their way."""
         started = time.perf_counter()
-        prefetcher = self._opened()
+        prefetcher = self._opened(is_first=rows.table == 0)
         gathered = self._observations if prefetcher.has_observations else ()
         columns = with_row_numbers(rows.columns) if gathered or rows.encoded is not None else rows.columns
         arrays = self._agent.decode(columns, rows.index)
@@ -134,7 +152,8 @@ class ToDevice:
             arrays = _row_numbers(arrays)
         elif rows.is_kept and FRAMES in arrays:
             arrays |= _own_frames(arrays)
-        arrays[_WEIGHT] = rows.weights
+        factor = self._weights[rows.table]
+        arrays[WEIGHT] = rows.weights if factor == 1 else rows.weights * np.float32(factor)
         if size := self._agent.recurrent_state_size:
             arrays[RECURRENT_STATE] = recurrent_states(rows.payloads, size)
         decoded = time.perf_counter()
@@ -142,13 +161,14 @@ class ToDevice:
         _DECODE_S.inc(rows.decode_s + decoded - started)
         _COPY_S.inc(time.perf_counter() - decoded)
         tensors = {name: Whole(tensor) if name == FRAMES else tensor for name, tensor in on_device.tensors.items()}
-        return tensors | {_DEVICE_BATCH: Whole(on_device)}
+        return tensors | {DEVICE_BATCH: Whole(on_device)}
 
-    def _opened(self) -> DevicePrefetcher:
+    def _opened(self, *, is_first: bool) -> DevicePrefetcher:
         with self._opening:
-            if self._prefetcher is None:
-                self._prefetcher = DevicePrefetcher(self._device, self._on_device())
-            return self._prefetcher
+            if is_first not in self._prefetchers:
+                rows = self._on_device() if is_first else None
+                self._prefetchers[is_first] = DevicePrefetcher(self._device, rows)
+            return self._prefetchers[is_first]
 
     def _decoded_observations(
         self, arrays: Mapping[str, NDArray[Any]], encoded: EncodedColumn

@@ -60,6 +60,7 @@ class LearnerRows:
         self._config, self._rank, self._group = config, rank, group
         self._stride, self._hold, self._shards, self._device = stride, hold, shards, device
         self._timeout_s = config.learner.ranks_timeout_s
+        self._own: TableConfig | None = None
         self.on_device: DeviceRows | None = None
 
     def open(
@@ -67,9 +68,14 @@ class LearnerRows:
     ) -> OpenedSource:
         """Start to sample (`Keep`). Where ranks share a machine, all of them must do so at the same time.
 
+        The first table is the run's own. Of others, whose chunks may have any length, no rows are kept.
+
         Raises:
             Unavailable: Another rank did not come in time.
         """
+        if self._own is not None:
+            return OpenedSource(connect(None, in_flight))
+        self._own = table
         shape = SampleShape(batch_size, self._stride, in_flight, self._hold)
         kept = self._on_devices(table, shape)
         if kept is None and (shared := self._shared(table, shape, connect, stack)) is not None:

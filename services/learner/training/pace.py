@@ -21,6 +21,7 @@ from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.checkpoint.resume import HasState
 from tidemill.services.learner.data.dataset import DatasetOptions, open_dataset
 from tidemill.services.learner.data.decoder import DatasetBatches
+from tidemill.services.learner.data.sources import open_sources, own_items
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.status.counters import Counters
@@ -130,14 +131,16 @@ class FreeRunning:
     def table(self, agent: Agent, signature: Signature) -> TableConfig:
         """Return the table to create (`Pace`)."""
         config = self._config
-        return table_config(config.table, config.learner, agent, signature, config.agent.batch_size)
+        return table_config(config.table, config.learner, agent, signature, own_items(config, config.agent.batch_size))
 
     def open(
         self, learning: Learning, outputs: TrainerOutputs, directory: ShardDirectory | None, stack: ExitStack
     ) -> Feed:
         """Start to sample (`Pace`)."""
         settings, table = self._config.learner, learning.table
-        splits = batches_per_sample(self._config.table, settings, table.signature, self._config.agent.batch_size)
+        own = own_items(self._config, self._config.agent.batch_size)
+        splits = batches_per_sample(self._config.table, settings, table.signature, own)
+        mixture = open_sources(self._config, table)
         threads = settings.decode_threads
         options = DatasetOptions(
             batch_size=self._local_batch_size,
@@ -159,9 +162,13 @@ class FreeRunning:
             directory=directory,
             rank=self._rank,
             group=outputs.group,
+            mixture=mixture,
         )
         stack.enter_context(dataset)
         collect(dataset, stack)
-        is_prioritized = self._config.table.sampler == "prioritized"
-        outputs = replace(outputs, priorities=dataset.priorities if is_prioritized else None)
+        outputs = replace(
+            outputs,
+            priorities=dataset.priorities if mixture.prioritized else None,
+            prioritized=mixture.prioritized,
+        )
         return Feed(DatasetBatches(dataset), outputs, dataset.shards, dataset.close)

@@ -52,11 +52,12 @@ class TrainerOutputs:
     """Destinations of the results of training, and the other ranks.
 
     Attributes:
-        priorities: None for a table whose sampler has no use for them.
+        priorities: None if no table is drawn by priority.
         publisher: Takes parameters; None on every rank but the first.
         checkpointer: Takes checkpoints; None on every rank but the first.
         group: The processes that make each update together; only this one if not given.
         on_publish: Called with each acknowledged version that was noticed; must not block.
+        prioritized: Numbers of the tables that are drawn by priority.
     """
 
     priorities: PrioritySender | None
@@ -64,6 +65,7 @@ class TrainerOutputs:
     checkpointer: Checkpointer | None = None
     group: LearnerGroup = field(default_factory=SingleLearner)
     on_publish: Callable[[int], None] = lambda _: None
+    prioritized: frozenset[int] = frozenset((0,))
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Trainer:
         self._priorities, self._publisher = outputs.priorities, outputs.publisher
         self._checkpointer, self._control, self._counters = outputs.checkpointer, control, counters
         self._progress, self._limits, self._clock = progress, limits, clock
-        self._on_publish = outputs.on_publish
+        self._on_publish, self._prioritized = outputs.on_publish, outputs.prioritized
         self._batch: Batch | None = None
         self._backlog = DeviceBacklog()
         self._voting: Callable[[], StepVote] | None = None
@@ -203,7 +205,7 @@ class Trainer:
         self._counters.learner_steps += 1
         if self._priorities is not None:  # before a round of lock-step ends, whose checkpoint holds them
             with superseded():
-                self._priorities.send(batch.keys, update.priority)
+                self._send_priorities(self._priorities, batch, update.priority)
         if self._publisher is not None and self._counters.learner_steps % self._limits.publish_every == 0:
             self._publish(self._publisher)
         self._vote_ahead()
@@ -212,6 +214,15 @@ class Trainer:
         seconds = launched - started + self._clock() - voted
         self._record(batch, started)
         self._progress.record_step(seconds, update.metrics)
+
+    def _send_priorities(self, sender: PrioritySender, batch: Batch, priority: Tensor) -> None:
+        """Hand over the priorities of a batch, [B], each to the table that its item is from."""
+        if not batch.sizes:
+            sender.send(batch.keys, priority)
+            return
+        for table, items in batch.tables():
+            if table in self._prioritized:
+                sender.send(batch.keys[items], priority[items], table)
 
     def _update(self, largest_weight: float) -> tuple[Batch, Update]:
         """Update the agent; return the batch and what the update reports."""

@@ -226,7 +226,7 @@ def test_fractions_that_do_not_add_up(server: LocalServer) -> None:
     for tables, size, message in (
         ({first: 0.5, second: 0.6}, 8, r"fractions are \{'first': 0.5, 'second': 0.6\}"),
         ({first: 0.01, second: 0.99}, 8, r"batch_size is 8, which gives the tables \[0, 8\] items"),
-        ({first: 0.5, steps_table("third", max_item_steps=2): 0.5}, 8, "differ in signature or max_item_steps"),
+        ({first: 0.5, steps_table("third", max_item_steps=2): 0.5}, 8, "items have up to 2 steps, must have 4"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             ReplayDataset(server.address, tables, size, create=True)

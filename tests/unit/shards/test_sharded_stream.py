@@ -44,8 +44,10 @@ class _Link:
         settles: bool,
         max_message_bytes: int,
         allow_smaller: bool,
+        must_exist: bool,
     ) -> None:
         assert not allow_smaller
+        assert not must_exist
         assert not item_counts
         assert not settles
         assert max_message_bytes > 0

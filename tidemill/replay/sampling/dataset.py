@@ -6,25 +6,27 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from tidemill.arrays import Keys
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
 from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.named_table import addresses_of, read_table
+from tidemill.replay.named_table import addresses_of
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
 from tidemill.replay.sampling.host_rows import HostRows
 from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.replay.sampling.mixture import TablePart, Tables, casts, check_tables, read_parts
 from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender
-from tidemill.replay.sampling.replay_batch import ReplayBatch
+from tidemill.replay.sampling.replay_batch import Join, ReplayBatch
 from tidemill.replay.sampling.sample_decoder import SampleDecoder, Transform
 from tidemill.replay.sampling.sample_stream import seed_of
 from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler, check_seed
@@ -32,7 +34,7 @@ from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.sampling.source import Keep, OpenedSource, SampleSource
 from tidemill.replay.sampling.table_feed import TableFeed
-from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
 from tidemill.rpc.fork import OwnerProcess
@@ -67,12 +69,13 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
     def __init__(  # noqa: PLR0913, PLR0915 - each is one decision of the caller, and what they make is put together
         self,
         addresses: str | Sequence[str],
-        tables: TableConfig | str | Mapping[TableConfig, float] | Mapping[str, float],
+        tables: Tables,
         batch_size: int,
         *,
         timeout_s: float | None = None,
         beta: float | Callable[[], float] = 1.0,
         transform: Transform | None = None,
+        join: Join | None = None,
         decode_threads: int = 0,
         decoded: int = 2,
         prefetch: int = 4,
@@ -103,13 +106,17 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         Args:
             addresses: `host:port` or `unix:///path` of the replay server, or of each of several.
             tables: The table or its name; or several, with the fraction of a batch that comes from each. Fractions add
-                up to 1.
+                up to 1. A `TableAt` names a table on other servers. Columns are those of the first table; the others
+                must have them too, and wider types are cast.
             batch_size: Items of a batch.
             timeout_s: Longest wait for a batch; None waits until `close` or `stop`.
             beta: Exponent of the importance weights (Schaul et al., 2016, section 3.4), or a function that returns it.
                 0 makes them all 1.
             transform: Makes what batches have as `columns`, such as tensors, from decoded rows; it runs where those are
-                decoded. It takes a single table. None gives arrays [B, L, ...] of each column.
+                decoded. None gives arrays [B, L, ...] of each column. With several tables it is called for the items of
+                each, and takes `join`.
+            join: With several tables, makes the columns of a batch of those that `transform` returned for the items of
+                each table; called in the thread that takes the batch. None joins arrays.
             decode_threads: Threads that decode ahead of use. 0 decodes in the thread that takes a batch. Two or more
                 hand batches out in no fixed order. With `epochs` at most 1.
             decoded: With `decode_threads`, decoded samples of each table that are held ready.
@@ -141,16 +148,18 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 server and table, and no threads.
             shard_count: Over how many servers the tables are divided; 0 takes the number of addresses.
             directory: The servers behind `addresses`, if the caller has them already; stays the caller's to close.
-            fencing_token: Sent with priorities, see `ParamsClient.acquire_fencing_token`; 0 for none.
+            fencing_token: Sent with priorities of the dataset's own servers, see
+                `ParamsClient.acquire_fencing_token`; 0 for none.
             priorities: How those that `priorities.send` takes are put into messages; None for one message each.
-            on_sample: Called with each sample as it arrives, in their order, in whichever thread receives it.
+            on_sample: Called with each sample of the first table as it arrives, in their order, in whichever thread
+                receives it.
             create: Whether the tables may be created, which takes their configurations. They need not be there then,
                 and neither does the server. A table that a server has lost since it was found is always created again.
             stop: Ends every wait when set.
 
         Raises:
             InvalidArgument: An argument is out of range, the mirror is too small for a batch, tables differ in
-                signature or longest item, or a name is to be created.
+                columns or longest item, or a name is to be created.
             TypeError: An argument is of another type.
             NotFound: No server has the table, and `create` is False.
             Unavailable: No server answered within 10 s, and `create` is False.
@@ -166,24 +175,19 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         self._owner = OwnerProcess("ReplayDataset")
         self._addresses = addresses_of(addresses)
         check_integer("batch_size", batch_size)
-        instead = "a TableConfig, the name of a table, or a dict with several and their fractions"
-        check_type("tables", tables, (TableConfig, str, Mapping), instead)
-        fractions: Mapping[Any, float] = tables if isinstance(tables, Mapping) else {tables: 1.0}
-        given = {read_table(self._addresses, table, create=create): fraction for table, fraction in fractions.items()}
-        self._tables, self._sizes = tuple(given), _split(batch_size, given)
+        check_tables(tables)
+        self._parts = read_parts(self._addresses, tables, batch_size, create=create)
         self._timeout_s, self._allow_smaller, self._end_on_timeout = timeout_s, allow_smaller, end_on_timeout
         self._asked_s = -math.inf  # when the wait began in which a smaller batch was asked for last
-        _check_single(self._tables, epochs, transform, schedule, allow_smaller=allow_smaller)
+        self._join = join
+        _check_single(self._parts, epochs, transform, join, schedule, allow_smaller=allow_smaller)
         # a sample counts as handed out whole: of items that may be used up it is one batch
-        alone = any(table.max_times_sampled for table in self._tables)
+        alone = any(part.table.max_times_sampled for part in self._parts)
         splits = 1 if alone else batches_per_sample
         ahead = prefetch * batches_per_sample if alone else prefetch
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         sampler = partial(
             ReplaySampler,
-            self._addresses,
-            shard_count=shard_count,
-            directory=directory,
             without_replacement=without_replacement,
             item_counts=item_counts,
             max_message_bytes=max_message_bytes,
@@ -206,25 +210,41 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             threads=decode_threads,
             prefetch_samples=decoded,
             epochs=epochs or 0,
-            on_sample=on_sample or (lambda _: None),
             is_over=self._is_over,
         )
         if keep is None:
             hold = ahead + decode_threads + 2  # under way, being read, and one of another thread
-            keep = HostRows(mirror_mib, chunk_length, hold, len(self._addresses))
+            keep = HostRows(mirror_mib, chunk_length, hold, max(len(part.addresses) for part in self._parts))
         self._opened: list[OpenedSource] = []
         self._feeds: list[TableFeed] = []
         with ExitStack() as stack:
-            for i, (table, size) in enumerate(zip(self._tables, self._sizes, strict=True)):
+            first = self._parts[0].table
+            for i, part in enumerate(self._parts):
                 seeds = seed_of(seed, i) if seed is not None else None
-                connect = partial(sampler, table, size * splits, seed=seeds)
+                size, table = part.items, part.table
+                shards = {} if part.must_exist else {"shard_count": shard_count, "directory": directory}
+                connect = partial(
+                    sampler, part.addresses, table, size * splits, seed=seeds, must_exist=part.must_exist, **shards
+                )
                 opened = _open(keep, table, size * splits, ahead, connect, stack)
                 corrupt = CorruptItemFilter(opened.source.delete_items, time.monotonic)
-                made = decoder(table, size, splits, corrupt, number=i, mirror=opened.mirror)
+                made = decoder(
+                    table,
+                    size,
+                    splits,
+                    corrupt,
+                    number=i,
+                    mirror=opened.mirror,
+                    casts=casts(table.signature, first.signature),
+                )
                 self._opened.append(opened)
-                self._feeds.append(stack.enter_context(closing(feed(opened, made))))
+                told = on_sample if i == 0 and on_sample is not None else _ignore
+                self._feeds.append(stack.enter_context(closing(feed(opened, made, on_sample=told))))
             self.priorities = PrioritySender(
-                [partial(opened.source.update_priorities, fencing_token=fencing_token) for opened in self._opened],
+                [
+                    partial(_send, opened, not is_sharded(part.addresses), 0 if part.must_exist else fencing_token)
+                    for opened, part in zip(self._opened, self._parts, strict=True)
+                ],
                 priorities,
                 self._stop,
             )
@@ -290,7 +310,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             raise InvalidArgument(f"priorities has {len(values)} entries, must have {len(batch)} like the batch")
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        for table in range(len(self._tables)):
+        for table in range(len(self._parts)):
             here = batch.tables == table
             if here.any():
                 left_s = None if timeout_s is None else until_s - time.monotonic()
@@ -344,7 +364,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         self._owner.check()
         parts: list[ReplayBatch] = []
         try:
-            for table in range(len(self._tables)):
+            for table in range(len(self._parts)):
                 left_s = wait_s if self._timeout_s is None else began_s + self._timeout_s - time.monotonic()
                 if self._allow_smaller and left_s <= 0:
                     if self._asked_s != began_s:
@@ -361,13 +381,14 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         finally:
             for feed, part in zip(self._feeds, parts, strict=False):
                 feed.put_back(part)  # for the next attempt
-        return whole[0] if len(whole) == 1 else ReplayBatch.joined(whole)
+        return whole[0] if len(whole) == 1 else ReplayBatch.joined(whole, self._join)
 
     def _overdue(self, table: int) -> Unavailable | EndOfBatches:
         """Return what is raised where no batch comes in time: what is known of why, or the end."""
-        config, size = self._tables[table], self._sizes[table]
+        part = self._parts[table]
+        config, size = part.table, part.items
         message = f"no batch of table {config.name!r} within {self._timeout_s:g} s: "
-        with suppress(TidemillError), ReplayClient(self._addresses[0], deadline_s=_EXPLAIN_S) as client:
+        with suppress(TidemillError), ReplayClient(part.addresses[0], deadline_s=_EXPLAIN_S) as client:
             found = client.describe_table(config.name)
             if self._end_on_timeout:
                 return EndOfBatches()
@@ -379,7 +400,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             if 0 < found.items < size and not self._allow_smaller and config.max_times_sampled:
                 message += f"; they are fewer than a batch of {size}: allow_smaller=True takes them"
             return Unavailable(message)
-        return Unavailable(f"{message}no replay server answers at {self._addresses[0]}")
+        return Unavailable(f"{message}no replay server answers at {part.addresses[0]}")
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -412,39 +433,43 @@ def _check_threads(decode_threads: int, epochs: int | None, schedule: Schedule |
 
 
 def _check_single(
-    tables: Sequence[TableConfig],
+    parts: Sequence[TablePart],
     epochs: int | None,
     transform: Transform | None,
+    join: Join | None,
     schedule: Schedule | None,
     *,
     allow_smaller: bool,
 ) -> None:
-    if len(tables) == 1:
+    if len(parts) == 1:
         return
     if epochs is not None or allow_smaller:
-        raise InvalidArgument(f"epochs or allow_smaller is given with {len(tables)} tables, takes a single one")
-    if transform is not None or schedule is not None:
-        raise InvalidArgument(f"transform or schedule is given with {len(tables)} tables, takes a single one")
+        raise InvalidArgument(f"epochs or allow_smaller is given with {len(parts)} tables, takes a single one")
+    if schedule is not None:
+        raise InvalidArgument(f"schedule is given with {len(parts)} tables, takes a single one")
+    if transform is not None and join is None:
+        raise InvalidArgument(
+            f"transform is given with {len(parts)} tables, needs `join`, which makes one batch of what it returns"
+        )
 
 
-def _split(batch_size: int, tables: Mapping[TableConfig, float]) -> list[int]:
-    """Return how many items of a batch come from each table."""
-    if not tables:
-        raise InvalidArgument("tables is empty, must name at least one")
-    first = next(iter(tables))
-    for table in tables:
-        if (table.signature, table.max_item_steps) != (first.signature, first.max_item_steps):
-            raise InvalidArgument(
-                f"tables {first.name!r} and {table.name!r} differ in signature or max_item_steps, must be equal"
-            )
-    if abs(sum(tables.values()) - 1) > 1e-6 or min(tables.values()) <= 0:
-        fractions = {table.name: fraction for table, fraction in tables.items()}
-        raise InvalidArgument(f"fractions are {fractions}, must be more than 0 and add up to 1")
-    edges = np.round(np.cumsum([0.0, *tables.values()]) * batch_size).astype(int)
-    sizes: list[int] = np.diff(edges).tolist()
-    if min(sizes) < 1:
-        raise InvalidArgument(f"batch_size is {batch_size}, which gives the tables {sizes} items, at least 1 each")
-    return sizes
+def _ignore(_: SampledBatch) -> None:
+    """Take no notice of a sample."""
+
+
+def _send(
+    opened: OpenedSource,
+    is_single: bool,
+    fencing_token: int,
+    keys: Keys,
+    priorities: NDArray[np.float64],
+    /,
+    *,
+    deadline_s: float | None = None,
+) -> None:
+    """Send priorities to a table by the keys of a batch, which those of another table may have made wider."""
+    own = keys[:, 0] if is_single and keys.ndim > 1 else keys
+    opened.source.update_priorities(own, priorities, fencing_token, deadline_s=deadline_s)
 
 
 def _open(

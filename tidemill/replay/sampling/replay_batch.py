@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,11 +45,30 @@ class ReplayBatch(ItemColumns):
     largest_weight: float = 1.0
 
     @classmethod
-    def joined(cls, parts: Sequence[ReplayBatch]) -> ReplayBatch:
-        """Return the items of at least one part behind those of the others."""
+    def joined(cls, parts: Sequence[ReplayBatch], join: Join | None = None) -> ReplayBatch:
+        """Return the items of at least one part behind those of the others, their weights by the largest of all.
+
+        Args:
+            parts: The batches.
+            join: Makes the columns; None joins arrays. Columns of varying length are then left out.
+        """
         received_at = min(part.received_at for part in parts)
         largest = max(part.largest_weight for part in parts)
-        return cls(**joined(parts, Per.ITEM), received_at=received_at, largest_weight=largest)
+        pairs = any(part.keys.ndim > 1 for part in parts)
+        behind = [
+            replace(
+                part,
+                keys=_pairs(part.keys) if pairs else part.keys,
+                weights=part.weights * np.float32(part.largest_weight / largest),
+                columns=part.columns if join is None else {},
+                sizes=part.sizes if join is None else {},
+            )
+            for part in parts
+        ]
+        whole = cls(**joined(behind, Per.ITEM), received_at=received_at, largest_weight=largest)
+        if join is not None:
+            whole.columns.update(join(parts))
+        return whole
 
     def __getitem__(self, column: str) -> Any:  # noqa: ANN401 - an array, or what a transform returned
         """Return a column, [B, L, ...]. KeyError: there is none of this name; the message has those that there are."""
@@ -78,3 +97,12 @@ class ReplayBatch(ItemColumns):
             raise InvalidArgument(f"column is {column!r}, must be one of varying length: {sorted(self.sizes)}")
         values, sizes, own = self.columns[column], self.sizes[column], self.mask
         return [[values[i, j, : sizes[i, j]] for j in range(values.shape[1]) if own[i, j]] for i in range(len(self))]
+
+
+Join = Callable[[Sequence[ReplayBatch]], Mapping[str, Any]]
+"""Returns the columns of a batch of several tables, given the batch of each."""
+
+
+def _pairs(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return keys as those of several servers are, [N, 2]."""
+    return keys if keys.ndim > 1 else np.stack((keys, np.zeros_like(keys)), axis=1)

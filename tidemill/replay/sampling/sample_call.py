@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tidemill.errors import FatalError, NotFound
 from tidemill.replay.batch import EpochPlace
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.reconnecting_call import ReconnectingCall
@@ -58,6 +59,7 @@ class SampleCall:
         settles: bool = False,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         allow_smaller: bool = False,
+        must_exist: bool = False,
     ) -> None:
         """Prepare; `start` starts the thread.
 
@@ -75,8 +77,10 @@ class SampleCall:
                 ended so that the server hears it.
             max_message_bytes: Bytes of the largest message that is taken; a larger batch comes in parts.
             allow_smaller: Whether the owner may ask for a smaller batch.
+            must_exist: Whether the table is never created: a server that has none ends the calls.
         """
         self.name, self._table, self._owner = name, table, owner
+        self._address, self._must_exist = address, must_exist
         self._opening = pb.SampleOpen(
             table=table.name,
             batch_size=batch_size,
@@ -141,6 +145,14 @@ class SampleCall:
         self._call.close()
 
     def _create_table(self) -> None:
+        if self._must_exist:
+            try:
+                self.client.describe_table(self._table.name)
+            except NotFound as error:
+                raise FatalError(
+                    f"the replay server at {self._address} has lost table {self._table.name!r}: fill it again"
+                ) from error
+            return
         self._created = self.client.create_table(self._table)
 
     def _opened(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ class ItemRows:
         encoded: The column that `encoded` of the dataset names, whose rows have the numbers of the others; or None.
         is_kept: Whether the columns are those of a mirror, whose rows another sample may be written to after the call.
         decode_s: Seconds that the rows took to decode; 0 where they were decoded for an earlier call.
+        table: Number of the dataset's table that the items are of, from 0.
     """
 
     columns: Mapping[str, Array]
@@ -55,6 +56,7 @@ class ItemRows:
     encoded: EncodedColumn | None = None
     is_kept: bool = False
     decode_s: float = 0.0
+    table: int = 0
 
 
 Transform = Callable[[ItemRows], Mapping[str, Any]]
@@ -83,6 +85,7 @@ class SampleDecoder:
         mirror: TableMirror | None = None,
         transform: Transform | None = None,
         encoded: str = "",
+        casts: Mapping[str, np.dtype[Any]] | None = None,
         history: int = 0,
         keeps_rest: bool = False,
         at_once_bytes: int = AT_ONCE_BYTES,
@@ -100,6 +103,7 @@ class SampleDecoder:
             mirror: Keeps the rows of the samples; None if they bring them.
             transform: Makes the columns of batches; None for arrays [B, L, ...] of each column.
             encoded: Column that the transform decodes itself; without a mirror alone.
+            casts: Columns of batches and their types, where the table has others besides; None for the table's own.
             history: See `ReplayBatch.first_versions`.
             keeps_rest: Whether the last items of a sample that is smaller are a batch.
             at_once_bytes: Of the batches that are gathered from a mirror together.
@@ -107,7 +111,7 @@ class SampleDecoder:
         """
         self._table, self._size, self._splits, self._corrupt = table, batch_size, splits, corrupt
         self._exponent, self._number, self._mirror, self._transform = exponent, number, mirror, transform
-        self._encoded = encoded if mirror is None else ""
+        self._encoded, self._casts = encoded if mirror is None and casts is None else "", casts
         self._history, self._keeps_rest = history, keeps_rest
         self._at_once_bytes, self._decoded_at_once_bytes = at_once_bytes, decoded_at_once_bytes
         self._ragged = ragged_columns(table.signature)
@@ -222,7 +226,10 @@ class SampleDecoder:
             encoded=rows.encoded,
             is_kept=self._mirror is not None,
             decode_s=decode_s,
+            table=self._number,
         )
+        if self._casts is not None:
+            given = replace(given, columns=_cast(given.columns, self._casts))
         made = self._arrays(given) if self._transform is None else self._transform(given)
         if self._mirror is not None and not self._mirror.is_intact(sample):
             with self._lock:
@@ -258,6 +265,11 @@ class SampleDecoder:
         """Return how many steps of history each item has, which are fewer at a stream's start, [N]."""
         history: Ints = np.maximum(self._history - (self._table.max_item_steps - items.lengths), 0)
         return history
+
+
+def _cast(columns: Mapping[str, Array], dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
+    """Return those columns, of these types; one that has its type is not copied."""
+    return {name: columns[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
 
 
 def _length_of(column: str) -> str:

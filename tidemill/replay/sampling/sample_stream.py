@@ -86,6 +86,7 @@ class SampleStream:
         allow_smaller: bool = False,
         by_epoch: bool = False,
         schedule: Schedule | None = None,
+        must_exist: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start connecting in the background.
@@ -106,6 +107,7 @@ class SampleStream:
             allow_smaller: See `ReplaySampler`.
             by_epoch: See `ReplaySampler`.
             schedule: See `ReplaySampler`.
+            must_exist: See `ReplaySampler`.
             clock: Monotonic time in seconds.
         """
         assert schedule is None or 1 <= max_in_flight_batches <= MAX_DRAWS
@@ -126,6 +128,7 @@ class SampleStream:
             settles=self._settles,
             max_message_bytes=max_message_bytes,
             allow_smaller=allow_smaller,
+            must_exist=must_exist,
         )
         self._changed = threading.Condition()  # guards everything below
         self._shards: dict[str, Shard] = {}

@@ -97,6 +97,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         by_epoch: bool = False,
         schedule: Schedule | None = None,
         create: bool = False,
+        must_exist: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
         """Find the table, and start connecting in the background.
@@ -118,7 +119,8 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
                 random order, then all again. The last batch of an epoch may be smaller.
             schedule: Draws each batch with its own seed at a step count, for runs in lock-step.
             create: Whether the table may be created, which takes its configuration. It need not be there then, and
-                neither does the server. A table that a server has lost since it was found is always created again.
+                neither does the server. A table that a server has lost since it was found is created again.
+            must_exist: Whether a table that a server has lost ends sampling with `FatalError` instead.
             stop: Ends every wait when set.
 
         Raises:
@@ -160,6 +162,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
                 allow_smaller=allow_smaller,
                 by_epoch=by_epoch,
                 schedule=schedule,
+                must_exist=must_exist,
             )
             stack.enter_context(closing(self._stream))
             self._resources = stack.pop_all()

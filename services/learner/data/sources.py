@@ -1,0 +1,130 @@
+"""Tables that a learner samples besides its own: found and checked before training, their parts of a batch joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor
+
+from tidemill.config.sections import LearnerConfig
+from tidemill.config.sources import SourceSettings, fractions_of
+from tidemill.errors import ConfigError, InvalidArgument, NotFound, Unavailable
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.named_table import addresses_of, read_table
+from tidemill.replay.sampling.mixture import TableAt, mismatch, split_batch
+from tidemill.replay.sampling.replay_batch import ReplayBatch
+from tidemill.replay.table_config import SelectorKind, TableConfig, TableDescription
+from tidemill.rl.transitions import gather_frame_stacks
+from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT
+from tidemill.services.learner.data.device import DeviceBatch
+
+_ASK_S = 10.0
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """All tables of a learner, the run's own first.
+
+    Attributes:
+        tables: Each with its fraction of a batch, as `ReplayDataset` takes them.
+        weights: Factor of the importance weights of each table's items.
+        prioritized: Numbers of the tables that are drawn by priority.
+    """
+
+    tables: Mapping[TableConfig | TableAt, float]
+    weights: tuple[float, ...]
+    prioritized: frozenset[int]
+
+
+def open_sources(config: LearnerConfig, table: TableConfig) -> Mixture:
+    """Return the tables that batches are drawn from.
+
+    Args:
+        config: The learner's settings.
+        table: The run's own table.
+
+    Raises:
+        ConfigError: A source has no table, no items, other columns or longer items, or could not be drawn from for
+            ever; the message names it.
+        Unavailable: A server does not answer.
+    """
+    tables: dict[TableConfig | TableAt, float] = {}
+    weights, prioritized = [1.0], [config.table.sampler == "prioritized"]
+    own, *others = fractions_of(config.learner.sources)
+    tables[table] = own
+    for (name, source), fraction in zip(config.learner.sources.items(), others, strict=True):
+        addresses = source.replay or config.cluster.replay
+        found = _found(name, source, addresses, table)
+        tables[TableAt(found, addresses)] = fraction
+        weights.append(source.weight)
+        prioritized.append(found.sampler.kind is SelectorKind.PRIORITIZED)
+    return Mixture(tables, tuple(weights), frozenset(number for number, is_so in enumerate(prioritized) if is_so))
+
+
+def own_items(config: LearnerConfig, batch_size: int) -> int:
+    """Return how many items of a batch come from the run's own table."""
+    return split_batch(batch_size, fractions_of(config.learner.sources))[0]
+
+
+def joined_columns(parts: Sequence[ReplayBatch]) -> dict[str, Any]:
+    """Return the columns of a batch of several tables, each as `ToDevice` made it, in the training thread (`Join`)."""
+    largest = max(part.largest_weight for part in parts)
+    each: list[Mapping[str, Tensor]] = []
+    kept: dict[str, Tensor] = {}
+    for number, part in enumerate(parts):
+        columns = dict(part.columns)
+        on_device: DeviceBatch = columns.pop(DEVICE_BATCH)
+        on_device.wait()
+        columns[WEIGHT] = columns[WEIGHT] * (part.largest_weight / largest)
+        each.append(gather_frame_stacks(columns))
+        kept |= {f"{number}/{name}": tensor for name, tensor in on_device.tensors.items()}
+    joined: dict[str, Any] = {name: torch.cat([columns[name] for columns in each]) for name in each[0]}
+    return joined | {DEVICE_BATCH: DeviceBatch(kept, parts[-1].columns[DEVICE_BATCH].event)}
+
+
+def _found(name: str, source: SourceSettings, addresses: tuple[str, ...], own: TableConfig) -> TableConfig:
+    """Return the configuration of a source's table, which fits the run's own."""
+    here, table = f"learner.sources.{name}", source.table or name
+    try:
+        found = read_table(addresses_of(addresses), table, create=False)
+    except (NotFound, InvalidArgument) as error:
+        raise ConfigError(f"{here}.table is {table!r}: {error}") from error
+    except Unavailable as error:
+        raise Unavailable(f"{here}: {error}") from error
+    if why := mismatch(found, own):
+        raise ConfigError(f"{here}: {why}, as in the run's table {own.name!r}")
+    if found.payload_bytes != own.payload_bytes:
+        raise ConfigError(f"{here}: items have {found.payload_bytes} bytes of payload, must have {own.payload_bytes}")
+    if found.sampler.kind not in (SelectorKind.UNIFORM, SelectorKind.PRIORITIZED) or found.max_times_sampled:
+        raise ConfigError(
+            f"{here}: table {table!r} has the sampler {found.sampler.kind.value} and max_times_sampled "
+            f"{found.max_times_sampled}, must have uniform or prioritized and 0"
+        )
+    described = [_described(here, address, table) for address in addresses]
+    limiter, items = found.rate_limiter, sum(each.items for each in described)
+    if limiter.samples_per_insert and not all(each.rate_limiter_off for each in described):
+        raise ConfigError(
+            f"{here}: the rate limiter of table {table!r} would hold the learner back (samples_per_insert "
+            f"{limiter.samples_per_insert:g}): tidemill replay update {addresses[0]} {table} --rate-limiter off"
+        )
+    if items < limiter.min_size:
+        raise ConfigError(
+            f"{here}: table {table!r} at {', '.join(addresses)} has {items} items, must have at least "
+            f"{limiter.min_size}: fill it before the learner starts"
+        )
+    _log.info("a source of each batch", source=name, table=table, items=items, fraction=source.fraction)
+    return found
+
+
+def _described(here: str, address: str, table: str) -> TableDescription:
+    try:
+        with ReplayClient(address, deadline_s=_ASK_S) as client:
+            return client.describe_table(table)
+    except Unavailable as error:
+        raise Unavailable(f"{here}: {error}") from error

@@ -1,0 +1,158 @@
+"""A learner that samples other tables beside its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from tests.support.feeder import SPEC, TABLE
+from tests.support.learner_cluster import LearnerCluster, learner_cluster
+from tidemill.errors import ConfigError, FatalError
+from tidemill.replay import (
+    ItemWindow,
+    RateLimiterConfig,
+    ReplayWriter,
+    SelectorConfig,
+    SelectorKind,
+    TableConfig,
+)
+from tidemill.types import signature_of
+
+_HALF = ("--learner.sources", "demos", "{fraction: 0.5}", "--agent.batch-size", "32")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
+    """A cluster whose replay service and parameter server serve."""
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        cluster.start_params()
+        yield cluster
+
+
+def _demonstrations(**settings: Any) -> TableConfig:  # noqa: ANN401 - of a table
+    defaults: dict[str, Any] = {
+        "signature": signature_of(SPEC),
+        "sampler": SelectorConfig(SelectorKind.PRIORITIZED),
+        "max_items": 1000,
+        "max_item_steps": 2,
+    }
+    return TableConfig("demos", **(defaults | settings))
+
+
+def _write(address: str, table: TableConfig, steps: int = 20) -> None:
+    """Write an episode of so many steps that is truncated."""
+    rng = np.random.default_rng(0)
+    with ReplayWriter(address, table, windows=ItemWindow(table.max_item_steps)) as writer:
+        for number in range(steps):
+            row = {
+                "observation": rng.standard_normal(4),
+                "action": int(rng.integers(2)),
+                "reward": 1.0,
+                "terminated": False,
+                "truncated": number == steps - 2,
+                "is_first": number == 0,
+            }
+            writer.append({name: row.get(name, 0) for name in (column.name for column in table.signature)})
+
+
+def _lags() -> float:
+    """Return how many items the learners of this process have counted by their policy lag."""
+    return REGISTRY.get_sample_value("tidemill_learner_policy_lag_items_versions_count") or 0.0
+
+
+def test_half_of_each_batch_is_of_a_source(cluster: LearnerCluster) -> None:
+    """As many items of either, priorities to both, and the ratio of updates to decisions as without a source."""
+    _write(cluster.replay, _demonstrations())
+    before = _lags()
+    held = ("--table.error-buffer-updates", "20", "--learner.batches-per-sample", "1")
+    cluster.start_learner(*_HALF, *held, "--learner.updates-per-env-step", "0.5")
+    cluster.feed()
+    cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 updates")
+    status, own = cluster.rested(16)
+    assert 20 < status.learner_steps - 0.5 * (own.inserts - 64) <= 20 + 1
+    demos = cluster.replay_client().describe_table("demos")
+    assert demos.items == 19
+    assert 0 <= demos.samples - own.samples <= 16 * 8  # what was fetched ahead and not used
+    assert own.samples == 16 * status.learner_steps
+    assert demos.priority_updates > 0
+    assert own.priority_updates > 0
+    assert demos.unknown_keys == own.unknown_keys == 0
+    assert _lags() - before == own.samples  # demonstrations have no policy lag
+
+
+def test_learner_with_sources_resumes(cluster: LearnerCluster) -> None:
+    """The next one continues from the checkpoint with the same sources; other fractions need another table."""
+    _write(cluster.replay, _demonstrations())
+    first = cluster.start_learner(*_HALF)
+    cluster.feed()
+    cluster.wait_for_status(lambda s: s.learner_steps >= 50, "50 updates")
+    first.terminate()
+    assert first.wait() is None
+    before = cluster.replay_client().describe_table("demos").samples
+    second = cluster.start_learner(*_HALF)
+    resumed = cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 updates")
+    assert "updates" in resumed.restored
+    assert cluster.replay_client().describe_table("demos").samples > before
+    second.terminate()
+    assert second.wait() is None
+    third = cluster.start_learner("--learner.sources", "demos", "{fraction: 0.75}", "--agent.batch-size", "32")
+    failure = third.wait()
+    assert isinstance(failure, FatalError)
+    assert "choose another table.name" in str(failure)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({}, r"learner.sources.demos: table 'demos' at .* has 0 items, must have at least 1: fill it before"),
+        (
+            {"signature": tuple(c for c in signature_of(SPEC) if c.name != "reward")},
+            r"learner.sources.demos: there is no column 'reward'; columns are observation, action, ",
+        ),
+        (
+            {
+                "signature": tuple(
+                    dataclasses.replace(c, shape=(3,)) if c.name == "observation" else c for c in signature_of(SPEC)
+                )
+            },
+            r"demos: column 'observation' is float32 \[3\], must be float32 \[4\], as in the run's table 'replay'",
+        ),
+        ({"max_item_steps": 4}, "learner.sources.demos: items have up to 4 steps, must have 2"),
+        ({"payload_bytes": 8}, "learner.sources.demos: items have 8 bytes of payload, must have 0"),
+        ({"sampler": SelectorConfig(SelectorKind.FIFO)}, "has the sampler fifo and max_times_sampled 0, must have"),
+        ({"max_times_sampled": 2}, "has the sampler prioritized and max_times_sampled 2, must have"),
+        (
+            {"rate_limiter": RateLimiterConfig(1, 4.0, 100.0)},
+            r"hold the learner back \(samples_per_insert 4\): tidemill replay update unix\S+ demos --rate-limiter off",
+        ),
+    ],
+)
+def test_source_that_cannot_be_used_ends_the_learner(
+    cluster: LearnerCluster, settings: dict[str, Any], message: str
+) -> None:
+    """One line names the source and what differs, before anything is trained."""
+    cluster.replay_client().create_table(_demonstrations(**settings))
+    learner = cluster.start_learner(*_HALF)
+    failure = learner.wait()
+    assert isinstance(failure, ConfigError)
+    with pytest.raises(ConfigError, match=message):
+        raise failure
+
+
+def test_source_without_a_table(cluster: LearnerCluster) -> None:
+    """The message says which tables there are."""
+    learner = cluster.start_learner(*_HALF)
+    failure = learner.wait()
+    assert isinstance(failure, ConfigError)
+    expected = (
+        f"learner.sources.demos.table is 'demos': the replay server at .* has no table 'demos', it has \\['{TABLE}"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        raise failure

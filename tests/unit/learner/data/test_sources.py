@@ -1,0 +1,73 @@
+"""Batches of several tables, put together on the training device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.support.learner_fakes import FakeAgent
+from tidemill.replay.sampling.replay_batch import ReplayBatch
+from tidemill.replay.sampling.sample_decoder import ItemRows
+from tidemill.rl.transitions import FRAMES, ROWS
+from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT, Batch, ToDevice
+from tidemill.services.learner.data.device import DeviceBatch
+from tidemill.services.learner.data.sources import joined_columns
+
+_FRAMES = torch.arange(60.0).reshape(20, 3)
+
+
+def _part(table: int, items: int, largest: float, **columns: Any) -> ReplayBatch:  # noqa: ANN401 - tensors
+    own = {"action": torch.full((items,), float(table)), WEIGHT: torch.ones(items)} | columns
+    return ReplayBatch(
+        keys=np.arange(items, dtype=np.uint64) + 10 * table,
+        probabilities=np.full(items, 0.1),
+        lengths=np.full(items, 2),
+        payloads=(),
+        columns=own | {DEVICE_BATCH: DeviceBatch(own)},
+        sizes={},
+        weights=np.ones(items, np.float32),
+        params_versions=np.full(items, 7 - table, np.uint64),
+        tables=np.full(items, table),
+        table_items=np.full(items, 100 + table),
+        first_versions=np.full(items, 7 * (table == 0), np.uint64),
+        largest_weight=largest,
+    )
+
+
+def test_parts_are_joined_in_order_with_weights_by_the_largest_of_all() -> None:
+    """The batch knows which items are whose; the policy lag and the table's size are those of the run's own table."""
+    parts = [_part(0, 3, 2.0), _part(1, 2, 4.0), _part(2, 1, 1.0)]
+    batch = Batch.of(ReplayBatch.joined(parts, joined_columns))
+    assert batch.columns["action"].tolist() == [0, 0, 0, 1, 1, 2]
+    assert batch.weight.tolist() == [0.5] * 3 + [1.0] * 2 + [0.25]
+    assert batch.tables() == [(0, slice(0, 3)), (1, slice(3, 5)), (2, slice(5, 6))]
+    assert batch.keys[batch.tables()[1][1]].tolist() == [10, 11]
+    assert batch.params_versions.tolist() == [7.0] * 3
+    assert (batch.table_items, batch.largest_weight, batch.sizes) == (100, 4.0, (3, 2, 1))
+
+
+def test_frames_of_each_table_become_observations() -> None:
+    """Row numbers are those of a table's own frames; another table may have whole observations already."""
+    rows = {"observation": torch.tensor([[1, 2], [3, 4]]), "bootstrap_observation": torch.tensor([[2, 3], [4, 5]])}
+    shared = {FRAMES: _FRAMES, **{ROWS[name]: numbers for name, numbers in rows.items()}}
+    whole = {name: 100 + _FRAMES[numbers] for name, numbers in rows.items()}
+    joined = joined_columns([_part(0, 2, 1.0, **shared), _part(1, 2, 1.0, **whole)])
+    for name, numbers in rows.items():
+        assert joined[name].equal(torch.cat((_FRAMES[numbers], 100 + _FRAMES[numbers])))
+    assert FRAMES not in joined
+
+
+def test_weight_of_a_source_multiplies_those_of_its_items() -> None:
+    """The run's own items keep theirs."""
+    transform = ToDevice(FakeAgent(), torch.device("cpu"), weights=(1.0, 0.25))
+    for table, expected in ((0, [1.0, 0.5]), (1, [0.25, 0.125])):
+        rows = ItemRows(
+            columns={"reward": np.zeros(3, np.float32)},
+            index=np.array([[0, 1], [1, 2]]),
+            weights=np.array([1.0, 0.5], np.float32),
+            payloads=(),
+            table=table,
+        )
+        assert transform(rows)[WEIGHT].tolist() == expected
