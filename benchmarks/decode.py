@@ -98,7 +98,7 @@ def to_stacks() -> Work:
         encoded=decoded_later(agent, SIGNATURE),
         history=WINDOW.history,
     )
-    return functools.partial(decoder.decode, received_at=0.0)
+    return decoder.decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,9 +114,7 @@ class BatchReader:
             if wanted.seed is not None:
                 self.check_intact(table)
             limiter_counts = wanted.counted_by(table.limiter)
-            drawn = table.draw(
-                wanted.items, opened.without_replacement, limiter_counts, wanted.seed, opened.rng, opened.epochs
-            )
+            drawn = self._drawn(opened, wanted.items, limiter_counts, wanted.seed)
             held.append(drawn)
             counted = len(drawn.batch.keys) if limiter_counts is None else limiter_counts
             size = drawn.size_bytes(table.store, mirror)
@@ -208,9 +206,13 @@ class BatchReader:
             table,
             count,
             without_replacement,
-            lambda: _kept(held, table.draw(count, without_replacement, 0, None, opened.rng, opened.epochs)),
+            lambda: _kept(held, self._drawn(opened, count, 0)),
             limited=False,
         )
+
+    def _drawn(self, opened: OpenedSample, items: int, counted: int | None, seed: int | None = None) -> SampledItems:
+        rng, now_s = opened.rng, self._replay.now_s()
+        return opened.table.draw(items, opened.without_replacement, counted, seed, rng, opened.epochs, now_s)
 
     def _drop(self, table: Table, chunks: list[int]) -> None:
         dropped = sum(self._replay.drop_chunk(table.store, chunk) for chunk in chunks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -81,4 +81,4 @@ class LearnerDecoder:
             history=self.agent.window.history,
             **self.options,
         )
-        return [Batch.of(batch) for batch in decoder.decode(sample, received_at)]
+        return [Batch.of(batch) for batch in decoder.decode(replace(sample, received_at=received_at))]

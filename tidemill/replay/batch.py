@@ -72,6 +72,7 @@ class SampledBatch(ItemColumns):
         limiter_diff: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
         epoch: If drawn by epochs, the place behind the batch, with the number of the batch's epoch.
         number: Of the batch in the call that brought it, from 1; 0 if it is not one call's.
+        received_at: When it came, by `time.monotonic`, in seconds; of several shards, when the first part came.
     """
 
     first_rows: NDArray[np.int64] = field(metadata=per_item("i8"))
@@ -87,6 +88,7 @@ class SampledBatch(ItemColumns):
     limiter_diff: float = 0.0
     epoch: EpochPlace | None = None
     number: int = 0
+    received_at: float = 0.0
 
     @classmethod
     def joined(cls, parts: Sequence[SampledBatch]) -> SampledBatch:

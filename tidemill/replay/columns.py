@@ -6,7 +6,7 @@ What takes, joins, rolls, packs or unpacks batches names no column, so a new one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple, Self
@@ -29,22 +29,24 @@ class Column(NamedTuple):
         name: Of the field.
         dtype: Of the array, such as "u8"; empty for bytes, a tuple with an entry each or none at all, and for a dict of
             arrays.
-        is_optional: Whether it may be None.
+        is_optional: Whether a batch may be without it.
+        is_count: Whether it is sent only with `item_counts`.
     """
 
     name: str
     dtype: str
     is_optional: bool
+    is_count: bool
 
 
-def per_item(dtype: str = "") -> dict[str, Any]:
+def per_item(dtype: str = "", *, is_count: bool = False) -> dict[str, Any]:
     """Return the metadata of a field that has one entry per item."""
-    return {"per": Per.ITEM, "dtype": dtype}
+    return {"per": Per.ITEM, "dtype": dtype, "is_count": is_count}
 
 
 def per_chunk(dtype: str) -> dict[str, Any]:
     """Return the metadata of a field that has one entry per chunk."""
-    return {"per": Per.CHUNK, "dtype": dtype}
+    return {"per": Per.CHUNK, "dtype": dtype, "is_count": False}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -60,15 +62,18 @@ class ItemColumns:
         ages: With `item_counts`, items inserted into the table after each item, until it was drawn, int64 [B].
         times_sampled: With `item_counts`, how often each item was sampled, all of its sample included, int64 [B].
         priorities: With `item_counts`, the priority of each item when it was drawn, float64 [B].
+        table_s: How long each item had been in the table when it was drawn, by the server's clock, in seconds, float32
+            [B]; NaN where that is not known, None from a server of an earlier release.
     """
 
     keys: NDArray[np.uint64] = field(metadata=per_item("u8"))
     probabilities: NDArray[np.float64] = field(metadata=per_item("f8"))
     lengths: NDArray[np.int64] = field(metadata=per_item("i8"))
     payloads: tuple[bytes, ...] = field(metadata=per_item())
-    ages: NDArray[np.int64] | None = field(default=None, metadata=per_item("i8"))
-    times_sampled: NDArray[np.int64] | None = field(default=None, metadata=per_item("i8"))
-    priorities: NDArray[np.float64] | None = field(default=None, metadata=per_item("f8"))
+    ages: NDArray[np.int64] | None = field(default=None, metadata=per_item("i8", is_count=True))
+    times_sampled: NDArray[np.int64] | None = field(default=None, metadata=per_item("i8", is_count=True))
+    priorities: NDArray[np.float64] | None = field(default=None, metadata=per_item("f8", is_count=True))
+    table_s: NDArray[np.float32] | None = field(default=None, metadata=per_item("f4"))
 
     def take(self, places: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Self:
         """Return the items at some places, which may come twice, or those of a mask [B] or a slice."""
@@ -98,7 +103,7 @@ def columns_of(kind: type[ItemColumns], per: Per) -> tuple[Column, ...]:
 @cache
 def _columns_of(kind: Any, per: Per) -> tuple[Column, ...]:  # noqa: ANN401 - see above
     return tuple(
-        Column(column.name, column.metadata["dtype"], column.default is None)
+        Column(column.name, column.metadata["dtype"], column.default is not MISSING, column.metadata["is_count"])
         for column in fields(kind)
         if column.metadata.get("per") is per
     )

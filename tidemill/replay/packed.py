@@ -29,8 +29,8 @@ def field(number: int, *parts: bytes) -> tuple[bytes, ...]:
     return varint(number << 3 | _LENGTH_DELIMITED) + varint(sum(map(len, parts))), *parts
 
 
-def fixed(number: int, values: NDArray[np.uint64] | NDArray[np.float64]) -> tuple[bytes, ...]:
-    """Return a packed `repeated fixed64` or `repeated double`; nothing if there are no values."""
+def fixed(number: int, values: NDArray[np.uint64] | NDArray[np.floating]) -> tuple[bytes, ...]:
+    """Return a packed `repeated fixed64`, `double` or `float`; nothing if there are no values."""
     return field(number, values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()) if len(values) else ()
 
 

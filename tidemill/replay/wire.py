@@ -38,6 +38,7 @@ _ITEM_COLUMNS = sorted(columns_of(SampledBatch, Per.ITEM), key=lambda column: _S
 _WRITERS: dict[int, Callable[[int, Any], Iterable[bytes]]] = {
     FieldDescriptor.TYPE_FIXED64: packed.fixed,
     FieldDescriptor.TYPE_DOUBLE: packed.fixed,
+    FieldDescriptor.TYPE_FLOAT: packed.fixed,
     FieldDescriptor.TYPE_UINT32: packed.varints,
     FieldDescriptor.TYPE_UINT64: packed.varints,
     FieldDescriptor.TYPE_BYTES: lambda number, values: (
@@ -253,7 +254,7 @@ def pack_sample(
             *_pack_items(batch, is_optional=False),
             *packed.field(_SAMPLE["chunks"], *chunks),
             rest.SerializeToString(),
-            *(_pack_items(batch, is_optional=True) if item_counts else ()),
+            *_pack_items(batch, is_optional=True, item_counts=item_counts),
         )
     )
 
@@ -315,8 +316,14 @@ def unpack_blocks(message: pb.ChunkBatch) -> tuple[Blocks, ...]:
     return tuple(Blocks(column.data, np.array(column.sizes, dtype=np.int64)) for column in message.columns)
 
 
-def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> SampledBatch:
-    """Return a sampled batch, its columns still encoded; `mirrored` if its stream was opened with a mirror."""
+def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False, received_at: float = 0.0) -> SampledBatch:
+    """Return a sampled batch, its columns still encoded.
+
+    Args:
+        message: Its message.
+        mirrored: Whether its stream was opened with a mirror.
+        received_at: When it came, by `time.monotonic`, in seconds.
+    """
     chunks = message.chunks
     return SampledBatch(
         **{column.name: _unpack_items(column, getattr(message, column.name)) for column in _ITEM_COLUMNS},
@@ -331,14 +338,15 @@ def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False) -> Samp
         sent=np.array(chunks.sent, dtype=np.int64) if mirrored else None,
         epoch=unpack_epoch(message.epoch) if message.HasField("epoch") else None,
         number=message.number,
+        received_at=received_at,
     )
 
 
-def _pack_items(batch: SampledBatch, *, is_optional: bool) -> Iterator[bytes]:
-    """Yield the fields of the columns that every batch has, or of those that it has where they were asked for."""
+def _pack_items(batch: SampledBatch, *, is_optional: bool, item_counts: bool = False) -> Iterator[bytes]:
+    """Yield the fields of the columns that every batch has, or of the others; counts where they were asked for."""
     for column in _ITEM_COLUMNS:
         value = getattr(batch, column.name)
-        if column.is_optional is is_optional and value is not None:
+        if column.is_optional is is_optional and value is not None and (item_counts or not column.is_count):
             yield from _WRITERS[_SAMPLE_FIELDS[column.name].type](_SAMPLE[column.name], value)
 
 

@@ -48,7 +48,11 @@ class Batch:
         device_batch: The copy to the device; wait for it before use.
         table_items: Items in the table when it was drawn.
         params_versions: Version of the parameters that chose the first action of each item of the run's own table.
-        received_at: When it arrived, by the clock given.
+        received_at: When it arrived, by `time.monotonic`, in seconds.
+        taken_at: When decoding it began, by the same clock.
+        decoded_at: When it was ready, by the same clock.
+        table_s: How long each item had been in the table, in seconds, float32; of the
+            run's own table, and None if the server does not say.
         largest_weight: The largest importance weight before they were divided by it; other ranks have another.
         sizes: Items of each of the dataset's tables, one behind the other; empty if all are of one.
     """
@@ -62,6 +66,9 @@ class Batch:
     received_at: float
     largest_weight: float = 1.0
     sizes: tuple[int, ...] = ()
+    taken_at: float = 0.0
+    decoded_at: float = 0.0
+    table_s: NDArray[np.float32] | None = None
 
     @classmethod
     def of(cls, batch: ReplayBatch) -> Batch:
@@ -77,6 +84,9 @@ class Batch:
             table_items=int(batch.table_items[0]),
             params_versions=batch.first_versions[: sizes[0]].astype(np.float64),
             received_at=batch.received_at,
+            taken_at=batch.taken_at,
+            decoded_at=batch.decoded_at,
+            table_s=None if batch.table_s is None else batch.table_s[: sizes[0]],
             largest_weight=batch.largest_weight,
             sizes=sizes if len(sizes) > 1 else (),
         )

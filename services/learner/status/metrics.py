@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_left
 from collections import Counter as Totals
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import ClassVar, Protocol
 
@@ -25,6 +26,29 @@ _LAG_BOUNDS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10
 _LAG_NAME = "tidemill_learner_policy_lag_items_versions"
 _LAG_HELP = "Items trained on, by policy lag: newest version minus the version that chose the item's first action."
 
+_AGE_BOUNDS = (
+    0.01,
+    0.03,
+    0.1,
+    0.3,
+    1.0,
+    3.0,
+    10.0,
+    30.0,
+    100.0,
+    300.0,
+    1_000.0,
+    3_000.0,
+    10_000.0,
+    30_000.0,
+    100_000.0,
+)
+_AGE_NAME = "tidemill_learner_item_age_seconds"
+_AGE_HELP = (
+    "Items trained on, by age: time from insertion to the update (`whole`), of that in the table until drawn, in the "
+    "learner's queues, and in decoding, copy to the device included."
+)
+
 _GPU_ABOUT = {
     "free_bytes": "Free memory of the learner's GPU, whoever uses the rest.",
     "size_bytes": "Memory of the learner's GPU.",
@@ -35,36 +59,105 @@ _GPU_ABOUT = {
 _log = structlog.get_logger()
 
 
-class PolicyLagHistogram(Collector):
+class ItemHistogram(Collector):
     """Counts a whole batch at once: the client's own histogram takes as long as a small update for 256 items.
 
     Written by the training thread; scraped by another, which may see a batch half counted.
     """
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._edges = np.asarray(_LAG_BOUNDS, dtype=np.float64)
-        self._counts = np.zeros(len(_LAG_BOUNDS) + 1, dtype=np.int64)
-        self._sum = 0.0
-
-    def observe(self, versions: NDArray[np.float64], newest: int) -> None:
-        """Count items.
+    def __init__(self, name: str, about: str, bounds: Sequence[float], part: str = "") -> None:
+        """Start empty.
 
         Args:
-            versions: Version of the parameters that chose each item's first action, [B].
-            newest: Newest version that was published.
+            name: Of the metric.
+            about: Its description.
+            bounds: Upper bounds of its buckets but the last.
+            part: Value of the label `part`; empty for a metric without labels.
         """
-        lag = np.maximum(newest - versions, 0.0)
-        self._counts += np.bincount(np.searchsorted(self._edges, lag), minlength=len(self._counts))
-        self._sum += float(lag.sum())
+        self._name, self._about, self._part = name, about, part
+        self._edges = np.asarray(bounds, dtype=np.float64)
+        self._bounds = [*(f"{float(bound)}" for bound in bounds), "+Inf"]
+        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self._sum = 0.0
+
+    def observe(self, values: NDArray[np.floating]) -> None:
+        """Count the values of items, [B]."""
+        self._counts += np.bincount(np.searchsorted(self._edges, values), minlength=len(self._counts))
+        self._sum += float(values.sum())
+
+    def observe_all(self, value: float, items: int) -> None:
+        """Count a value that so many items have."""
+        self._counts[bisect_left(self._edges, value)] += items
+        self._sum += items * value
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Return the histogram for Prometheus."""
-        reached = np.cumsum(self._counts).tolist()
-        names = [*(f"{bound:.1f}" for bound in _LAG_BOUNDS), "+Inf"]
-        yield HistogramMetricFamily(
-            _LAG_NAME, _LAG_HELP, buckets=list(zip(names, reached, strict=True)), sum_value=self._sum
-        )
+        yield self.add_to(HistogramMetricFamily(self._name, self._about, labels=("part",) if self._part else None))
+
+    def add_to(self, family: HistogramMetricFamily) -> HistogramMetricFamily:
+        """Return a family with what was counted."""
+        buckets = list(zip(self._bounds, np.cumsum(self._counts).tolist(), strict=True))
+        family.add_metric((self._part,) if self._part else (), buckets, self._sum)
+        return family
+
+
+class ItemAges(Collector):
+    """Time from the insertion of each item to the update that it is used in, and the parts of that time.
+
+    Time in the table is by the clock of the replay server, the rest by the learner's: no clocks are compared.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._table, self._queue, self._decode, self._whole = self._parts = [
+            ItemHistogram(_AGE_NAME, _AGE_HELP, _AGE_BOUNDS, part) for part in ("table", "queue", "decode", "whole")
+        ]
+
+    def observe(self, batch: Consumed, now: float) -> None:
+        """Count the items of a batch whose update begins now, by `time.monotonic`."""
+        decode_s = batch.decoded_at - batch.taken_at
+        since_s = max(now - batch.received_at, 0.0)
+        items = len(batch.params_versions)
+        self._queue.observe_all(max(since_s - decode_s, 0.0), items)
+        self._decode.observe_all(decode_s, items)
+        if batch.table_s is None:
+            return
+        table_s = batch.table_s.astype(np.float64)
+        if np.isnan(table_s).any():
+            table_s = table_s[~np.isnan(table_s)]
+        self._table.observe(table_s)
+        self._whole.observe(table_s + since_s)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Return the histogram for Prometheus."""
+        family = HistogramMetricFamily(_AGE_NAME, _AGE_HELP, labels=("part",))
+        for part in self._parts:
+            part.add_to(family)
+        yield family
+
+
+class Consumed(Protocol):
+    """A batch with the times of its way, by `time.monotonic`; see `ReplayBatch`."""
+
+    @property
+    def params_versions(self) -> NDArray[np.float64]:
+        """One entry for each item of the run's own table, [B]."""
+
+    @property
+    def table_s(self) -> NDArray[np.float32] | None:
+        """Seconds that each item had been in the table, [B]."""
+
+    @property
+    def received_at(self) -> float:
+        """When it arrived."""
+
+    @property
+    def taken_at(self) -> float:
+        """When decoding it began."""
+
+    @property
+    def decoded_at(self) -> float:
+        """When it was decoded."""
 
 
 STEPS = Counter("tidemill_learner_steps_total", "Updates this process has taken.")
@@ -88,8 +181,10 @@ POLICY_LAG = Gauge(
     "tidemill_learner_policy_lag_versions",
     "Newest version minus the mean version that chose the newest batch's actions.",
 )
-ITEM_POLICY_LAG = PolicyLagHistogram()
+ITEM_POLICY_LAG = ItemHistogram(_LAG_NAME, _LAG_HELP, _LAG_BOUNDS)
 REGISTRY.register(ITEM_POLICY_LAG)
+ITEM_AGES = ItemAges()
+REGISTRY.register(ITEM_AGES)
 TABLE_ITEMS = Gauge("tidemill_learner_table_items", "Items in the table when the newest batch was drawn.")
 MIRROR_BYTES = Gauge(
     "tidemill_learner_mirror_bytes", "Memory of the mirror once it is full, by the rank that keeps it.", ["kept_by"]

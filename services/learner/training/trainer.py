@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from tidemill.replay.sampling.priorities import PrioritySender
@@ -263,7 +264,8 @@ class Trainer:
         metrics.BATCH_AGE_SECONDS.set(now - batch.received_at)
         self._progress.policy_lag = max(self._counters.version - float(batch.params_versions.mean()), 0.0)
         metrics.POLICY_LAG.set(self._progress.policy_lag)
-        metrics.ITEM_POLICY_LAG.observe(batch.params_versions, self._counters.version)
+        metrics.ITEM_POLICY_LAG.observe(np.maximum(self._counters.version - batch.params_versions, 0.0))
+        metrics.ITEM_AGES.observe(batch, now)
 
 
 def _scaled(batch: Batch, largest_weight: float) -> Tensor:

@@ -100,6 +100,10 @@ class ReplayState:
         """Number of all chunks."""
         return sum(store.count for store in self._stores.values())
 
+    def now_s(self) -> float:
+        """Return the Unix time by which items come, in seconds."""
+        return self._clock()
+
     @property
     def sequence(self) -> int:
         """Number of the newest change that was reported; 0 without a log."""
@@ -123,7 +127,7 @@ class ReplayState:
         if existing is None:
             self._sink.begin()
             table = self.add_table(config, self.next_table)
-            table.times.note(int(self._clock()), 0)
+            table.times.note(self._clock(), 0)
             self._log_table(table)
             return True
         if config not in (existing.config, existing.declared):
@@ -333,7 +337,7 @@ class ReplayState:
             planned = plan_append(session, chunks, items)
         self._sink.begin()
         pressed = self.memory.make_room(session, planned)
-        now_s = int(self._clock())
+        now_s = self._clock()
         for table in session.tables:
             table.times.note(now_s, table.items.inserted)
             if now_s >= table.times.logged_s + LOGGED_EVERY_S:

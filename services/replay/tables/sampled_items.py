@@ -34,6 +34,10 @@ class SampledItems:
         assert self.batch.ages is not None
         return self.batch.ages
 
+    def with_times(self, table_s: NDArray[np.float32]) -> SampledItems:
+        """Return the batch with how long each item has been in the table, in seconds, [B]."""
+        return replace(self, batch=replace(self.batch, table_s=table_s))
+
     def size_bytes(self, store: ChunkStore, mirror: ChunkMirror | None = None) -> int:
         """Return about how many bytes the batch has with the blocks that its caller lacks, as a message."""
         sent = self.chunks if mirror is None else self.chunks[mirror.missing(self.chunks)]

@@ -168,13 +168,15 @@ class Table:
         seed: int | None = None,
         rng: np.random.Generator | None = None,
         epochs: Epochs | None = None,
+        now_s: float | None = None,
     ) -> SampledItems:
         """Draw a batch; `has_draws` must hold. Items sampled often enough leave the table.
 
         The rate limiter counts `counted` samples, or the batch's size if that is None. The chunks stay until the
         caller releases them. With a seed, the same items at the same slots give the same batch, and with `rng`, in the
-        same state, too. With `epochs` the batch has the next items of these, fewer at the end of one. The caller says
-        by `arrived` or `came_back` what became of the batch.
+        same state, too. With `epochs` the batch has the next items of these, fewer at the end of one. At the Unix time
+        `now_s`, if given, the batch says how long each item has been in the table. The caller says by `arrived` or
+        `came_back` what became of the batch.
 
         Raises:
             FailedPrecondition: There is a seed, but the table does not draw at random, or not without a limit.
@@ -188,6 +190,8 @@ class Table:
         else:
             slots, probabilities, exhausted = *self._sampler.sample_seeded(batch_size, seed), _NO_SLOTS
         drawn = locate(self.items, self.store, slots, probabilities, (size, total_weight))
+        if now_s is not None:
+            drawn = drawn.with_times(self.times.ages_s(drawn.ages, self.items.inserted, now_s))
         drawn.acquire(self.store)
         self.limiter.sampled(len(slots) if counted is None else counted)
         self.counters.samples += len(slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import numpy as np
@@ -114,3 +115,21 @@ def test_counts_come_to_those_who_ask(server: LocalServer, asked: bool) -> None:
     assert (batch.ages is not None, batch.times_sampled is not None) == (asked, asked)
     taken = batch.take(np.array([3, 3]))
     assert (taken.ages is not None, taken.priorities is not None) == (asked, asked)
+
+
+@pytest.mark.parametrize("mirror_mib", [0, 1])
+def test_every_item_says_how_long_it_was_in_the_table_and_the_batch_when_it_came(
+    server: LocalServer, mirror_mib: int
+) -> None:
+    """Unasked. The time in the table is within what passed since before the first append, and times are in order."""
+    began = time.monotonic()
+    write(server.address, 10)
+    with ReplayDataset(
+        server.address, TABLE, 8, timeout_s=WAIT_S, batches_per_sample=2, mirror_mib=mirror_mib
+    ) as dataset:
+        batch = next(dataset)
+        now = time.monotonic()
+    assert batch.table_s is not None
+    assert batch.table_s.shape == (8,)
+    assert np.all((batch.table_s >= 0) & (batch.table_s <= now - began + 0.02))
+    assert began <= batch.received_at <= batch.taken_at <= batch.decoded_at <= now

@@ -104,6 +104,7 @@ def pack_batch(batch: SampledBatch) -> tuple[Header, bytes]:
         "table_items": batch.table_items,
         "total_weight": batch.total_weight,
         "limiter_diff": batch.limiter_diff,
+        "received_at": batch.received_at,  # by a clock that all processes of a machine share
         "stored": stored,
     }
     return header, b"".join((*(array.tobytes() for array in arrays.values()), *batch.payloads))
@@ -137,6 +138,7 @@ def unpack_batch(header: Header, body: bytes) -> SampledBatch:
         total_weight=header["total_weight"],
         stored={name: StoredSteps(*steps) for name, steps in header["stored"].items()},
         limiter_diff=header["limiter_diff"],
+        received_at=header["received_at"],
     )
 
 

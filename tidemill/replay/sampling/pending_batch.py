@@ -50,6 +50,7 @@ def merge(
         limiter_diff=0.0,
         epoch=None,
         number=0,
+        received_at=min(part.sample.received_at for part in parts),
     )
 
 

@@ -30,6 +30,8 @@ class ReplayBatch(ItemColumns):
         first_versions: Version of the parameters that chose the actions of the chunk that holds each item's first step
             behind `history`, uint64 [B].
         received_at: When the sample arrived, by `time.monotonic`, in seconds.
+        taken_at: When decoding the sample began, by the same clock.
+        decoded_at: When the batch was ready, by the same clock.
         largest_weight: The largest importance weight before the weights were divided by it, with which those of several
             learners that train together are compared.
     """
@@ -42,6 +44,8 @@ class ReplayBatch(ItemColumns):
     table_items: NDArray[np.int64] = field(metadata=per_item("i8"))
     first_versions: NDArray[np.uint64] = field(metadata=per_item("u8"))
     received_at: float = 0.0
+    taken_at: float = 0.0
+    decoded_at: float = 0.0
     largest_weight: float = 1.0
 
     @classmethod
@@ -52,7 +56,6 @@ class ReplayBatch(ItemColumns):
             parts: The batches.
             join: Makes the columns; None joins arrays. Columns of varying length are then left out.
         """
-        received_at = min(part.received_at for part in parts)
         largest = max(part.largest_weight for part in parts)
         pairs = any(part.keys.ndim > 1 for part in parts)
         behind = [
@@ -65,7 +68,13 @@ class ReplayBatch(ItemColumns):
             )
             for part in parts
         ]
-        whole = cls(**joined(behind, Per.ITEM), received_at=received_at, largest_weight=largest)
+        whole = cls(
+            **joined(behind, Per.ITEM),
+            received_at=min(part.received_at for part in parts),
+            taken_at=min(part.taken_at for part in parts),
+            decoded_at=max(part.decoded_at for part in parts),
+            largest_weight=largest,
+        )
         if join is not None:
             whole.columns.update(join(parts))
         return whole

@@ -119,7 +119,7 @@ class SampleDecoder:
         self.overruns = 0
         """Gathers that were dropped because the mirror's rows were written over meanwhile."""
 
-    def decode(self, sample: SampledBatch, received_at: float = 0.0) -> list[ReplayBatch]:
+    def decode(self, sample: SampledBatch) -> list[ReplayBatch]:
         """Return the batches of a sample, all of the same size; what is small is done once for all of them.
 
         Corrupt items are replaced. Where all are corrupt, no batch is returned, nor where a mirror's rows were written
@@ -128,18 +128,18 @@ class SampleDecoder:
         Raises:
             DataLoss: The sample is not one of this table's signature.
         """
-        count = len(sample.keys)
+        count, taken_at = len(sample.keys), time.monotonic()
         if count != self._size * self._splits:
             starts = range(0, count if self._keeps_rest else count - self._size + 1, self._size)
             parts = [sample.take(slice(start, start + self._size)) for start in starts]
-            return [batch for part in parts for batch in self._decode(part, 1, received_at)]
+            return [batch for part in parts for batch in self._decode(part, 1, taken_at)]
         order = _dealt(count, self._splits)
         batches: list[ReplayBatch] = []
         at_once = self._decoded_at_once(count)
         for first in range(0, self._splits, at_once):
             piece = order[first : first + at_once]
             part = sample if len(piece) == self._splits else sample.take(piece.T.ravel())
-            batches += self._decode(part, len(piece), received_at)
+            batches += self._decode(part, len(piece), taken_at)
         return batches
 
     @property
@@ -155,12 +155,12 @@ class SampleDecoder:
         batch_bytes = item_bytes * items // self._splits
         return min(max(self._decoded_at_once_bytes // max(batch_bytes, 1), 1), self._splits)
 
-    def _decode(self, sample: SampledBatch, splits: int, received_at: float) -> list[ReplayBatch]:
+    def _decode(self, sample: SampledBatch, splits: int, taken_at: float) -> list[ReplayBatch]:
         """Return so many batches, which are all that is in a sample."""
         sound = self._with_payloads(sample)
         while sound is not None:
             try:
-                return self._batches(sound, splits, received_at)
+                return self._batches(sound, splits, taken_at)
             except CorruptBlocks as error:  # of one column; another may have more
                 sound = self._corrupt.replace(sound, sound.needing(error.chunks), str(error))
         return []
@@ -174,7 +174,7 @@ class SampleDecoder:
         wrong = np.array([len(payload) != size for payload in payloads], dtype=np.bool_)
         return self._corrupt.replace(sample, wrong, f"a payload has not {size} bytes")
 
-    def _batches(self, sample: SampledBatch, splits: int, received_at: float) -> list[ReplayBatch]:
+    def _batches(self, sample: SampledBatch, splits: int, taken_at: float) -> list[ReplayBatch]:
         """Return the batches of a sample; none if a mirror has none of its items.
 
         Raises:
@@ -189,7 +189,7 @@ class SampleDecoder:
         order, at_once = _dealt(len(sample.keys), splits), self._gathered_at_once(rows, splits)
         batches: list[ReplayBatch] = []
         for first in range(0, splits, at_once):
-            batches += self._gather(sample, rows, order[first : first + at_once], received_at, decode_s)
+            batches += self._gather(sample, rows, order[first : first + at_once], taken_at, decode_s)
             decode_s = 0.0
         return batches
 
@@ -212,7 +212,7 @@ class SampleDecoder:
         return min(max(self._at_once_bytes // max(batch_bytes, 1), 1), splits)
 
     def _gather(
-        self, sample: SampledBatch, rows: DecodedBatch, order: Ints, received_at: float, decode_s: float
+        self, sample: SampledBatch, rows: DecodedBatch, order: Ints, taken_at: float, decode_s: float
     ) -> list[ReplayBatch]:
         """Return the batches of the items at the rows of `order`, [batches, B]; none if they were written over."""
         picked = order.ravel()
@@ -249,7 +249,9 @@ class SampleDecoder:
             first_versions=first_versions,
             tables=np.full(len(picked), self._number),
             table_items=np.full(len(picked), sample.table_items),
-            received_at=received_at,
+            received_at=sample.received_at,
+            taken_at=taken_at,
+            decoded_at=time.monotonic(),
         )
         shared = {name: value.value for name, value in made.items() if isinstance(value, Whole)}
         batches = whole.split(len(order), largest_weight=largest.tolist())

@@ -375,11 +375,11 @@ class SampleStream:
     def _received(self, call: SampleCall, answer: pb.SampleResponse) -> SampledBatch:
         """Return an answer's items; their rows are kept in the order in which the server sends them."""
         if self._mirror is None or not answer.keys:
-            return unpack_sample(answer)
+            return unpack_sample(answer, received_at=time.monotonic())
         with self._changed:
             shard = self._of(call)
             is_wanted = shard is not None and bool(shard.asked)
-        batch = unpack_sample(answer, mirrored=True)
+        batch = unpack_sample(answer, mirrored=True, received_at=time.monotonic())
         return self._mirror.keep(batch, shard.mirror_part) if shard is not None and is_wanted else batch
 
     def _take_part(self, pending: PendingBatch, draw: Draw, incarnation: int, batch: SampledBatch) -> None:

@@ -107,7 +107,7 @@ class TableFeed:
         return sample
 
     def _decode(self, sample: SampledBatch) -> list[ReplayBatch]:
-        batches = self._decoder.decode(sample, time.monotonic())
+        batches = self._decoder.decode(sample)
         if not batches:  # the mirror was written over by a new call's batches
             self._opened.source.again()
         return batches

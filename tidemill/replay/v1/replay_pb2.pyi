@@ -1320,6 +1320,7 @@ class SampleResponse(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     PRIORITIES_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    TABLE_S_FIELD_NUMBER: _builtins.int
     table_items: _builtins.int
     """Items in the table when the batch was drawn."""
     total_weight: _builtins.float
@@ -1384,6 +1385,12 @@ class SampleResponse(_message.Message):
     def epoch(self) -> Global___EpochPlace:
         """If `epoch` was set: the place behind this batch, whose `number` is that of the batch's epoch."""
 
+    @_builtins.property
+    def table_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """How long the item had been in the table when the batch was drawn, by the server's clock, in seconds. Known to 10 ms if
+        that is less than two seconds, otherwise to 1/200 of it. NaN if not known.
+        """
+
     def __init__(
         self,
         *,
@@ -1405,10 +1412,11 @@ class SampleResponse(_message.Message):
         number: _builtins.int = ...,
         priorities: _abc.Iterable[_builtins.float] | None = ...,
         epoch: Global___EpochPlace | None = ...,
+        table_s: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "env_steps", b"env_steps", "epoch", b"epoch", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "more", b"more", "number", b"number", "part", b"part", "payloads", b"payloads", "priorities", b"priorities", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "times_sampled", b"times_sampled", "total_weight", b"total_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "env_steps", b"env_steps", "epoch", b"epoch", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "more", b"more", "number", b"number", "part", b"part", "payloads", b"payloads", "priorities", b"priorities", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "table_s", b"table_s", "times_sampled", b"times_sampled", "total_weight", b"total_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

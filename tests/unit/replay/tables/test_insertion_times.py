@@ -103,3 +103,38 @@ def test_what_is_no_range_is_refused_by_name(wanted: tuple[float | None, float |
     """Negative, infinite, not a number, or ending before it begins."""
     with pytest.raises(InvalidArgument, match=r"(since|until)_s is .*, must be"):
         InsertionTimes().numbers(*wanted, 0)
+
+
+@pytest.mark.parametrize("gap_s", [0.0005, 0.05, 17.0])
+def test_ages_are_known_to_ten_milliseconds_or_a_fraction(gap_s: float) -> None:
+    """An item never seems younger than it is, and older by at most 10 ms or 0.5 %, with a bounded number of marks."""
+    rng = np.random.default_rng(0)
+    times, came, now_s = InsertionTimes(), list[float](), float(_BEGAN_S)
+    for gap in rng.exponential(gap_s, 20_000).tolist():
+        now_s += gap
+        times.note(now_s, len(came))
+        came += [now_s, now_s]
+    ages = rng.integers(len(came), size=500)
+    found = times.ages_s(ages, len(came), now_s + 0.5)
+    true = now_s + 0.5 - np.array(came)[len(came) - 1 - ages]
+    assert np.all(found >= true - 0.002 - 1e-6 * true)
+    assert np.all(found - true <= np.maximum(true / (PRECISION - 1), 0.01) + 0.012)
+
+
+def test_ages_survive_a_restart_to_the_second_and_are_unknown_before_the_first_mark() -> None:
+    """The marks in the log are whole seconds; items from before them came at a time that nobody noted."""
+    times = InsertionTimes()
+    times.note(_BEGAN_S + 0.9, 3)
+    times.note(_BEGAN_S + 7.2, 4)
+    restored = InsertionTimes(times.marks, inserted=5)
+    ages_s = restored.ages_s(np.array([4, 1, 0]), 5, _BEGAN_S + 10.0)
+    assert np.isnan(ages_s[0])
+    assert ages_s[1:].tolist() == [10.0, 3.0]
+    assert np.isnan(InsertionTimes().ages_s(np.array([0]), 1, _BEGAN_S)).all()
+
+
+def test_an_item_is_not_younger_than_now() -> None:
+    """A clock that was set back gives ages of zero, none below."""
+    times = InsertionTimes()
+    times.note(_BEGAN_S, 0)
+    assert times.ages_s(np.array([0]), 1, _BEGAN_S - 100.0).tolist() == [0.0]
