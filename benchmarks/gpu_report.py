@@ -1,4 +1,4 @@
-"""Everything to be learnt from an hour with a GPU, in order of its worth, written as it comes: `make gpu-report`.
+"""Measurements for an hour with a GPU, the most valuable first, each written when it is done: `make gpu-report`.
 
 Each step is a command of its own with a time limit; what it found is in benchmarks/results/gpu-NAME.json and
 gpu-NAME.md before the next begins, so that a machine that goes away takes only the step under way. A step that fails or

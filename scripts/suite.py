@@ -1,4 +1,4 @@
-"""Runs the whole suite with four workers; tests of real processes that failed are tried once more, alone.
+"""The whole test suite with four workers. Tests of real processes that failed are tried once more, alone.
 
 Servers, processes, containers and training share the machine with three other workers there, and on a busy one a bound
 may be missed that holds everywhere else. A test that fails beside others and passes alone is named at the end: look at

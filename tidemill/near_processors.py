@@ -1,4 +1,4 @@
-"""Keeps a process on the processors beside its GPU, on machines with several NUMA nodes."""
+"""Processor affinity: keeps a process on the NUMA node of its GPU."""
 
 from __future__ import annotations
 

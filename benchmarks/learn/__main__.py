@@ -1,4 +1,4 @@
-"""Makes the learning results that are committed: the whole cluster, several seeds, one command.
+"""The committed learning results: the whole cluster, several seeds, one command.
 
 Every seed is a run of `tidemill train` in runs/learn/NAME/seed-SEED; one that has a result is not run again. The last
 and the best version of each are then tested on fresh episodes. benchmarks/results/learning/NAME gets the config as it

@@ -1,4 +1,4 @@
-"""Runs read back from a committed result, whose own folders are gone: a result may grow by a seed at a time."""
+"""Runs of a committed result whose folders are gone, so that a result can grow one seed at a time."""
 
 from __future__ import annotations
 

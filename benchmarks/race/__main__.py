@@ -1,4 +1,4 @@
-"""Whole trainings of Tidemill and its peers in turns, on two cores: seconds, memory and score of each.
+"""Race of whole trainings between Tidemill and its peers, in turns, on two cores: seconds, memory and score of each.
 
 Without arguments every training that benchmarks/results/race.json lacks is run, the most telling ones first. The file
 is written after each. Each contender trains as many decisions with the same settings and is evaluated at the same

@@ -1,4 +1,4 @@
-"""Who races: each contender's commands, and its environment, which is made when it is first needed."""
+"""Contenders of the race: their commands, and their Python environments, each made when it is first needed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.evaluator import Evaluator, EvaluatorEvents
 from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.progress_file import ProgressFile
-from tidemill.services.evaluator.report import write_report
+from tidemill.services.evaluator.report import draw_curve, write_report
 from tidemill.services.evaluator.room import when_there_is_room
 from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.evaluator.verdict import RunVerdict
@@ -89,8 +89,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
 
         def give_up(verdict: RunVerdict) -> None:
             _log.error("the environment does not return from a step or reset; ending without it")
-            report = partial(write_report, verdict, config, source, runner, logs, film=False)
-            when_there_is_room(report, stop)
+            when_there_is_room(partial(write_report, verdict, config, source, runner, logs, film=False), stop)
             os._exit(0)
 
         if end is None or not _has_ended(end, config.run.folder):
@@ -117,6 +116,8 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
                     end.mark(timeout_s, verdict.version)
                 when_there_is_room(partial(write_report, verdict, config, source, runner, logs), stop)
                 watch.on_hang = partial(os._exit, 0)  # all that is left is to close the environments
+            else:
+                draw_curve(config, logs)
         server.set_serving(False)
     _log.info("stopped")
 

@@ -1,7 +1,11 @@
-"""plots/learning_curve.png: mean evaluation return over agent decisions and over training time."""
+"""plots/learning_curve.png: mean evaluation return over agent decisions and over training time.
+
+`python -m tidemill.services.evaluator.curve RUN TITLE [TARGET]` draws it from RUN/scores.csv (`curve_drawing.py`).
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tidemill.atomic_files import replacing
-from tidemill.scores import Score
+from tidemill.scores import Score, read_scores
+from tidemill.services.evaluator.curve_drawing import CURVE
 
 
 def draw_curve(scores: Sequence[Score], file: Path, *, title: str, target: float | None = None) -> None:
@@ -49,3 +54,14 @@ def _draw(axes: Axes, x: Sequence[float], scores: Sequence[Score], target: float
         axes.axhline(target, color="tab:green", linestyle="--", linewidth=1, label=f"target: {target:g}")
     axes.grid(alpha=0.3)
     axes.margins(x=0.02)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Draw the curve of the run whose folder is the first argument."""
+    folder, title, *target = argv
+    scores = read_scores(Path(folder) / "scores.csv")
+    draw_curve(scores, Path(folder) / CURVE, title=title, target=float(target[0]) if target else None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Runs evaluation episodes with given parameters: loads them into the policy, then follows the protocol."""
+"""The runner of evaluation episodes: it loads parameters into the policy and follows the protocol."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from tidemill.config.sections import EvaluatorConfig
 from tidemill.params.run_end import RESULT
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.scores import Score
+from tidemill.services.evaluator.curve_drawing import CurveDrawing
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.evaluator.verdict import RunVerdict
 
-CURVE = Path("plots") / "learning_curve.png"
 VIDEO = Path("videos") / "best.mp4"
 CONTACT_SHEET = Path("videos") / "best.png"
 GIF = Path("videos") / "best.gif"
@@ -102,8 +102,9 @@ def write_report(
     Raises:
         OSError: The disk refused the result.
     """
-    curve = _draw(config, logs)
+    drawing = CurveDrawing(config) if logs.scores.rows else None
     video = _film(config, source, runner, logs) if film and config.evaluator.video else None
+    curve = drawing.finish() if drawing is not None else None
     newest = source.newest()
     result = _summarise(verdict, config, logs, newest.version if newest else None, curve=curve, video=video)
     write_result(result, config.run.folder)
@@ -111,20 +112,10 @@ def write_report(
     return result
 
 
-def _draw(config: EvaluatorConfig, logs: RunLogs) -> str | None:
-    """Draw the learning curve; return its file in the run's folder, None if there is nothing to draw."""
-    from tidemill.services.evaluator.curve import draw_curve  # matplotlib takes seconds to import
-
-    scores, run = logs.scores.rows, config.run
-    if not scores:
-        return None
-    title = f"{run.name}: {config.agent.algorithm} on {config.env.id}, seed {run.seed}"
-    try:
-        draw_curve(scores, run.folder / CURVE, title=title, target=run.target_return)
-    except Exception as error:  # a picture is no reason to have no result
-        _log.warning("learning curve not drawn", reason=str(error))
-        return None
-    return str(CURVE)
+def draw_curve(config: EvaluatorConfig, logs: RunLogs) -> None:
+    """Draw the learning curve of a run that was interrupted, if it has one."""
+    if logs.scores.rows:
+        CurveDrawing(config).finish()
 
 
 def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, logs: RunLogs) -> str | None:

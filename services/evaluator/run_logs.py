@@ -1,4 +1,4 @@
-"""Everything the evaluator records during a run: its CSV files, TensorBoard and the run's clock."""
+"""Records of the evaluator during a run: its CSV files, TensorBoard and the run's clock."""
 
 from __future__ import annotations
 

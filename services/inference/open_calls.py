@@ -32,7 +32,7 @@ class OpenCalls:
         if self._closed:
             raise Unavailable(_STOPPING)
         if len(self._tasks) >= self._most:
-            raise ResourceExhausted(f"{self._most} calls are open, as many as {self._setting} allows")
+            raise ResourceExhausted(f"{self._most} calls are open, the maximum ({self._setting}); call again later")
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)

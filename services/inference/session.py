@@ -39,7 +39,7 @@ class Session:
             InvalidArgument: The first step lacks what came before it.
         """
         if self._needs_whole and not seen.is_whole:
-            raise InvalidArgument("newest holds the newest observations, but a call's first step must bring `stacks`")
+            raise InvalidArgument("seen is `newest`, must be `stacks` in a call's first step")
         self._needs_whole = False
         observation = seen.observation
         stacks = self._stack.restore(observation) if seen.is_whole else self._stack.push(observation, seen.is_first)

@@ -145,8 +145,9 @@ class Simulators:
             if self._seats.get(seat.slot) is seat:
                 return seat
         if not self._free:
-            allowed = "as many as inference.simulators allows"
-            raise ResourceExhausted(f"{self._slots} clients are there, {allowed}; try later")
+            raise ResourceExhausted(
+                f"{self._slots} clients are connected, the maximum (inference.simulators); call again later"
+            )
         # a slot whose episode may be continued is taken last
         slot = min(self._free, key=lambda each: (each in self._untouched, each))
         return self._seat(slot, declared.client)

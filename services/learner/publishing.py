@@ -1,4 +1,4 @@
-"""Takes the agent's parameters to the parameter server without making the training thread wait."""
+"""Publishing of the agent's parameters to the parameter server, without a wait in the training thread."""
 
 from __future__ import annotations
 

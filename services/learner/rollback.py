@@ -70,7 +70,7 @@ class Rollback:
         steps = verdict.metadata.learner_steps
         snapshot = self._history.find(steps) if verdict.fencing_token == self._fencing_token else None
         if snapshot is None:
-            _log.warning("the state behind the version that ended the run is not kept", version=verdict.version)
+            _log.warning("the version that ended the run cannot be restored: no state kept", version=verdict.version)
             return False
         publisher.publish()
         if publisher.flush(PUBLISH_S):

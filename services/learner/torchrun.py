@@ -132,7 +132,9 @@ def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, 
         refused = [place for place, each in error.failures.items() if each.exitcode == _REFUSED]
         if refused:
             raise ConfigError(f"rank {min(refused)} refused its settings") from error
-        raise FatalError(f"rank {rank} ended with {failure.exitcode} and there are no restarts left") from error
+        raise FatalError(
+            f"rank {rank} ended with exit code {failure.exitcode} and there are no restarts left; see its log"
+        ) from error
     return True
 
 

@@ -74,12 +74,13 @@ class Catalog:
         """
         if request.fencing_token > self.fencing_token:
             raise InvalidArgument(
-                f"fencing_token is {request.fencing_token}, which was not handed out; "
+                f"fencing_token is {request.fencing_token}, must be one from AcquireFencingToken; "
                 f"the newest is {self.fencing_token}"
             )
         if request.fencing_token < self.fencing_token:
             raise FailedPrecondition(
-                f"fencing token {request.fencing_token} was superseded by {self.fencing_token}: another publisher came"
+                f"fencing token {request.fencing_token} was superseded by {self.fencing_token}: "
+                "another publisher has taken over"
             )
         newest = self.newest.version if self.newest else 0
         if request.base_version != newest:
@@ -113,7 +114,7 @@ class Catalog:
             raise InvalidArgument("tag is 'latest', which always points at the newest version and cannot be set")
         if tag not in self.tags and len(self.tags) >= max_tags:
             raise ResourceExhausted(
-                f"tag {tag!r} would be one more than paramserver.max_tags, {max_tags}: move a tag that is there"
+                f"tag {tag!r} would exceed paramserver.max_tags ({max_tags}); move an existing tag, or raise it"
             )
         return replace(self, tags={**self.tags, tag: self.find(number).version})
 

@@ -121,7 +121,9 @@ class BatchReader:
             _check_size(len(drawn.batch.keys), size, opened.most_bytes, room)
             longest = int(drawn.batch.step_counts.max(initial=0))
             if mirror is not None and longest > opened.slot_steps:
-                raise FailedPrecondition(f"a chunk has {longest} steps, mirror.slot_steps is {opened.slot_steps}")
+                raise FailedPrecondition(
+                    f"mirror.slot_steps is {opened.slot_steps}, must be at least the {longest} steps of a chunk"
+                )
             room.take(size)
             return drawn
 
@@ -159,15 +161,15 @@ class BatchReader:
         """
         if given_up := self._replay.memory.evictions:
             raise DataLoss(
-                f"{given_up} items were given up because memory was full: a draw with a seed would not give what it "
-                "gives in another run; start the run from scratch with a smaller table.max_items, a greater "
-                "replay.max_memory_mib or a log (replay.storage.folder)"
+                f"{given_up} items were removed because memory was full, so draws with a seed cannot be reproduced: "
+                "start the run from scratch with a smaller table.max_items, a larger replay.max_memory_mib or a log "
+                "(replay.storage.folder)"
             )
         items, records = table.counters.corrupt_items, self._corrupt_records()
         if items or records:
             raise DataLoss(
                 f"table {table.config.name!r} has lost {items} items, and its log {records} records, to corruption on "
-                "disk: a draw with a seed would not give what it gives in another run; start the run from scratch"
+                "disk, so draws with a seed cannot be reproduced: start the run from scratch"
             )
 
     async def _complete(

@@ -156,7 +156,9 @@ class ReplayServicer:
         request = read(pb.UpdatePrioritiesRequest, raw)
         table = self._replay.find(request.table)
         if len(request.keys) != len(request.priorities):
-            raise InvalidArgument(f"priorities has {len(request.priorities)} entries, keys {len(request.keys)}")
+            raise InvalidArgument(
+                f"priorities has {len(request.priorities)} entries, must have {len(request.keys)} like keys"
+            )
         parts = _parts_of(request.keys)
         for part in parts:
             check_priorities(np.array(request.priorities[part]), part.start, least=table.config.least_priority)

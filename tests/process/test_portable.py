@@ -168,4 +168,4 @@ def test_several_learners_train_each_with_a_mirror(config_file: Path, tmp_path: 
     with _train(config_file, *settings) as launcher:
         assert launcher.wait(BOUND_S) == 0
     said = (tmp_path / "runs" / "small" / "logs" / "learner.log").read_text()
-    assert "each learner keeps its own mirror" in said
+    assert "each learner keeps a separate mirror" in said

@@ -261,7 +261,8 @@ def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_p
 def test_run_is_watched_steered_stopped_and_resumed_from_its_checkpoint(config_file: Path, tmp_path: Path) -> None:
     """The printed page and that of `tidemill page RUN` show what the cluster does; both, and `ctl`, control it.
 
-    SIGTERM ends everything in order without a result; resume continues with steps, versions, time and scores.
+    SIGTERM ends everything in order without a result, but with a learning curve; resume continues with steps, versions,
+    time and scores.
     """
     folder = tmp_path / "runs" / "small"
     with contextlib.ExitStack() as stack:
@@ -286,6 +287,7 @@ def test_run_is_watched_steered_stopped_and_resumed_from_its_checkpoint(config_f
         assert "stopped as asked" in cluster.output
         assert other.wait() == 0, other.output
     assert not (folder / "result.json").exists()
+    assert (folder / "plots" / "learning_curve.png").stat().st_size > 0
     before = read_scores(folder / "scores.csv")[-1]
     with launched("resume", str(folder)) as resumed:
         url = resumed.until(r"http://127\.0\.0\.1:").split("| ")[1]

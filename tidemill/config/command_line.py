@@ -1,4 +1,4 @@
-"""Reads a command line's options as a document for `overlay`."""
+"""Parser of a command line's options into a document for `overlay`."""
 
 from __future__ import annotations
 

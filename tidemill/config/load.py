@@ -1,4 +1,4 @@
-"""Reads a process's settings: defaults, then `--config FILE.yaml`, then the command line."""
+"""Loading of a process's settings: defaults, then `--config FILE.yaml`, then the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an environment that has failed is restarted, and when it has failed too often. Plain decisions; no environment.
+"""Decisions on failed environments: when to restart one, and when it has failed too often. No environment is touched.
 
 A budget counts steps and not minutes: an environment that breaks every thousand steps costs little at any speed, and
 one that breaks at every first step is a bug, which is told from it within seconds.

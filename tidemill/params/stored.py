@@ -1,4 +1,4 @@
-"""Reads a parameter server's folder without a server: for inspecting a run that has ended.
+"""Access to a parameter server's folder without a server, to inspect a run that has ended.
 
 The files are those services/paramserver writes: NUMBER.json and its copy describe a version, NUMBER.full.safetensors
 and NUMBER.half.safetensors are its encodings, tags.json and its copy hold the tags. Nothing is ever written here.

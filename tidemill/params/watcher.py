@@ -1,4 +1,4 @@
-"""Keeps the newest parameters available to an acting process."""
+"""Watcher that keeps the newest parameters available to an acting process."""
 
 from __future__ import annotations
 

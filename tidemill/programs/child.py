@@ -1,4 +1,4 @@
-"""Runs a module in a process that ends with the one that started it: `python -m tidemill.programs.child MODULE ...`.
+"""A program that runs a module and ends with its parent process: `python -m tidemill.programs.child MODULE ...`.
 
 The request is made before anything else is imported: importing torch takes seconds, in which the starter may die. The
 kernel then sends SIGKILL, which ends a frozen process too. What a service has promised to keep survives that.

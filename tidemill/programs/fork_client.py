@@ -1,4 +1,4 @@
-"""Asks a fork server (`tidemill.programs.fork_server`) for processes, and shows them as `subprocess` would."""
+"""Client of a fork server (`tidemill.programs.fork_server`), with an interface like that of `subprocess`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends a process whose part of a run is done, or lets it idle where it would be started again.
+"""The end of a process whose part of a run is done: it exits, or idles where it would otherwise be restarted.
 
 `python -m tidemill.programs.idle SERVICE METRICS_ADDRESS` replaces a process where a container engine would restart it
 if it ended: it reports itself healthy, shows Prometheus that it idles, and waits to be stopped. A learner's place is

@@ -1,4 +1,4 @@
-"""From the rows of a stream to a batch of sequences for a recurrent agent. NumPy only: it runs on decoder threads."""
+"""Batches of sequences for a recurrent agent, made from the rows of a stream. NumPy only, for decoder threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the steps of a stream to a batch of n-step transitions."""
+"""Batches of n-step transitions, made from the steps of a stream."""
 
 from __future__ import annotations
 

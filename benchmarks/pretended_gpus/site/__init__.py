@@ -1,1 +1,1 @@
-"""On PYTHONPATH where GPUs are pretended: `sitecustomize` is in it."""
+"""Folder with `sitecustomize`, on PYTHONPATH where GPUs are pretended."""

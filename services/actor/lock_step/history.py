@@ -1,4 +1,4 @@
-"""All that an actor's policies have put out since the run began, on disk: enough to play everything once more."""
+"""History of all outputs of an actor's policies since the run began, on disk: enough to replay every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends the rounds of an actor in lock-step: records, waits for parameters, stores."""
+"""The end of an actor's round in lock-step: record it, wait for parameters, store its steps."""
 
 from __future__ import annotations
 

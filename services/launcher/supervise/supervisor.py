@@ -27,8 +27,9 @@ RESTART_WINDOW_S = 600.0
 
 _MAX_BACKOFF_S = 30.0
 _CONFIG_ERROR = 2
-_STOP_ORDER = ((ACTOR,), (INFERENCE,), (LEARNER,), (EVALUATOR,), (REPLAY, PARAMSERVER))
-"""Writers before what they write to: the learner's last version still finds the parameter server."""
+_STOP_ORDER = ((ACTOR,), (INFERENCE,), (LEARNER, EVALUATOR), (REPLAY, PARAMSERVER))
+"""Writers before what they write to: the learner's last version still finds the parameter server. The evaluator draws
+the learning curve while the learner saves."""
 
 
 class Phase(enum.Enum):

@@ -60,7 +60,7 @@ def unflatten(document: Any, tensors: dict[str, Tensor]) -> Tree:  # noqa: ANN40
     ((kind, value),) = document.items()
     if kind == _TENSOR:
         if value not in tensors:
-            raise DataLoss(f"the tensor {value!r} is missing")
+            raise DataLoss(f"tensor {value!r} is missing")
         return tensors[value]
     if kind == _TUPLE:
         return tuple(unflatten(item, tensors) for item in value)
@@ -80,7 +80,7 @@ def _flatten(tree: Tree, path: str, tensors: dict[str, Tensor]) -> Any:  # noqa:
     if isinstance(tree, list | tuple):
         items = [_flatten(item, _join(path, index), tensors) for index, item in enumerate(tree)]
         return items if isinstance(tree, list) else {_TUPLE: items}
-    raise TypeError(f"{path} is a {type(tree).__name__}, which a checkpoint cannot hold")
+    raise TypeError(f"{path} is a {type(tree).__name__}, allowed: tensor, number, text, None, list, tuple or dict")
 
 
 def _key(key: object, path: str) -> int | str:

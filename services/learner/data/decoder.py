@@ -1,4 +1,4 @@
-"""Makes a learner's batches of decoded rows: as its agent needs them, on the training device."""
+"""The last decoding step of a learner: batches from decoded rows, in the agent's form, on the training device."""
 
 from __future__ import annotations
 

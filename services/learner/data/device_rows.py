@@ -182,7 +182,9 @@ class DeviceRows:
     ) -> NDArray[np.bool_]:
         """Decode chunks and hand their rows over; return which are corrupt, [C] (`RowKeeper`)."""
         if tuple(spec.name for spec in signature) != tuple(spec.name for spec in self._specs):
-            raise DataLoss(f"columns {[spec.name for spec in signature]} instead of {sorted(self.columns)}")
+            raise DataLoss(
+                f"the batch has columns {[spec.name for spec in signature]}, must have {sorted(self.columns)}"
+            )
         corrupt = np.zeros(len(places), np.bool_)
         for piece in _pieces(step_counts, self._staging[0].rows):
             staging = self._staging[0]
@@ -292,7 +294,9 @@ def _part_of(
 def _cut(spec: ColumnSpec, column: Blocks, step_counts: Ints, piece: slice) -> Blocks:
     sizes = step_counts * spec.step_bytes if spec.codec is Codec.RAW else column.sizes
     if len(sizes) != len(step_counts) or int(sizes.sum()) != len(column.data):
-        raise DataLoss(f"the blocks of column {spec.name!r} do not add up to its {len(column.data)} bytes")
+        raise DataLoss(
+            f"column {spec.name!r} has {len(column.data)} bytes, must have {int(sizes.sum())} like its blocks"
+        )
     first = int(sizes[: piece.start].sum())
     data = column.data[first : first + int(sizes[piece].sum())]
     return Blocks(data, column.sizes[piece])

@@ -54,7 +54,7 @@ def mirror_device(config: LearnerConfig, agent: Agent, device: torch.device) -> 
     """Return the device whose memory may keep the mirror's observations; None for the host's alone.
 
     Raises:
-        ConfigError: `learner.mirror_device` asks for a device with an agent that computes with observations before.
+        ConfigError: `learner.mirror_device` asks for a device, but the agent needs observations in host memory.
     """
     asked = config.learner.mirror_device
     if asked == "host" or not config.learner.mirror_mib or (asked == "auto" and device.type != "cuda"):
@@ -63,8 +63,10 @@ def mirror_device(config: LearnerConfig, agent: Agent, device: torch.device) -> 
         return device
     if asked == "auto":
         return None
-    reason = "table.hindsight relabels" if config.table.hindsight else f"{config.agent.algorithm} may compute with"
-    raise ConfigError(f"learner.mirror_device is 'device', but {reason} observations on the host; use auto or host")
+    reason = "table.hindsight relabels" if config.table.hindsight else f"{config.agent.algorithm} reads"
+    raise ConfigError(
+        f"learner.mirror_device is 'device', but {reason} observations in host memory; use 'auto' or 'host'"
+    )
 
 
 def open_kept_rows(

@@ -97,7 +97,7 @@ class LearnerRows:
             shared = self._open_door(door, opening) if self._keeps else None
             mirror = self._mirror_for_all(table, shape, shared) if shared is not None else None
             if self._any_lacks(self._keeps and mirror is None):  # and no door is knocked at before it is open
-                _log.info("each learner keeps its own mirror: not all machines could share one")
+                _log.info("each learner keeps a separate mirror: some machines could not share one")
                 return None
             if shared is not None and mirror is not None:
                 ranks = self._rank.local_size
@@ -120,7 +120,7 @@ class LearnerRows:
         if not self._any_lacks(kept is None):
             return kept
         if kept is not None:
-            _log.info("another learner's device has no memory for the mirror: they share one of the host")
+            _log.info("another learner's device has no memory for the mirror: all share one in host memory")
             metrics.MIRROR_DEVICE_BYTES.set(0)
         return None
 

@@ -1,4 +1,4 @@
-"""Asks the replay servers what they hold while no batch comes, which would have said it."""
+"""A poll of the replay servers' tables for the time in which no batch arrives, because batches usually report them."""
 
 from __future__ import annotations
 

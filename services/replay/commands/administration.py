@@ -64,7 +64,7 @@ def delete(arguments: Sequence[str]) -> int:
     add_times(parser)
     options = parser.parse_args(arguments)
     if not options.actor and not options.min_age and options.since is options.until is None:
-        raise InvalidArgument("neither --actor, --min-age, --since nor --until is given: at least one must be")
+        raise InvalidArgument("no condition given; set at least one of --actor, --min-age, --since and --until")
     with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
         deleted = client.delete_matching_items(
             options.table,

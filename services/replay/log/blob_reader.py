@@ -1,4 +1,4 @@
-"""Reads blobs back from the segments of a log, beside the event loop, and checks them."""
+"""Reader of blobs in the segments of a log, with checks, in threads outside the event loop."""
 
 from __future__ import annotations
 

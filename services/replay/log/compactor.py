@@ -1,4 +1,4 @@
-"""Keeps the log small: deletes old segments, and writes again what few things in them are still needed."""
+"""Compaction of the log: it copies the few records that are still needed and deletes old segments."""
 
 from __future__ import annotations
 

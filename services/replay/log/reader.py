@@ -1,4 +1,4 @@
-"""Reads the segments of a log and sorts their records by table, without decoding any chunk or item.
+"""Reader of the segments of a log: it sorts their records by table without decoding chunks or items.
 
 Nothing is written here: repairs that the files need before the log continues are only noted.
 """

@@ -1,1 +1,1 @@
-"""All that a replay server holds, without waits: chunks and tables with the streams, the memory and the changes."""
+"""State of a replay server: chunks, tables, streams, memory and changes. Nothing here waits."""

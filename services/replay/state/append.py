@@ -146,9 +146,13 @@ def check_item_tables(items: Sequence[ItemBatch], table_count: int) -> None:
     seen = set()
     for batch in items:
         if batch.table_index >= table_count:
-            raise InvalidArgument(f"table_index is {batch.table_index}, must be below {table_count} tables")
+            raise InvalidArgument(
+                f"table_index is {batch.table_index}, must be below the number of tables ({table_count})"
+            )
         if batch.table_index in seen:
-            raise InvalidArgument(f"table_index {batch.table_index} comes twice, must come once in a message")
+            raise InvalidArgument(
+                f"table_index is {batch.table_index} twice, must be different in each entry of a message"
+            )
         seen.add(batch.table_index)
 
 

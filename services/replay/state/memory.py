@@ -103,8 +103,8 @@ class MemoryBudget:
         """
         if self.share_limit and self.message_bytes and self.message_bytes + size_bytes > self.share_limit:
             raise ResourceExhausted(
-                f"a message of {size_bytes} bytes would have to wait beside others of {self.message_bytes}, at most "
-                f"{self.share_limit} may wait (a quarter of max_memory_mib)"
+                f"no memory for a message of {size_bytes} bytes: messages of {self.message_bytes} bytes already wait, "
+                f"at most {self.share_limit} may (a quarter of max_memory_mib); retry later"
             )
         self.message_bytes += size_bytes
 
@@ -189,8 +189,8 @@ class StoredMemory:
         if size and self._budget.share_limit:
             if size > self._budget.share_limit:
                 raise InvalidArgument(
-                    f"a message has {size} bytes of chunks, which this server could not keep if it were empty: at most "
-                    f"{self._budget.share_limit} bytes (a quarter of max_memory_mib) may be kept for items yet to come"
+                    f"a message has {size} bytes of chunks, must have at most {self._budget.share_limit} (a quarter of "
+                    "max_memory_mib): send smaller messages, or raise max_memory_mib"
                 )
             self._check_tails(session.epoch, size)
         size += RECORD_BYTES * len(planned.chunks)
@@ -205,8 +205,9 @@ class StoredMemory:
         ]
         if excess := self._excess(session, planned, size):
             raise ResourceExhausted(
-                f"no memory for {size} bytes of chunks: {self._budget.stored_limit} bytes may be stored (half of "
-                f"max_memory_mib), which streams and tables that this call does not name exceed by {excess} with them"
+                f"no memory for {size} bytes of chunks: with them, streams and tables that this call does not name "
+                f"have {excess} bytes more than the {self._budget.stored_limit} that may be stored (half of "
+                "max_memory_mib); raise it, or lower max_items of other tables"
             )
         return pressed
 
@@ -218,7 +219,7 @@ class StoredMemory:
             ResourceExhausted: `MAX_HOLDERS` callers have some, whether they read on or not.
         """
         if self._holders == MAX_HOLDERS:
-            raise ResourceExhausted(f"{MAX_HOLDERS} exports are under way, which is the most: wait for one to end")
+            raise ResourceExhausted(f"{MAX_HOLDERS} exports are under way, the maximum; retry when one has ended")
         self._holders += 1
         try:
             chosen = choose()
@@ -263,6 +264,7 @@ class StoredMemory:
                 return
             if not self._streams.forget_idle():
                 raise ResourceExhausted(
-                    f"no memory for {size} bytes of chunks: the newest chunks of all streams have {held} bytes, "
-                    f"at most {share} may be kept for items yet to come (a quarter of max_memory_mib)"
+                    f"no memory for {size} bytes of chunks: the newest chunks of all streams, kept for future items, "
+                    f"have {held} bytes, at most {share} are allowed (a quarter of max_memory_mib); raise it, or "
+                    "connect fewer actors"
                 )

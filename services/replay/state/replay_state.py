@@ -197,12 +197,16 @@ class ReplayState:
             ResourceExhausted: too many tables, or no memory for one so large.
         """
         if len(self._tables) >= self._max_tables:
-            raise ResourceExhausted(f"table {config.name!r} would be one more than max_tables ({self._max_tables})")
+            raise ResourceExhausted(
+                f"table {config.name!r} would exceed max_tables ({self._max_tables}); drop a table or raise it"
+            )
         store = self._stores.get(config.signature) or self._make_store(config.signature, number)
         try:
             table = Table(config, store, self._rng, durable=self._durable, key_salt=_key_salt(self.store_id, number))
         except MemoryError as error:
-            raise ResourceExhausted(f"max_items is {config.max_items}, too many for the server's memory") from error
+            raise ResourceExhausted(
+                f"max_items is {config.max_items}, too many for the server's memory; lower it"
+            ) from error
         self._stores[config.signature] = store
         self._store_numbers.setdefault(config.signature, number)
         self._tables[config.name] = table
@@ -382,7 +386,9 @@ class ReplayState:
         try:
             moved = table.reconfigure(config, limiter_is_on=limiter_is_on)
         except MemoryError as error:
-            raise ResourceExhausted(f"max_items is {config.max_items}, too many for the server's memory") from error
+            raise ResourceExhausted(
+                f"max_items is {config.max_items}, too many for the server's memory; lower it"
+            ) from error
         table.declared = declared
         self.memory.count()
         # The configuration comes last: without it, what is before still fits the old one.

@@ -315,8 +315,8 @@ class StreamRegistry:
         while self.count - sum(len(epoch.streams) for epoch in leaving) + env_count > self._max_streams:
             if not idle:
                 raise ResourceExhausted(
-                    f"env_count is {env_count}: with the {self.count} streams of connected actors "
-                    f"that is more than max_streams ({self._max_streams})"
+                    f"env_count is {env_count}, which with the {self.count} streams of connected actors exceeds "
+                    f"max_streams ({self._max_streams}); raise it, or connect fewer environments"
                 )
             leaving.append(idle.pop(0))
         for epoch in leaving:

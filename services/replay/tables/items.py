@@ -354,7 +354,8 @@ class ItemSampler:
         selector = self._selector
         if not selector.random or self._limit:
             raise FailedPrecondition(
-                "seed is set, but the table picks in an order or has a max_times_sampled: draws depend on earlier ones"
+                "seed is set, which needs the sampler uniform or prioritized and max_times_sampled 0: "
+                "other draws depend on earlier ones"
             )
         rng = np.random.default_rng(seed)
         if isinstance(selector, Uniform):  # which has the slots in an order that depends on removals

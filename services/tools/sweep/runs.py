@@ -1,4 +1,4 @@
-"""Runs of a sweep: each a separate `tidemill train` in its own folder, resumed if it was interrupted."""
+"""Runs of a sweep, each a separate `tidemill train` in its own folder, resumed if it was interrupted."""
 
 from __future__ import annotations
 

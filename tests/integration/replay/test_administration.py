@@ -85,7 +85,7 @@ def test_a_full_server_takes_another_table_once_one_is_dropped(client: ReplayCli
     """Tables that nobody needs are dropped to make room, and a dropped name is free for another configuration."""
     for number in range(4):  # as many as the fixture takes
         client.create_table(make_config(f"t{number}"))
-    with pytest.raises(ResourceExhausted, match="one more than max_tables"):
+    with pytest.raises(ResourceExhausted, match=r"max_tables \(\d+\)"):
         client.create_table(make_config("another"))
     client.drop_table("t0")
     assert client.create_table(make_config("t0", max_items=7))
@@ -137,7 +137,7 @@ def test_commands_change_a_server_and_a_restart_keeps_it(tmp_path: Path, capsys:
         assert main(["delete", server.address, "t", "--actor", "one", "--env", "0"]) == 0
         assert capsys.readouterr().out == "deleted 10 items of t\n"
         assert main(["delete", server.address, "t"]) != 0
-        assert "neither --actor, --min-age, --since nor --until is given" in capsys.readouterr().err
+        assert "--actor, --min-age, --since and --until" in capsys.readouterr().err
         assert main(["update", server.address, "t", "--queue-size", "31"]) != 0
         assert "rate_limiter.queue_size is 31, must be 0 .. 30" in capsys.readouterr().err
         assert any('table="spare"' in name for name in scrape(server.metrics_address))

@@ -149,7 +149,7 @@ def test_no_batch_is_drawn_once_items_were_given_up_for_want_of_memory() -> None
                 assert step < 10_000
         with (
             _stream(server.address, lambda _: step) as stream,
-            pytest.raises(DataLoss, match=r"items were given up .* greater replay.max_memory_mib"),
+            pytest.raises(DataLoss, match=r"\d+ items .* replay\.max_memory_mib"),
         ):
             stream.take(WAIT_S)
 
@@ -190,5 +190,5 @@ def test_no_batch_is_drawn_from_a_log_that_was_damaged(
         if not file:
             assert _take(stream) == before
         else:
-            with pytest.raises(DataLoss, match="to corruption on disk: a draw with a seed would not give"):
+            with pytest.raises(DataLoss, match=r"table '\w+' has lost \d+ items, and its log \d+ records"):
                 stream.take(WAIT_S)

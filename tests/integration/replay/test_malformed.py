@@ -248,7 +248,7 @@ def test_malformed_update_changes_nothing(server: LocalServer, stub: replay_pb2_
     """A wrong priority or uneven lists leave every priority as it was."""
     before = state(server)
     for keys, priorities, reason in (
-        ([1, 2], [1.0], "priorities has 1 entries, keys 2"),
+        ([1, 2], [1.0], "priorities has 1 entries, must have 2"),
         ([1], [float("inf")], "priorities[0] is inf"),
         ([1], [1e308], "priorities[0] is 1e+308, must be finite, -1e+39 to 1e+39"),
         ([1, 2], [1.0, -2e39], "priorities[1] is -2e+39"),

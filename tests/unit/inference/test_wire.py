@@ -91,7 +91,7 @@ def test_call_that_begins_with_a_step_is_refused() -> None:
 def test_first_step_without_what_came_before_is_refused() -> None:
     """The service has no stacks yet."""
     request = pack_step(Played(_STACKED, 2, 6).next(), 3, whole=False)
-    with pytest.raises(InvalidArgument, match="must bring `stacks`"):
+    with pytest.raises(InvalidArgument, match="must be `stacks`"):
         Session(_OPENING, torch.device("cpu")).take(unpack_step(request, _OPENING))
 
 

@@ -169,12 +169,12 @@ def test_service_that_is_being_stopped_is_not_killed_for_its_silence() -> None:
 
 
 def test_stop_ends_one_group_after_another() -> None:
-    """Actors, then the learner, then the evaluator, then the servers; each group waits for the one before."""
+    """Actors, then learner and evaluator, then the servers; each group waits for the one before."""
     supervisor = _running()
     assert _names(supervisor.on_stop_requested(10.0), Verb.TERMINATE) == ["actor-0", "actor-1"]
     assert supervisor.on_exit("actor-0", 0, 10.1) == []
-    assert _names(supervisor.on_exit("actor-1", 0, 10.2), Verb.TERMINATE) == ["learner"]
-    assert _names(supervisor.on_exit("learner", 0, 10.3), Verb.TERMINATE) == ["evaluator"]
+    assert _names(supervisor.on_exit("actor-1", 0, 10.2), Verb.TERMINATE) == ["learner", "evaluator"]
+    assert supervisor.on_exit("learner", 0, 10.3) == []
     assert _names(supervisor.on_exit("evaluator", 0, 10.4), Verb.TERMINATE) == ["replay", "paramserver"]
     ends = []
     for name in ("replay", "paramserver"):
@@ -298,4 +298,4 @@ def test_inference_services_end_after_the_actors_that_they_serve() -> None:
             continue
         assert _names(supervisor.on_stop_requested(2.0), Verb.TERMINATE) == ["actor-0"]
         assert _names(supervisor.on_exit("actor-0", 0, 3.0), Verb.TERMINATE) == ["inference-0"]
-        assert _names(supervisor.on_exit("inference-0", 0, 4.0), Verb.TERMINATE) == ["learner"]
+        assert _names(supervisor.on_exit("inference-0", 0, 4.0), Verb.TERMINATE) == ["learner", "evaluator"]

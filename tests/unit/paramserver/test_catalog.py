@@ -98,7 +98,7 @@ def test_tag_on_a_missing_version_is_not_found() -> None:
 def test_tag_beyond_the_limit_is_refused_and_those_there_still_move() -> None:
     """A new tag is refused by name and limit; a tag that is set moves on."""
     catalog = _catalog(1, 2).with_tag("a", 1, max_tags=2).with_tag("b", 1, max_tags=2)
-    with pytest.raises(ResourceExhausted, match=r"'c' would be one more than paramserver\.max_tags, 2"):
+    with pytest.raises(ResourceExhausted, match=r"'c' .*paramserver\.max_tags \(2\)"):
         catalog.with_tag("c", 1, max_tags=2)
     assert catalog.with_tag("b", 2, max_tags=2).tags == {"a": 1, "b": 2}
 

@@ -105,8 +105,8 @@ def items_with(**columns: Any) -> ItemBatch:  # noqa: ANN401 - any field of a ba
 @pytest.mark.parametrize(
     "items, message",
     [
-        ([items_with(table_index=1)], "table_index is 1, must be below 1"),
-        ([items_with(), items_with()], "table_index 0 comes twice"),
+        ([items_with(table_index=1)], r"table_index is 1, must be below .*\(1\)"),
+        ([items_with(), items_with()], "table_index is 0 twice"),
         ([items_with(chunk_indices=[2])], r"chunk_indices\[0\] is 2, must be below the number of chunks \(2\)"),
         ([items_with(last_offsets=[4])], r"last_offsets\[0\] is 4, must be below step_count"),
         ([items_with(lengths=[0])], r"lengths\[0\] is 0, must be 1 .. max_item_steps \(5\)"),
@@ -296,7 +296,7 @@ def test_streams_of_the_longest_idle_actor_make_room() -> None:
     assert replay.streams.count == 4
     assert replay.chunks == 1  # the tail of "two"
     assert open_streams(replay, "one", epoch=1, env_count=2).epoch.number == 4  # forgotten, and "two" with it
-    with pytest.raises(ResourceExhausted, match=r"env_count is 1: .* max_streams \(4\)"):
+    with pytest.raises(ResourceExhausted, match=r"env_count is 1, .* max_streams \(4\)"):
         open_streams(replay, "four")
 
 

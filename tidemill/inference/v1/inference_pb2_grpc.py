@@ -47,14 +47,14 @@ class InferenceServiceServicer:
     """
 
     def Act(self, request_iterator, context):
-        """Answers the network's output for each step of one actor's environments; one call serves an actor until it ends.
+        """Returns the network's output for each step of one actor's environments. One call serves an actor until it ends.
 
-        The first message is `open`, all others are `step`. Each step is answered by one message, in order; the next step is
-        only read once the answer is on its way. Blocks until the first parameters have been published, and for as long as
-        the batch waits to fill. A call that broke off is made again, here or to another replica: its first step brings
-        everything that the service keeps of an actor.
+        The first message is `open`, all others are `step`. Each step is answered by one message, in order. The service reads
+        the next step only after it has sent the answer. Blocks until the first parameters have been published, and while the
+        batch waits to fill. A call that broke off can be made again, to this service or another replica: its first step
+        has everything that the service keeps for an actor.
         INVALID_ARGUMENT: a field is malformed or has the wrong size. FAILED_PRECONDITION: the service acts for another
-        algorithm or another environment. RESOURCE_EXHAUSTED: as many calls are open as it allows. UNAVAILABLE: it stops.
+        algorithm or another environment. RESOURCE_EXHAUSTED: the maximum number of calls is open. UNAVAILABLE: it is stopping.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

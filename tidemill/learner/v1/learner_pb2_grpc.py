@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class LearnerServiceStub:
-    """The learner's controls; served by rank 0.
+    """Controls a learner. Rank 0 serves it.
     """
 
     def __init__(self, channel):
@@ -63,7 +63,7 @@ class LearnerServiceStub:
 
 
 class LearnerServiceServicer:
-    """The learner's controls; served by rank 0.
+    """Controls a learner. Rank 0 serves it.
     """
 
     def GetStatus(self, request, context):
@@ -74,7 +74,7 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Stops taking updates after the current one, until Resume. A retry is safe.
+        """Pauses training after the current update, until Resume. A retry is safe.
         FAILED_PRECONDITION: the learner is stopping.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -82,7 +82,7 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Continues after Pause; no effect when not paused. A retry is safe.
+        """Continues after Pause. No effect if the learner is not paused. A retry is safe.
         FAILED_PRECONDITION: the learner is stopping.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -90,15 +90,15 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SaveCheckpoint(self, request, context):
-        """Writes a checkpoint between two updates and answers when it is on disk. A retry is safe: it writes
-        another. FAILED_PRECONDITION: the learner is stopping. RESOURCE_EXHAUSTED: the disk is full.
+        """Writes a checkpoint between two updates and answers when it is on disk. A retry is safe and writes another
+        checkpoint. FAILED_PRECONDITION: the learner is stopping. RESOURCE_EXHAUSTED: the disk is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """Asks the learner to publish, checkpoint and exit with status 0; answered at once. A retry is safe.
+        """Asks the learner to publish, write a checkpoint and exit with status 0. Answers at once. A retry is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +141,7 @@ def add_LearnerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LearnerService:
-    """The learner's controls; served by rank 0.
+    """Controls a learner. Rank 0 serves it.
     """
 
     @staticmethod

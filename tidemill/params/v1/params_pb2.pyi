@@ -34,7 +34,7 @@ class _Precision:
 class _PrecisionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Precision.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     PRECISION_UNSPECIFIED: _Precision.ValueType  # 0
-    """In a request: the server's choice, which is full."""
+    """In a request: full precision."""
     PRECISION_FULL: _Precision.ValueType  # 1
     """The parameters as trained (float32)."""
     PRECISION_HALF: _Precision.ValueType  # 2
@@ -44,7 +44,7 @@ class Precision(_Precision, metaclass=_PrecisionEnumTypeWrapper):
     """Number format of an encoding."""
 
 PRECISION_UNSPECIFIED: Precision.ValueType  # 0
-"""In a request: the server's choice, which is full."""
+"""In a request: full precision."""
 PRECISION_FULL: Precision.ValueType  # 1
 """The parameters as trained (float32)."""
 PRECISION_HALF: Precision.ValueType  # 2
@@ -53,7 +53,7 @@ Global___Precision: _TypeAlias = Precision  # noqa: Y015
 
 @_typing.final
 class Metadata(_message.Message):
-    """What the parameters are."""
+    """Origin of parameters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -63,13 +63,13 @@ class Metadata(_message.Message):
     ENV_STEPS_FIELD_NUMBER: _builtins.int
     CONFIG_DIGEST_FIELD_NUMBER: _builtins.int
     algorithm: _builtins.str
-    """Algorithm that made them, e.g. `sac`."""
+    """Algorithm that trained them, e.g. `sac`."""
     env_id: _builtins.str
-    """Environment they were trained on, e.g. `LunarLanderContinuous-v3`."""
+    """Environment that they were trained on, e.g. `LunarLanderContinuous-v3`."""
     learner_steps: _builtins.int
-    """Updates behind them."""
+    """Number of updates behind them."""
     env_steps: _builtins.int
-    """Agent decisions the replay service had stored by then."""
+    """Agent decisions that the replay service had stored when they were published."""
     config_digest: _builtins.str
     """SHA-256, in hex, of the resolved settings of agent and environment."""
     def __init__(
@@ -99,11 +99,11 @@ class Encoding(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     precision: Global___Precision.ValueType
-    """Its number format."""
+    """Number format of the encoding."""
     size_bytes: _builtins.int
-    """Its size in bytes, at least 1."""
+    """Size in bytes, at least 1."""
     sha256: _builtins.bytes
-    """SHA-256 of its bytes, 32 bytes."""
+    """SHA-256 of the encoded bytes, 32 bytes."""
     def __init__(
         self,
         *,
@@ -132,22 +132,22 @@ class Version(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     ENCODINGS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Its number, from 1."""
+    """Version number, from 1."""
     base_version: _builtins.int
-    """The version it was trained on from; 0 for the first."""
+    """Version that training continued from; 0 for the first."""
     fencing_token: _builtins.int
-    """Fencing token of its publisher."""
+    """Fencing token of the publisher."""
     @_builtins.property
     def created(self) -> _timestamp_pb2.Timestamp:
-        """When the server stored it."""
+        """Time at which the server stored the version."""
 
     @_builtins.property
     def metadata(self) -> Global___Metadata:
-        """What the parameters are."""
+        """Origin of the parameters."""
 
     @_builtins.property
     def encodings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Encoding]:
-        """Its encodings, full precision first."""
+        """Encodings, full precision first."""
 
     def __init__(
         self,
@@ -176,10 +176,10 @@ class AcquireFencingTokenRequest(_message.Message):
     PUBLISHER_FIELD_NUMBER: _builtins.int
     LAST_KNOWN_TOKEN_FIELD_NUMBER: _builtins.int
     publisher: _builtins.str
-    """Who asks, for the server's log, e.g. host name and process id."""
+    """Name of the caller for the server's log, e.g. host name and process id."""
     last_known_token: _builtins.int
-    """Greatest fencing token the caller knows of, e.g. of a checkpoint; the one it is given is greater, also from a server
-    that lost its own count. At most 2^62 beyond the server's own; 0 means none.
+    """Largest fencing token that the caller knows, e.g. from a checkpoint; 0 means none. The new token is greater, even if the
+    server has lost its own count. At most 2^62 above the server's own count.
     """
     def __init__(
         self,
@@ -204,9 +204,9 @@ class AcquireFencingTokenResponse(_message.Message):
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     LATEST_VERSION_FIELD_NUMBER: _builtins.int
     fencing_token: _builtins.int
-    """The caller's fencing token, from 1."""
+    """Fencing token of the caller, from 1."""
     latest_version: _builtins.int
-    """The newest version, to be the first publish's `base_version`; 0 when there is none."""
+    """The newest version, which is the `base_version` of the first publish; 0 if there is none."""
     def __init__(
         self,
         *,
@@ -264,10 +264,10 @@ class PublishHeader(_message.Message):
     fencing_token: _builtins.int
     """Fencing token from AcquireFencingToken."""
     base_version: _builtins.int
-    """The newest version the publisher knows of; 0 for none."""
+    """The newest version that the publisher knows; 0 if there is none."""
     @_builtins.property
     def metadata(self) -> Global___Metadata:
-        """What the parameters are."""
+        """Origin of the parameters."""
 
     @_builtins.property
     def encodings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Encoding]:
@@ -313,7 +313,7 @@ Global___PublishResponse: _TypeAlias = PublishResponse  # noqa: Y015
 
 @_typing.final
 class FetchRequest(_message.Message):
-    """What to read."""
+    """Selects the version to read."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -329,15 +329,15 @@ class FetchRequest(_message.Message):
     tag: _builtins.str
     """By tag, e.g. `latest`."""
     newer_than: _builtins.int
-    """Only if the version is greater than this; 0 means any."""
+    """Send the version only if its number is greater than this; 0 means any."""
     wait_s: _builtins.float
-    """How long to wait for such a version, in seconds, 0 .. 300; 0 means not at all."""
+    """Seconds to wait for such a version, 0 .. 300; 0 means no wait."""
     precision: Global___Precision.ValueType
-    """Preferred number format; full is sent when the version has no such encoding."""
+    """Preferred number format. Full precision is sent if the version has no such encoding."""
     accepts_file: _builtins.bool
-    """Whether the caller, if it is on the server's machine, would rather read the encoding's file than be sent pieces."""
+    """Whether a caller on the server's machine prefers to read the encoding's file."""
     sees_folder: _builtins.bool
-    """Whether the caller has the server's folder mounted, and so reads files with `accepts_file` on any machine."""
+    """Whether the caller has the server's folder mounted. `accepts_file` then applies on any machine."""
     def __init__(
         self,
         *,
@@ -371,7 +371,7 @@ class FetchResponse(_message.Message):
     """The next bytes, at most 1 MiB."""
     @_builtins.property
     def header(self) -> Global___FetchHeader:
-        """What follows."""
+        """Announces the bytes that follow."""
 
     def __init__(
         self,
@@ -391,7 +391,7 @@ Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015
 
 @_typing.final
 class FetchHeader(_message.Message):
-    """Announces what a fetch sends."""
+    """Announces the bytes of a fetch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -400,11 +400,11 @@ class FetchHeader(_message.Message):
     ENCODING_FIELD_NUMBER: _builtins.int
     FILE_FIELD_NUMBER: _builtins.int
     not_newer: _builtins.bool
-    """True when there was no newer version in time; then nothing follows and the other fields are empty."""
+    """True if there was no newer version in time. Nothing follows, and the other fields are empty."""
     file: _builtins.str
-    """Absolute path of the file with these bytes, on the server's machine; then nothing follows. Empty if pieces do. Whoever
-    has the folder mounted elsewhere finds the file there by its name. The caller checks size and SHA-256, and fetches
-    again without `accepts_file` if it cannot read the file.
+    """Absolute path of the file with these bytes, on the server's machine. If set, no pieces follow. A caller that has the
+    folder mounted elsewhere finds the file there by its name. The caller checks size and SHA-256, and fetches again
+    without `accepts_file` if it cannot read the file.
     """
     @_builtins.property
     def version(self) -> Global___Version:
@@ -441,7 +441,7 @@ class WatchRequest(_message.Message):
     tag: _builtins.str
     """Tag to watch; empty means `latest`."""
     newer_than: _builtins.int
-    """The version the caller has: the first announcement is of another one; 0 means none."""
+    """Version that the caller already has and that is not announced first; 0 means none."""
     def __init__(
         self,
         *,
@@ -465,7 +465,7 @@ class WatchResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def version(self) -> Global___Version:
-        """The version the tag points at now."""
+        """The version that the tag points at now."""
 
     def __init__(
         self,
@@ -527,14 +527,14 @@ class ListVersionsResponse(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     fencing_token: _builtins.int
-    """The newest fencing token handed out; 0 before the first. A publisher with a smaller one was superseded."""
+    """The newest fencing token; 0 before the first. A publisher with a smaller token was superseded."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Version]:
-        """Versions the server still has, oldest first."""
+        """Versions that the server keeps, oldest first."""
 
     @_builtins.property
     def tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Every tag, `latest` included, and the version it points at."""
+        """Every tag, including `latest`, and the version that it points at."""
 
     def __init__(
         self,

@@ -72,9 +72,9 @@ class ParamServiceServicer:
     """
 
     def AcquireFencingToken(self, request, context):
-        """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
-        older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-        before it is answered. A retry is safe: it only uses up another fencing token.
+        """Makes the caller the only publisher and returns a fencing token greater than all earlier ones. Publishers with older
+        tokens are refused from then on, and a publish of theirs in progress ends. Never blocks. The token is durable before
+        the answer. A retry is safe and only uses up another fencing token.
         INVALID_ARGUMENT: a field is out of range.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -84,8 +84,8 @@ class ParamServiceServicer:
     def Publish(self, request_iterator, context):
         """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
 
-        Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same fencing token,
-        base version and checksums as the newest version are answered with that version.
+        Answers when the version is on disk. A retry is safe: a call with the fencing token, base version and checksums of the
+        newest version returns that version.
         FAILED_PRECONDITION: the fencing token was superseded, or `base_version` is not the newest version.
         INVALID_ARGUMENT: a field is out of range or the pieces do not fill the declared sizes.
         DATA_LOSS: the bytes do not match their SHA-256. RESOURCE_EXHAUSTED: an encoding is larger than the server's
@@ -98,11 +98,12 @@ class ParamServiceServicer:
     def Fetch(self, request, context):
         """Reads a version: first a header, then its bytes in pieces.
 
-        With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
-        comes, only a header with `not_newer` is sent. A retry is safe.
-        Only as many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE.
-        A fetch so slow that its version was removed and too many like it are kept ends with UNAVAILABLE, too.
-        NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
+        With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`. If there is none
+        by then, the only response is a header with `not_newer`. A retry is safe.
+        The server's memory limits the number of fetches at the same time. Others wait up to 30 s and then end with
+        UNAVAILABLE. A slow fetch also ends with UNAVAILABLE if its version was removed and too many removed versions are
+        still being sent.
+        NOT_FOUND: no such version or tag. Waiting for the first version of a known tag is not an error.
         DATA_LOSS: the stored bytes are corrupt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -110,24 +111,24 @@ class ParamServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Announces the version a tag points at: at once if it is not the one the caller has, then whenever it changes. A slow
-        reader skips to the newest. Blocks until the caller cancels. A retry is safe.
+        """Announces the version that a tag points at: at once unless the caller has it, then whenever the tag moves. A slow
+        reader skips to the newest version. Blocks until the caller cancels. A retry is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """Lists the versions the server still has, oldest first, and all tags. Never blocks. A retry is safe.
+        """Lists the versions that the server keeps, oldest first, and all tags. Never blocks. A retry is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetTag(self, request, context):
-        """Points a tag at a version, which is then kept until the tag moves. Never blocks. Durable before it is
-        answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
-        RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
+        """Points a tag at a version, which is then kept until the tag moves. Never blocks. The tag is durable before the
+        answer. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: the name is malformed, or is `latest`.
+        RESOURCE_EXHAUSTED: the tag is new and the server has its maximum number of tags, or the disk is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

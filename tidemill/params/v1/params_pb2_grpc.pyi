@@ -41,16 +41,16 @@ class ParamServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ParamServiceAsyncStub: ...
     AcquireFencingToken: _grpc.UnaryUnaryMultiCallable[_params_pb2.AcquireFencingTokenRequest, _params_pb2.AcquireFencingTokenResponse]
-    """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
-    older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-    before it is answered. A retry is safe: it only uses up another fencing token.
+    """Makes the caller the only publisher and returns a fencing token greater than all earlier ones. Publishers with older
+    tokens are refused from then on, and a publish of theirs in progress ends. Never blocks. The token is durable before
+    the answer. A retry is safe and only uses up another fencing token.
     INVALID_ARGUMENT: a field is out of range.
     """
     Publish: _grpc.StreamUnaryMultiCallable[_params_pb2.PublishRequest, _params_pb2.PublishResponse]
     """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
 
-    Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same fencing token,
-    base version and checksums as the newest version are answered with that version.
+    Answers when the version is on disk. A retry is safe: a call with the fencing token, base version and checksums of the
+    newest version returns that version.
     FAILED_PRECONDITION: the fencing token was superseded, or `base_version` is not the newest version.
     INVALID_ARGUMENT: a field is out of range or the pieces do not fill the declared sizes.
     DATA_LOSS: the bytes do not match their SHA-256. RESOURCE_EXHAUSTED: an encoding is larger than the server's
@@ -59,23 +59,24 @@ class ParamServiceStub:
     Fetch: _grpc.UnaryStreamMultiCallable[_params_pb2.FetchRequest, _params_pb2.FetchResponse]
     """Reads a version: first a header, then its bytes in pieces.
 
-    With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
-    comes, only a header with `not_newer` is sent. A retry is safe.
-    Only as many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE.
-    A fetch so slow that its version was removed and too many like it are kept ends with UNAVAILABLE, too.
-    NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
+    With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`. If there is none
+    by then, the only response is a header with `not_newer`. A retry is safe.
+    The server's memory limits the number of fetches at the same time. Others wait up to 30 s and then end with
+    UNAVAILABLE. A slow fetch also ends with UNAVAILABLE if its version was removed and too many removed versions are
+    still being sent.
+    NOT_FOUND: no such version or tag. Waiting for the first version of a known tag is not an error.
     DATA_LOSS: the stored bytes are corrupt.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_params_pb2.WatchRequest, _params_pb2.WatchResponse]
-    """Announces the version a tag points at: at once if it is not the one the caller has, then whenever it changes. A slow
-    reader skips to the newest. Blocks until the caller cancels. A retry is safe.
+    """Announces the version that a tag points at: at once unless the caller has it, then whenever the tag moves. A slow
+    reader skips to the newest version. Blocks until the caller cancels. A retry is safe.
     """
     ListVersions: _grpc.UnaryUnaryMultiCallable[_params_pb2.ListVersionsRequest, _params_pb2.ListVersionsResponse]
-    """Lists the versions the server still has, oldest first, and all tags. Never blocks. A retry is safe."""
+    """Lists the versions that the server keeps, oldest first, and all tags. Never blocks. A retry is safe."""
     SetTag: _grpc.UnaryUnaryMultiCallable[_params_pb2.SetTagRequest, _params_pb2.SetTagResponse]
-    """Points a tag at a version, which is then kept until the tag moves. Never blocks. Durable before it is
-    answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
-    RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
+    """Points a tag at a version, which is then kept until the tag moves. Never blocks. The tag is durable before the
+    answer. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: the name is malformed, or is `latest`.
+    RESOURCE_EXHAUSTED: the tag is new and the server has its maximum number of tags, or the disk is full.
     """
 
 @_typing.type_check_only
@@ -84,16 +85,16 @@ class ParamServiceAsyncStub(ParamServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AcquireFencingToken: _aio.UnaryUnaryMultiCallable[_params_pb2.AcquireFencingTokenRequest, _params_pb2.AcquireFencingTokenResponse]  # type: ignore[assignment]
-    """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
-    older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-    before it is answered. A retry is safe: it only uses up another fencing token.
+    """Makes the caller the only publisher and returns a fencing token greater than all earlier ones. Publishers with older
+    tokens are refused from then on, and a publish of theirs in progress ends. Never blocks. The token is durable before
+    the answer. A retry is safe and only uses up another fencing token.
     INVALID_ARGUMENT: a field is out of range.
     """
     Publish: _aio.StreamUnaryMultiCallable[_params_pb2.PublishRequest, _params_pb2.PublishResponse]  # type: ignore[assignment]
     """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
 
-    Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same fencing token,
-    base version and checksums as the newest version are answered with that version.
+    Answers when the version is on disk. A retry is safe: a call with the fencing token, base version and checksums of the
+    newest version returns that version.
     FAILED_PRECONDITION: the fencing token was superseded, or `base_version` is not the newest version.
     INVALID_ARGUMENT: a field is out of range or the pieces do not fill the declared sizes.
     DATA_LOSS: the bytes do not match their SHA-256. RESOURCE_EXHAUSTED: an encoding is larger than the server's
@@ -102,23 +103,24 @@ class ParamServiceAsyncStub(ParamServiceStub):
     Fetch: _aio.UnaryStreamMultiCallable[_params_pb2.FetchRequest, _params_pb2.FetchResponse]  # type: ignore[assignment]
     """Reads a version: first a header, then its bytes in pieces.
 
-    With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
-    comes, only a header with `not_newer` is sent. A retry is safe.
-    Only as many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE.
-    A fetch so slow that its version was removed and too many like it are kept ends with UNAVAILABLE, too.
-    NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
+    With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`. If there is none
+    by then, the only response is a header with `not_newer`. A retry is safe.
+    The server's memory limits the number of fetches at the same time. Others wait up to 30 s and then end with
+    UNAVAILABLE. A slow fetch also ends with UNAVAILABLE if its version was removed and too many removed versions are
+    still being sent.
+    NOT_FOUND: no such version or tag. Waiting for the first version of a known tag is not an error.
     DATA_LOSS: the stored bytes are corrupt.
     """
     Watch: _aio.UnaryStreamMultiCallable[_params_pb2.WatchRequest, _params_pb2.WatchResponse]  # type: ignore[assignment]
-    """Announces the version a tag points at: at once if it is not the one the caller has, then whenever it changes. A slow
-    reader skips to the newest. Blocks until the caller cancels. A retry is safe.
+    """Announces the version that a tag points at: at once unless the caller has it, then whenever the tag moves. A slow
+    reader skips to the newest version. Blocks until the caller cancels. A retry is safe.
     """
     ListVersions: _aio.UnaryUnaryMultiCallable[_params_pb2.ListVersionsRequest, _params_pb2.ListVersionsResponse]  # type: ignore[assignment]
-    """Lists the versions the server still has, oldest first, and all tags. Never blocks. A retry is safe."""
+    """Lists the versions that the server keeps, oldest first, and all tags. Never blocks. A retry is safe."""
     SetTag: _aio.UnaryUnaryMultiCallable[_params_pb2.SetTagRequest, _params_pb2.SetTagResponse]  # type: ignore[assignment]
-    """Points a tag at a version, which is then kept until the tag moves. Never blocks. Durable before it is
-    answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
-    RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
+    """Points a tag at a version, which is then kept until the tag moves. Never blocks. The tag is durable before the
+    answer. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: the name is malformed, or is `latest`.
+    RESOURCE_EXHAUSTED: the tag is new and the server has its maximum number of tags, or the disk is full.
     """
 
 class ParamServiceServicer:
@@ -129,9 +131,9 @@ class ParamServiceServicer:
         request: _params_pb2.AcquireFencingTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_params_pb2.AcquireFencingTokenResponse, _abc.Awaitable[_params_pb2.AcquireFencingTokenResponse]]:
-        """Makes the caller the one publisher and hands it a fencing token greater than all before it; publishers of
-        older fencing tokens are refused from then on, and a publish of theirs that is under way ends. Never blocks. Durable
-        before it is answered. A retry is safe: it only uses up another fencing token.
+        """Makes the caller the only publisher and returns a fencing token greater than all earlier ones. Publishers with older
+        tokens are refused from then on, and a publish of theirs in progress ends. Never blocks. The token is durable before
+        the answer. A retry is safe and only uses up another fencing token.
         INVALID_ARGUMENT: a field is out of range.
         """
 
@@ -142,8 +144,8 @@ class ParamServiceServicer:
     ) -> _typing.Union[_params_pb2.PublishResponse, _abc.Awaitable[_params_pb2.PublishResponse]]:
         """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
 
-        Answered when the version is on disk. A retry of a call whose answer was lost is safe: the same fencing token,
-        base version and checksums as the newest version are answered with that version.
+        Answers when the version is on disk. A retry is safe: a call with the fencing token, base version and checksums of the
+        newest version returns that version.
         FAILED_PRECONDITION: the fencing token was superseded, or `base_version` is not the newest version.
         INVALID_ARGUMENT: a field is out of range or the pieces do not fill the declared sizes.
         DATA_LOSS: the bytes do not match their SHA-256. RESOURCE_EXHAUSTED: an encoding is larger than the server's
@@ -157,11 +159,12 @@ class ParamServiceServicer:
     ) -> _typing.Union[_abc.Iterator[_params_pb2.FetchResponse], _abc.AsyncIterator[_params_pb2.FetchResponse]]:
         """Reads a version: first a header, then its bytes in pieces.
 
-        With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`; if none
-        comes, only a header with `not_newer` is sent. A retry is safe.
-        Only as many fetches are sent at a time as the server has memory for; others wait, at most 30 s, then UNAVAILABLE.
-        A fetch so slow that its version was removed and too many like it are kept ends with UNAVAILABLE, too.
-        NOT_FOUND: no such version or tag (a wait for the first version of a known tag is not an error).
+        With `newer_than` and `wait_s` it blocks until the tag points at a newer version, at most `wait_s`. If there is none
+        by then, the only response is a header with `not_newer`. A retry is safe.
+        The server's memory limits the number of fetches at the same time. Others wait up to 30 s and then end with
+        UNAVAILABLE. A slow fetch also ends with UNAVAILABLE if its version was removed and too many removed versions are
+        still being sent.
+        NOT_FOUND: no such version or tag. Waiting for the first version of a known tag is not an error.
         DATA_LOSS: the stored bytes are corrupt.
         """
 
@@ -170,8 +173,8 @@ class ParamServiceServicer:
         request: _params_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_params_pb2.WatchResponse], _abc.AsyncIterator[_params_pb2.WatchResponse]]:
-        """Announces the version a tag points at: at once if it is not the one the caller has, then whenever it changes. A slow
-        reader skips to the newest. Blocks until the caller cancels. A retry is safe.
+        """Announces the version that a tag points at: at once unless the caller has it, then whenever the tag moves. A slow
+        reader skips to the newest version. Blocks until the caller cancels. A retry is safe.
         """
 
     def ListVersions(
@@ -179,16 +182,16 @@ class ParamServiceServicer:
         request: _params_pb2.ListVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_params_pb2.ListVersionsResponse, _abc.Awaitable[_params_pb2.ListVersionsResponse]]:
-        """Lists the versions the server still has, oldest first, and all tags. Never blocks. A retry is safe."""
+        """Lists the versions that the server keeps, oldest first, and all tags. Never blocks. A retry is safe."""
 
     def SetTag(
         self,
         request: _params_pb2.SetTagRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_params_pb2.SetTagResponse, _abc.Awaitable[_params_pb2.SetTagResponse]]:
-        """Points a tag at a version, which is then kept until the tag moves. Never blocks. Durable before it is
-        answered. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: a bad name, or `latest`.
-        RESOURCE_EXHAUSTED: the tag is new and there are as many as the server allows, or the disk is full.
+        """Points a tag at a version, which is then kept until the tag moves. Never blocks. The tag is durable before the
+        answer. A retry is safe. NOT_FOUND: no such version. INVALID_ARGUMENT: the name is malformed, or is `latest`.
+        RESOURCE_EXHAUSTED: the tag is new and the server has its maximum number of tags, or the disk is full.
         """
 
 def add_ParamServiceServicer_to_server(servicer: ParamServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,4 +1,4 @@
-"""What is drawn from which server for a batch, and who decides it."""
+"""Plan of a batch: the number of items to draw from each server, and the interface of its planners."""
 
 from __future__ import annotations
 

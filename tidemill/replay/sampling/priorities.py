@@ -1,4 +1,4 @@
-"""Takes new priorities back to the replay servers, without making the training thread wait or with a wait."""
+"""Writer of new priorities to the replay servers, with or without a wait of the training thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks shards whether they serve, without waiting for the answers."""
+"""Health probes of shards that do not wait for the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which messages an exported table is appended, so that its items are inserted in the order they were."""
+"""Plan of an import: messages that append an exported table so that its items keep their order of insertion."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ReplayServiceStub:
-    """Tables of items over chunks of experience streams.
+    """Stores streams of experience in chunks, and samples items of them from tables.
     """
 
     def __init__(self, channel):
@@ -103,21 +103,21 @@ class ReplayServiceStub:
 
 
 class ReplayServiceServicer:
-    """Tables of items over chunks of experience streams.
+    """Stores streams of experience in chunks, and samples items of them from tables.
     """
 
     def CreateTable(self, request, context):
         """Creates a table, or confirms that one of the same name and configuration exists.
 
-        A table that a restarted server brought back from disk takes `max_items`, `max_bytes`, `rate_limiter` and
-        `max_times_sampled` from the first call that names it; items beyond the new capacity are evicted by the remover, and
-        another rate limiter begins with neither side ahead. After that call, as before a restart, another value is
-        refused. What an item means (signature, selectors, max_item_steps, payload_bytes) never changes. Keys may change with max_items.
+        After a restart from disk, the first call that names a table may change its `max_items`, `max_bytes`, `rate_limiter`
+        and `max_times_sampled`. The remover evicts items beyond the new capacity, and a changed rate limiter starts balanced.
+        Keys may change with max_items. Later calls with other values are refused, as before the restart. The fields that define
+        an item (signature, selectors, max_item_steps, payload_bytes) never change.
+
+        A change by UpdateTable is kept: for each field a call may give the value before the change or the one after it.
 
         Never blocks, except on the disk if there is a log. A retry is safe. INVALID_ARGUMENT: a field is out of range.
         ALREADY_EXISTS: the name is taken by a table with another configuration. RESOURCE_EXHAUSTED: too many tables.
-
-        What UpdateTable has changed stays: a call may name, of each field, the value before the change or the one after.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,60 +139,66 @@ class ReplayServiceServicer:
 
     def UpdateTable(self, request, context):
         """Changes a table while it is in use: its rate limiter, its capacity, max_times_sampled, the sampler's priority exponent.
-        What is not set stays. Items beyond a smaller capacity are evicted by the remover; keys of items stay, except of
-        those whose slot is beyond the new max_items. A rate limiter that differs, or is switched on or off, begins with neither
-        side ahead. Calls that wait for it are looked at again; one that asks for more than the table can now hold waits on.
+        Fields that are not set keep their values. The remover evicts items beyond a smaller capacity. Items keep their keys,
+        except those whose slot is beyond the new max_items. A rate limiter that is changed, enabled or disabled starts
+        balanced. Waiting calls are then admitted by the new limits; a call for more items than the table can now hold
+        continues to wait.
 
-        Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such
-        table. INVALID_ARGUMENT: nothing is set, or a value is out of range, by itself or beside the others; nothing was
-        changed. RESOURCE_EXHAUSTED: no memory for so many items; nothing was changed.
+        Never blocks, except on the disk if there is a log: the answer comes once the change is durable. A retry is safe.
+        After an error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of
+        range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetTable(self, request, context):
-        """Removes every item of a table and zeroes its counters; its configuration and its streams stay.
-        Never blocks, except on the disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table.
+        """Removes every item of a table and zeroes its counters, but keeps its configuration and its streams.
+        Never blocks, except on the disk if there is a log: the answer comes once the change is durable. A retry is safe.
+        NOT_FOUND: no such table.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropTable(self, request, context):
-        """Removes a table: its items, its configuration and its counters. Its name is free, and counts no more among the tables
-        a server may have; a table created under it later is another, and takes no key of an item of this one for its own.
+        """Removes a table with its items, configuration and counters. Its name and its place among the server's tables are free
+        again. A table created later under the same name does not accept keys of items of this one.
 
-        Calls that append to it or sample it, or wait to, end with NOT_FOUND. So does a retry, once it is dropped. With the last
-        table of a signature go the streams of that signature: an actor that resumes one gets a new epoch.
-        Never blocks, except on the disk if there is a log: answered once it is durable. NOT_FOUND: no such table.
+        Calls that append to or sample the table, or wait to do so, end with NOT_FOUND. A retry after the table was dropped also
+        ends with NOT_FOUND. The last table of a signature takes the streams of that signature with it: an actor that resumes
+        one gets a new epoch.
+        Never blocks, except on the disk if there is a log: the answer comes once the change is durable. NOT_FOUND: no such table.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Append(self, request_iterator, context):
-        """Appends chunks and the items that end in them; one call carries all streams of one actor.
+        """Appends chunks and the items that end in them. One call carries all streams of one actor.
 
         The first request must be `open`; the first response names the epoch and, for each stream, the next step
         the server expects. Each following request carries `data` and is answered, in order, by one cumulative
-        acknowledgement once all of it is stored. A chunk the server already has is skipped together with its
-        items, so a sender that reconnects resends everything unacknowledged and each step is stored exactly once.
-        While the rate limiter of a named table forbids inserts, the server neither acknowledges nor reads on:
-        acknowledgements are the flow control. Senders should hold a bounded number of unacknowledged chunks.
-        A server with a log acknowledges what the log has (written or synced, as it is set up), and nothing while its disk
-        is full. After a restart it knows every epoch with all that was acknowledged. Data not yet synced when the machine lost
-        power is requested again; an actor that no longer has it gets FAILED_PRECONDITION.
+        acknowledgement once all of it is stored. The server skips a chunk that it already has, together with the chunk's
+        items. A sender that reconnects resends everything unacknowledged, and each step is stored exactly once.
 
-        INVALID_ARGUMENT: a malformed message, or one that the server's memory could not hold if it were empty; nothing of that
-        message is stored. A message of more bytes than the server takes: see Sizes above.
-        NOT_FOUND: a named table does not exist (yet; retry later).
+        While the rate limiter of a named table forbids inserts, the server stops acknowledging and reading:
+        acknowledgements are the flow control. Senders should hold a bounded number of unacknowledged chunks.
+
+        A server with a log acknowledges data once the log has written or synced it, depending on its settings, and
+        acknowledges nothing while its disk is full. After a restart it knows every epoch with all acknowledged data. It
+        requests again what was not synced when the machine lost power; an actor that no longer has that data gets
+        FAILED_PRECONDITION.
+
+        INVALID_ARGUMENT: a message is malformed, or too large even for the server's empty memory; nothing of it is stored. For
+        a message with more bytes than the server accepts see Sizes above.
+        NOT_FOUND: a named table does not exist yet; retry later.
         FAILED_PRECONDITION: a chunk leaves a gap after the stream's last step, the signature is not the
         table's, or the epoch was superseded by a newer one of the same actor.
-        RESOURCE_EXHAUSTED: too many streams, or the server's memory has no room for the message, nothing of which is stored
-        (retry later).
-        A retry is a new call with the epoch of the first response. It ends a call that still appends to that epoch with
-        UNAVAILABLE.
+        RESOURCE_EXHAUSTED: too many streams, or no room in the server's memory; nothing of the message is stored; retry
+        later.
+        A retry is a new call with the epoch of the first response. An earlier call that still appends to that epoch then ends
+        with UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -201,32 +207,33 @@ class ReplayServiceServicer:
     def Sample(self, request_iterator, context):
         """Samples batches of items.
 
-        The first request must be `open`; every request may grant credit. The server sends one response per batch
-        as the rate limiter and its memory allow, never more than the credit granted. Several servers are sampled as one table by `draws`
-        in place of credit, which wait for items only. It ends the stream with OK when the
-        caller half-closes and all granted batches were sent.
+        The first request must be `open`; every request may grant credit. The server sends one response per batch, as the rate
+        limiter and its memory allow, and never more than the granted credit. A caller that samples several servers as one
+        table uses `draws` instead of credit; draws wait for items only. When the caller half-closes, the server sends all
+        granted batches and ends the stream with OK.
 
-        INVALID_ARGUMENT: a field is out of range, or a batch is larger than a message that the caller takes, than 2 GiB or
-        than the server's memory for batches; it is not assembled, and none of its items counts as sampled. NOT_FOUND: no such
-        table. FAILED_PRECONDITION, DATA_LOSS: see `Draw`. A retry is a new call; batches
-        sent but not received count as sampled, unless the caller `settles`.
+        INVALID_ARGUMENT: a field is out of range, or a batch is larger than the caller's messages, 2 GiB or the server's memory
+        for batches; that batch is not assembled, and its items do not count as sampled. NOT_FOUND: no such table.
+        FAILED_PRECONDITION, DATA_LOSS: see `Draw`. A retry is a new call; batches that were sent but not received count as
+        sampled, unless the caller `settles`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdatePriorities(self, request, context):
-        """Sets the priorities of items. Unknown keys (already removed) are counted, not an error.
+        """Sets the priorities of items. Keys of items that were removed are counted; they cause no error.
         Never blocks. A retry is safe. NOT_FOUND: no such table. INVALID_ARGUMENT: a priority is NaN, above 1e39
-        or below the least, see ItemBatch, or the lists differ in length; nothing was changed. FAILED_PRECONDITION: the fencing token was superseded.
+        or below the smallest allowed (see ItemBatch), or the lists differ in length; nothing was changed.
+        FAILED_PRECONDITION: the fencing token was superseded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteItems(self, request, context):
-        """Removes items. Unknown keys are counted, not an error. Never blocks, except on the disk if there is a log: answered
-        once it is durable. A retry is safe.
+        """Removes items. Unknown keys are counted; they cause no error. Never blocks, except on the disk if there is a log: the
+        answer comes once the change is durable. A retry is safe.
         NOT_FOUND: no such table. INVALID_ARGUMENT: too many keys.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -235,21 +242,22 @@ class ReplayServiceServicer:
 
     def DeleteMatchingItems(self, request, context):
         """Removes the items of a table that meet every condition that is set; their streams continue. Never blocks, except on the
-        disk if there is a log: answered once it is durable. A retry is safe. NOT_FOUND: no such table, or no streams of that actor
-        are known. INVALID_ARGUMENT: no condition is set, or one is out of range.
+        disk if there is a log: the answer comes once the change is durable. A retry is safe. NOT_FOUND: there is no such table,
+        or the actor has no streams. INVALID_ARGUMENT: no condition is set, or one is out of range.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Export(self, request, context):
-        """Hands out items of a table as they are at one moment, whatever is written, sampled or removed meanwhile: a start, every
-        chunk that they need, once, those of one stream one after the other, then the items in the order of their insertion.
-        The table is not changed, nothing counts as sampled, and no rate limiter is asked. Ended with OK, it is complete.
+        """Sends items of a table as they are at one moment, whatever is written, sampled or removed meanwhile. The responses are
+        a start, then every chunk that the items need, once, stream by stream, then the items in the order of insertion. The
+        table does not change, nothing counts as sampled, and the rate limiter does not apply. An export that ends with OK is
+        complete.
 
-        The chunks stay until the call ends. Items of which bytes are corrupt on disk are left out, and dropped from the table.
-        Waits for nothing but the disk and the caller. A retry is a new call, of another moment. NOT_FOUND: no such table.
-        INVALID_ARGUMENT: a field is out of range. RESOURCE_EXHAUSTED: the memory was needed for what actors append, or a chunk
+        The chunks are kept until the call ends. Items with bytes that are corrupt on disk are left out and dropped from the
+        table. Waits only for the disk and the caller. A retry is a new call and exports another moment. NOT_FOUND: no such
+        table. INVALID_ARGUMENT: a field is out of range. RESOURCE_EXHAUSTED: appending actors needed the memory, or a chunk
         does not fit in a message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -257,8 +265,8 @@ class ReplayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Checkpoint(self, request, context):
-        """Writes priorities and counters to disk. Chunks and items need no snapshot: they are written as they arrive. Does not
-        block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
+        """Writes a snapshot of priorities and counters to disk. Chunks and items are written as they arrive and need none. Does
+        not block other calls. A retry is safe. UNIMPLEMENTED: this server keeps its tables in memory only.
         RESOURCE_EXHAUSTED: the disk is full; the last snapshot remains.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -342,7 +350,7 @@ def add_ReplayServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ReplayService:
-    """Tables of items over chunks of experience streams.
+    """Stores streams of experience in chunks, and samples items of them from tables.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""From settings to an agent or a policy. Each algorithm is imported only when asked for."""
+"""Construction of an agent or a policy from settings. An algorithm is imported only when it is used."""
 
 from __future__ import annotations
 

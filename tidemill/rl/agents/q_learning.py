@@ -1,4 +1,4 @@
-"""What DQN and R2D2 share: an online network, the target that follows it, and updates of one loss."""
+"""The base of DQN and R2D2: an online network, a target network that follows it, and updates of one loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From features to the values of every action: fully connected layers, plain or dueling, quiet or noisy."""
+"""The head of a Q-network, from features to the value of every action: plain or dueling, with or without noise."""
 
 from __future__ import annotations
 

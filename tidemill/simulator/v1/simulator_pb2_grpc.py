@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SimulatorServiceStub:
-    """Plays episodes that run in other programs. An inference service offers it where `inference.simulators` is above 0.
+    """Plays episodes that run in other programs. An inference service offers it if `inference.simulators` is above 0.
     """
 
     def __init__(self, channel):
@@ -43,27 +43,31 @@ class SimulatorServiceStub:
 
 
 class SimulatorServiceServicer:
-    """Plays episodes that run in other programs. An inference service offers it where `inference.simulators` is above 0.
+    """Plays episodes that run in other programs. An inference service offers it if `inference.simulators` is above 0.
     """
 
     def Play(self, request_iterator, context):
-        """Plays the episodes of one environment, one after the other; a program with several environments makes as many calls.
+        """Plays the episodes of one environment, one after the other. A program with several environments makes one call for
+        each.
 
-        The first message is `open`, answered by `opened`; all others are `step`, each answered by one `decision`, in order.
-        A client may send steps before it has the answers to earlier ones, as one that reports its own actions does; the
-        service reads the next step only when the decision before is on its way.
-        An answer waits until the first parameters have been published, and while the replay service's rate limiter holds
-        writers back: that is how the learner paces simulators.
-        A call that breaks off leaves its episode open for `inference.simulator_grace_s` seconds. A client that calls again
-        within that time, with the token of the episode, continues it: `opened.next_step` says which step the service wants
-        next. Otherwise the episode ends as truncated at its last whole step. Half-closing the call ends it at once.
-        A service with tokens wants the metadata `authorization: Bearer TOKEN`, TOKEN of the role simulator or operator;
-        otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. A message with more bytes than the spaces need is
-        refused by gRPC with RESOURCE_EXHAUSTED.
+        The first message is `open`, answered by `opened`. All others are `step`, each answered by one `decision`, in order.
+        A client may send steps before it has the answers to earlier ones, for example if it reports its own actions. The
+        service reads the next step only after it has sent the previous decision.
+
+        An answer waits until the first parameters have been published, and while the replay service's rate limiter blocks
+        inserts. In this way the learner paces simulators.
+
+        The episode of a call that breaks off stays open for `inference.simulator_grace_s` seconds. A client that calls again
+        within that time with the token of the episode continues it; `opened.next_step` is the step that the service expects.
+        Otherwise the episode ends as truncated at its last whole step. Half-closing the call ends it at once.
+
+        A service with tokens requires the metadata `authorization: Bearer TOKEN` with a TOKEN of the role simulator or
+        operator. Otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. gRPC refuses a message with more bytes
+        than the spaces need with RESOURCE_EXHAUSTED.
         INVALID_ARGUMENT: a field is malformed or out of range; the episode ends. FAILED_PRECONDITION: the declared spaces
-        are not those of the run. RESOURCE_EXHAUSTED: as many clients are there as the service allows; call again later.
-        UNAVAILABLE: the service stops or nothing came for `inference.simulator_timeout_s` seconds; call again with the
-        token.
+        are not those of the run. RESOURCE_EXHAUSTED: the service has its maximum number of clients; call again later.
+        UNAVAILABLE: the service is stopping, or nothing came for `inference.simulator_timeout_s` seconds; call again with
+        the token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,7 +90,7 @@ def add_SimulatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SimulatorService:
-    """Plays episodes that run in other programs. An inference service offers it where `inference.simulators` is above 0.
+    """Plays episodes that run in other programs. An inference service offers it if `inference.simulators` is above 0.
     """
 
     @staticmethod
