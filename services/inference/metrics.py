@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Summary
 
+from tidemill.curves import EPISODE_RETURN, SideCurves
+
+_RECENT_EPISODES = 100
+_EVALUATION_RETURN = "simulator/evaluation_return"
 _PREFIX = "tidemill_inference"
 _SIMULATORS = "tidemill_simulator"
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -56,3 +66,35 @@ class SimulatorMetrics:
         self.episodes.labels(end).inc()
         if end != "abandoned":
             (self.evaluation_return if evaluate else self.episode_return).observe(episode_return)
+
+
+class SimulatorCurves:
+    """Points in TensorBoard's run of the service's name: mean returns of the newest episodes, at most 100 of each kind.
+
+    Those with exploration have the name of an actor's, so that the run's training return counts them.
+    """
+
+    def __init__(self, run: Path, name: str, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Write nothing yet; `every_s` are the least seconds between two points."""
+        self._curves, self._every_s, self._clock = SideCurves(run, name), every_s, clock
+        self._returns: dict[str, deque[float]] = {
+            name: deque(maxlen=_RECENT_EPISODES) for name in (EPISODE_RETURN, _EVALUATION_RETURN)
+        }
+        self._next_s = clock() + every_s
+
+    def count(self, episode_return: float, *, evaluate: bool) -> bool:
+        """Count an episode that ended; return whether it is time for a point."""
+        self._returns[_EVALUATION_RETURN if evaluate else EPISODE_RETURN].append(episode_return)
+        if self._clock() < self._next_s:
+            return False
+        self._next_s = self._clock() + self._every_s
+        return True
+
+    def write(self, env_steps: int, learner_steps: int) -> None:
+        """Write a point; the first one imports what takes a second."""
+        means = {name: fmean(returns) for name, returns in self._returns.items() if returns}
+        self._curves.write(means, env_steps=env_steps, learner_steps=learner_steps)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._curves.close()

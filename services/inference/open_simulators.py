@@ -26,7 +26,7 @@ from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.settings.registry import extra_columns_of
 from tidemill.services.inference.episode import Episode
 from tidemill.services.inference.forward_thread import ForwardThread
-from tidemill.services.inference.metrics import SimulatorMetrics
+from tidemill.services.inference.metrics import SimulatorCurves, SimulatorMetrics
 from tidemill.services.inference.resume_token import Identity
 from tidemill.services.inference.simulator_servicer import SimulatorServicer
 from tidemill.services.inference.simulators import Simulators
@@ -63,6 +63,14 @@ def open_identity(config: InferenceConfig, name: str) -> Identity:
             "the run's folder cannot be written: episodes of simulators end with this service", folder=str(folder)
         )
     return Identity(folder / "simulators" / f"{name}.json" if is_kept else None)
+
+
+def open_curves(config: InferenceConfig) -> SimulatorCurves | None:
+    """Return the curves of simulators; None where the run's folder cannot be written here, or no curves are wanted."""
+    every_s, folder = config.learner.tensorboard_every_s, config.run.folder
+    if not every_s or not os.access(folder, os.W_OK):
+        return None
+    return SimulatorCurves(folder, f"inference-{config.inference.index}", every_s)
 
 
 def open_simulator_writer(
@@ -123,6 +131,7 @@ async def serve_simulators(
         max_wait_s=settings.max_wait_ms / 1000.0,
         device=device,
         rng=np.random.default_rng(seed),
+        curves=open_curves(config),
     )
     # of clients that come back before their former call is known to have broken off
     max_calls = 2 * settings.simulators

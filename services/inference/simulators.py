@@ -19,7 +19,7 @@ from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.interface import NoiseRows, SplitPolicy
 from tidemill.services.inference.episode import Episode, Row
 from tidemill.services.inference.forward_thread import ForwardThread
-from tidemill.services.inference.metrics import SimulatorMetrics
+from tidemill.services.inference.metrics import SimulatorCurves, SimulatorMetrics
 from tidemill.services.inference.resume_token import Identity, Place, place_of
 from tidemill.simulator.wire import Declared, SeenStep
 
@@ -98,6 +98,7 @@ class Simulators:
         max_wait_s: float,
         device: torch.device,
         rng: np.random.Generator,
+        curves: SimulatorCurves | None = None,
     ) -> None:
         """Begin with nobody.
 
@@ -114,7 +115,9 @@ class Simulators:
             max_wait_s: Longest wait of a batch for others, in seconds.
             device: Where noise is drawn.
             rng: Draws the seeds of noise.
+            curves: Gets the returns of episodes that ended; then this object's.
         """
+        self._curves, self._point, self._learner_steps = curves, asyncio.Lock(), 0
         self._writer, self._forward, self._metrics, self._on_error = writer, forward, metrics, on_error
         self._new_episode, self._make_policy, self._identity = new_episode, make_policy, identity
         self._grace_s, self._max_wait_s, self._device, self._rng = grace_s, max_wait_s, device, rng
@@ -192,6 +195,8 @@ class Simulators:
         for task in self._tasks:
             task.cancel()
         self._writer.close()
+        if self._curves is not None:
+            self._curves.close()
 
     def _continued(self, place: Place, client: str) -> Seat | None:
         """Return the seat of an episode: as it was left, or from what an earlier service has stored of it."""
@@ -236,6 +241,7 @@ class Simulators:
         policy_input, acted = episode.see(seen), None
         if policy_input is not None:
             answer = await self._forward.answer(policy_input, seat.noise, evaluation=episode.evaluate)
+            self._learner_steps = answer.learner_steps
             acted = episode.act(seen, policy_input, answer, seat.policy, max(self._writer.env_steps, answer.env_steps))
         await self._write(seat, episode.advance(seen, acted))
         self._metrics.steps.inc()
@@ -301,8 +307,16 @@ class Simulators:
 
     def _count_episode(self, episode: Episode, end: str) -> None:
         self._metrics.count_episode(episode.episode_return, end, evaluate=episode.evaluate)
-        if episode.evaluate and end != "abandoned":
+        if end == "abandoned":  # its return is not known
+            return
+        if self._curves is not None and self._curves.count(episode.episode_return, evaluate=episode.evaluate):
+            self._begun(self._write_point(self._curves))
+        if episode.evaluate:
             _log.info("evaluation episode", episode_return=episode.episode_return, steps=episode.next_step - 1)
+
+    async def _write_point(self, curves: SimulatorCurves) -> None:
+        async with self._point:
+            await asyncio.to_thread(curves.write, self._writer.env_steps, self._learner_steps)
 
     def _count_eager(self, seat: Seat) -> None:
         self._set_eager(seat, is_eager=time.monotonic() - seat.answered_s <= self._max_wait_s)

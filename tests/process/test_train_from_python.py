@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -19,7 +20,8 @@ import tidemill
 from tests.support.forked_service import children
 from tests.support.launched import ROOT
 from tests.support.waiting import wait_until
-from tidemill.errors import AlreadyExists, ConfigError, FatalError, TidemillError
+from tidemill.errors import AlreadyExists, ConfigError, FatalError, TidemillError, Unavailable
+from tidemill.programs.cluster import Cluster
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -64,6 +66,25 @@ async def test_call_in_a_running_event_loop_trains_and_leaves_nothing(
     with pytest.raises(AlreadyExists, match="fresh=True"):
         tidemill.train("CartPole-v1", algorithm="dqn", settings=settings, progress=False)
     assert not (result.folder / "cluster.yaml").exists()
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.4])
+def test_interrupt_before_the_run_has_begun_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    """There is no result so far to return; no process is left, and no folder."""
+
+    def interrupted(cluster: Cluster, _: object) -> None:
+        with contextlib.suppress(Unavailable):
+            cluster.wait(after_s)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tidemill.programs.train._follow", interrupted)
+    before = children()
+    with pytest.raises(KeyboardInterrupt):
+        tidemill.train("CartPole-v1", algorithm="dqn", settings={**_SHORT, "run.root": str(tmp_path)}, progress=False)
+    assert children() == before
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from tidemill.rpc.settings import ServerSettings
 from tidemill.services.inference.batcher import Batcher
 from tidemill.services.inference.episode import Episode
 from tidemill.services.inference.forward_thread import ForwardThread
-from tidemill.services.inference.metrics import Metrics, SimulatorMetrics
+from tidemill.services.inference.metrics import Metrics, SimulatorCurves, SimulatorMetrics
 from tidemill.services.inference.resume_token import Identity
 from tidemill.services.inference.simulator_servicer import SimulatorServicer
 from tidemill.services.inference.simulators import Simulators
@@ -97,8 +97,9 @@ def local_simulators(
     sampler: str = "uniform",
     name: str = "simulators",
     params: FixedParams | None = None,
+    run: Path | None = None,
 ) -> Iterator[LocalSimulators]:
-    """Serve simulators, whose steps a table of the replay server at `replay` takes."""
+    """Serve simulators, whose steps a table of the replay server at `replay` takes; curves go to a run's folder."""
     if params is None:
         params = FixedParams()
         params.set(state_of(config, spec), number=3)
@@ -143,6 +144,7 @@ def local_simulators(
         max_wait_s=0.002,
         device=torch.device("cpu"),
         rng=np.random.default_rng(0),
+        curves=None if run is None else SimulatorCurves(run, "inference-0", every_s=0.0),
     )
     try:
         with BackgroundServer("inference", ServerSettings(address, grace_s=0.2)) as background:

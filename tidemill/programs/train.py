@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from tidemill.scores import Score, read_scores
 
 _POLL_S = 1.0
 _LAST_LINES = 12
+_INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)  # exit codes of a launcher whose run has not begun
 _WARNING = re.compile(r"\[ *[\d.]+ s\] (warning: .*)")  # as the launcher's plain view prints it
 _REFUSAL = re.compile(r"^tidemill train: (.*)", re.MULTILINE | re.DOTALL)  # as `process.run` explains an error
 
@@ -38,8 +40,9 @@ def train(
 
     The run ends at its target or a limit (`run.target_return`, `run.max_env_steps`, `run.max_wall_s`). One interrupt
     (Ctrl-C, the stop button of a notebook) ends it earlier: everything is saved, the result so far is returned, and
-    `tidemill resume` can continue the run. A second one does not wait, and raises `KeyboardInterrupt`. No process is
-    left either way. It works in a notebook, in a thread and while an event loop runs.
+    `tidemill resume` can continue the run. A second one does not wait, and raises `KeyboardInterrupt`, as does one in
+    the first seconds, while the settings are checked. No process is left either way. It works in a notebook, in a
+    thread and while an event loop runs.
 
     Args:
         env: Id of an environment of gymnasium, or `module:Id` of your own; None: that of the config.
@@ -83,6 +86,8 @@ def train(
                 raise
             _say(line, "stopping; interrupt again to end without saving")
             result = cluster.stop()
+            if result.exit_code in _INTERRUPTED:  # before there was anything to save
+                raise
         if result.exit_code:
             raise _failure(result, cluster.output())
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, Sele
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.status import translated
+from tidemill.services.launcher.view.curves import training_return
 from tidemill.simulator.client import SimulatorClient
 from tidemill.simulator.v1 import simulator_pb2 as pb
 from tidemill.simulator.v1 import simulator_pb2_grpc
@@ -126,6 +128,29 @@ def test_evaluation_is_counted_and_not_stored() -> None:
             assert played[0] == played[1]
             assert service.metric("tidemill_simulator_evaluation_return_sum") == 10.0
             assert service.writer.next_steps.sum() == 0
+
+
+def test_returns_of_clients_are_curves_of_the_run(tmp_path: Path) -> None:
+    """Those with exploration are the run's training return, as actors' are; those of evaluations have a curve."""
+    with local_server() as replay:
+        create_table(replay.address, _DQN, _SPEC)
+        with (
+            local_simulators(replay.address, _DQN, _SPEC, run=tmp_path) as service,
+            SimulatorClient(service.address, _SPEC) as client,
+        ):
+            _play(client, 0, 4)
+            client.begin(np.zeros(2, np.float32), evaluate=True)
+            client.step(np.zeros(2, np.float32), 7.0, terminated=True)
+            client.begin(np.zeros(2, np.float32))  # abandoned: its return is not known
+            wait_until(lambda: "7.0" in _newest_point(tmp_path), "a point")
+            point = json.loads(_newest_point(tmp_path))
+    assert (point["actor/episode_return"], point["simulator/evaluation_return"]) == (1 + 2 + 3 + 4, 7.0)
+    assert training_return(tmp_path) == 10.0
+
+
+def _newest_point(run: Path) -> str:
+    file = run / "curves" / "inference-0.jsonl"
+    return file.read_text().strip().rpartition("\n")[2] if file.exists() else ""
 
 
 def test_call_that_breaks_is_continued_exactly_once() -> None:
