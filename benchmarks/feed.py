@@ -39,9 +39,9 @@ from tidemill.replay.sampling.source import Connect, OpenedSource
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.settings.registry import stored_columns
+from tidemill.services.learner.data.dataset import importance_sampling_exponent
 from tidemill.services.learner.data.decoder import DatasetBatches, ToDevice, decoded_later
 from tidemill.services.learner.data.device_rows import DeviceRows
-from tidemill.services.learner.data.importance_exponent import importance_sampling_exponent
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 
 _FEED_CORES = {0, 1}

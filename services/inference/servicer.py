@@ -15,10 +15,10 @@ from tidemill.errors import FailedPrecondition, InvalidArgument
 from tidemill.inference.v1 import inference_pb2 as pb
 from tidemill.inference.v1 import inference_pb2_grpc
 from tidemill.inference.wire import Opening, agreement, pack_answer, unpack_open, unpack_step
+from tidemill.rpc.open_calls import OpenCalls, first_of
 from tidemill.rpc.server import RpcServer
 from tidemill.services.inference.forward_thread import ForwardThread
 from tidemill.services.inference.metrics import Metrics
-from tidemill.services.inference.open_calls import OpenCalls, first_of
 from tidemill.services.inference.session import Session
 
 _FULL_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -53,7 +53,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """
         self._served, self._forward, self._device, self._metrics = served, forward, device, metrics
         self._max_batch = max_batch
-        self._calls = OpenCalls(max_streams, "inference.max_streams")
+        self._calls = OpenCalls("inference service", max_streams, "inference.max_streams")
 
     def add_to(self, server: RpcServer) -> None:
         """Register this servicer with a server."""

@@ -10,8 +10,8 @@ import grpc.aio
 import structlog
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tidemill.rpc.open_calls import OpenCalls, first_of
 from tidemill.rpc.server import RpcServer
-from tidemill.services.inference.open_calls import OpenCalls, first_of
 from tidemill.services.inference.simulators import Choice, Seat, Simulators
 from tidemill.simulator.v1 import simulator_pb2 as pb
 from tidemill.simulator.v1 import simulator_pb2_grpc
@@ -42,7 +42,7 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
             timeout_s: Longest wait for a step, in seconds.
         """
         self._simulators, self._spec, self._run, self._timeout_s = simulators, spec, run, timeout_s
-        self._calls = OpenCalls(max_calls, "inference.simulators")
+        self._calls = OpenCalls("inference service", max_calls, "inference.simulators")
 
     def add_to(self, server: RpcServer) -> None:
         """Register this servicer with a server."""

@@ -60,7 +60,7 @@ COMMANDS = {
     "plot": Entry("draw the learning curves of runs, and compare them", "tools.plot.command:plot"),
     "export": Entry("write the trained policy of a run into a folder to pass on", "tools.export:export"),
     "sweep": Entry("train a config with many settings and rank them by their scores", "tools.sweep.command:sweep"),
-    "log": Entry("send a run's curves to Weights & Biases, MLflow or your logger", "tools.log.command:log"),
+    "log": Entry("send a run's curves to Weights & Biases, MLflow or your logger", "tools.log:log"),
     "check": Entry("check the settings of a cluster before an engine starts it", "launcher.commands.check:check"),
     "status": Entry("show the status of a running cluster", "launcher.commands.control:status"),
     "ctl": Entry("pause, resume, checkpoint or stop a running cluster", "launcher.commands.control:ctl"),

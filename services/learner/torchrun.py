@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args
 from torch.distributed.run import run as run_ranks
@@ -36,14 +38,16 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.process import run, signal_event
-from tidemill.programs.fork_client import ForkClient, given_client
+from tidemill.programs.fork_client import ForkClient, ForkedPopen, given_client
+from tidemill.programs.fork_server import Order
 from tidemill.programs.idle import INTERRUPTED, exit_or_idle
-from tidemill.services.learner.distributed.forked_ranks import CHILD, fork_ranks
 from tidemill.services.learner.distributed.learner_group import LEAVE_S, RankInfo
 from tidemill.services.learner.distributed.loopback_rendezvous import BACKEND, register
 from tidemill.services.learner.ended import ENDED_LEARNER
 
 _LEARNER = "tidemill.services.learner"
+_CHILD = "tidemill.programs.child"  # ranks are started through it, so that they end with torchrun from the start
+_COMMAND = (sys.executable, "-u", "-m", _CHILD)
 _REJOINS = "TIDEMILL_REJOINS"  # how often this process has rejoined the other machines
 _PAUSE_S = 1.0  # before a rejoin
 _REFUSED = 2  # exit code of a rank that refuses its settings or files
@@ -63,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         learner_arguments = list(options.training_script_args)
         if one_machine:
             RankInfo(0, int(options.nproc_per_node)).local_batch_size(config.agent)
-        options.training_script, options.training_script_args = CHILD, [_LEARNER, *options.training_script_args]
+        options.training_script, options.training_script_args = _CHILD, [_LEARNER, *options.training_script_args]
         _prepare_environment(config, one_machine=one_machine)
         interrupted = INTERRUPTED if config.run.supervisor == "job" else 0
         if (forks := given_client()) is not None:
@@ -180,6 +184,27 @@ def _rejoin(error: Exception, limit: int, words: list[str], environ: dict[str, s
     time.sleep(_PAUSE_S)
     command = [sys.executable, "-P", "-m", "tidemill.services.learner.torchrun", *words]
     os.execve(sys.executable, command, environ | {_REJOINS: str(times)})
+
+
+def fork_ranks(forks: ForkClient) -> None:
+    """Fork what torchrun would start as `python -u -m tidemill.programs.child MODULE ...`, if it can be forked.
+
+    A rank whose output torchrun keeps apart, or that it binds to a processor, is a program of its own as ever.
+    """
+    start: Any = SubprocessHandler._popen
+
+    def popen(
+        handler: SubprocessHandler, args: Sequence[str], env: dict[str, str]
+    ) -> subprocess.Popen[bytes] | ForkedPopen:
+        count, is_apart = len(_COMMAND), handler._stdout is not None or handler._stderr is not None
+        if tuple(args[:count]) != _COMMAND or is_apart:
+            started: subprocess.Popen[bytes] = start(handler, args, env)
+            return started
+        with os.fdopen(os.dup(2), "wb") as output:
+            forked = forks.fork(Order(args[count], args[count + 1 :], env), output)
+        return forked or start(handler, args, env)
+
+    SubprocessHandler._popen = popen  # type: ignore[assignment, method-assign] # torch has no other place for it
 
 
 if __name__ == "__main__":

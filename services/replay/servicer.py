@@ -29,8 +29,8 @@ from tidemill.replay.wire import (
     unpack_signature,
     unpack_update,
 )
+from tidemill.rpc.open_calls import OpenCalls
 from tidemill.rpc.server import RpcServer
-from tidemill.services.replay.active_streams import ActiveStreams
 from tidemill.services.replay.admission import AdmissionQueue, StepClock
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
 from tidemill.services.replay.chunks.mirror import ChunkMirror
@@ -90,7 +90,7 @@ class ReplayServicer:
         self._max_message_bytes, self._max_request_bytes = max_message_bytes, max_request_bytes or max_message_bytes
         self._batches = BatchReader(replay, admission, blobs, self._corrupt_records)
         self._clock = StepClock(lambda: replay.streams.step_count)
-        self._active_streams = ActiveStreams()
+        self._calls = OpenCalls("replay server")
         self._told_of_evictions = False
 
     def add_to(self, server: RpcServer) -> None:
@@ -100,7 +100,7 @@ class ReplayServicer:
 
     def close(self) -> None:
         """End the streams in progress, because the server stops."""
-        self._active_streams.close()
+        self._calls.close()
 
     async def CreateTable(self, raw: bytes, context: Context) -> pb.CreateTableResponse:
         """Create a table, or confirm an equal one."""
@@ -204,14 +204,14 @@ class ReplayServicer:
         self, request_iterator: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[pb.AppendResponse]:
         """Store chunks and items, acknowledging each message once the rate limiters admitted it."""
-        with self._active_streams.running():
+        with self._calls.running():
             requests = read_each(pb.AppendRequest, request_iterator)
             first = await anext(requests, None)
             if first is None:
                 return
             session = self._open_streams(first)
             try:
-                with self._active_streams.appending_to(session.epoch.number):
+                with self._calls.appending_to(session.epoch.number):
                     async for answer in self._answers(session, requests):
                         yield answer
             finally:
@@ -219,7 +219,7 @@ class ReplayServicer:
 
     async def Sample(self, request_iterator: AsyncIterator[bytes], context: Context) -> AsyncIterator[Outgoing]:
         """Draw batches as credit and the rate limiter allow."""
-        with self._active_streams.running():
+        with self._calls.running():
             requests = read_each(pb.SampleRequest, request_iterator)
             first = await anext(requests, None)
             if first is None:
@@ -261,7 +261,7 @@ class ReplayServicer:
         table = self._replay.find(request.table)
         max_age = request.max_age if request.HasField("max_age") else None
         choose = partial(TableExport, table, request.newest, request.min_age, max_age, *times_of(request))
-        with self._active_streams.running(), self._replay.memory.holding(choose) as export:
+        with self._calls.running(), self._replay.memory.holding(choose) as export:
             try:
                 async for part in exported_parts(table, export, self._replay, self._blobs):
                     yield Outgoing(part)

@@ -123,7 +123,7 @@ import numpy as np
 import torch
 from tests.support.batches import CASES
 from tidemill.rl.agents.build import build_agent
-from tidemill.services.learner.host_copies import HostCopies
+from tidemill.services.learner.publishing import HostCopies
 
 config, env_spec = CASES["dqn_rainbow"]
 state = build_agent(config, env_spec, "cuda:1", 1).policy_state()

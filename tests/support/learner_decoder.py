@@ -16,9 +16,9 @@ from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_decoder import SampleDecoder
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.rl.agents.interface import Agent
+from tidemill.services.learner.data.dataset import importance_sampling_exponent
 from tidemill.services.learner.data.decoder import STATE_DTYPE, Batch, ToDevice, decoded_later
 from tidemill.services.learner.data.device_rows import DeviceRows
-from tidemill.services.learner.data.importance_exponent import importance_sampling_exponent
 from tidemill.types import Signature
 
 _CPU = torch.device("cpu")

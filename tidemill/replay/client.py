@@ -17,7 +17,7 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import pack_config, pack_update, unpack_description
 from tidemill.rpc.channel import DEADLINE_S, open_channel
-from tidemill.rpc.reopened import Reopened
+from tidemill.rpc.fork import Reopened
 from tidemill.rpc.status import translated
 
 _EXPLAIN_S = 1.0

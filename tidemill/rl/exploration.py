@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,36 +57,25 @@ def epsilon_schedule(env_steps: int, start: float, end: float, decay_env_steps: 
     return linear(env_steps, start, end, decay_env_steps)
 
 
-class EpsilonSettings(Protocol):
-    """The settings of an agent that explores so; `DQNConfig` says what each means."""
+@dataclass(frozen=True)
+class EpsilonSettings:
+    """Settings of an agent that explores by epsilon-greedy actions."""
 
-    @property
-    def exploration(self) -> str:
-        """Which of the three: `ladder`, `schedule` or `none`."""
-
-    @property
-    def ladder_base(self) -> float:
-        """Epsilon at the foot of the ladder."""
-
-    @property
-    def ladder_alpha(self) -> float:
-        """How steep the ladder is."""
-
-    @property
-    def epsilon_start(self) -> float:
-        """Where the schedule starts."""
-
-    @property
-    def epsilon_final(self) -> float:
-        """Where it ends."""
-
-    @property
-    def epsilon_decay_steps(self) -> int:
-        """How long it takes."""
-
-    @property
-    def evaluation_epsilon(self) -> float:
-        """Share of random actions in evaluation."""
+    exploration: Literal["ladder", "schedule", "none"] = "ladder"
+    """Exploration. `ladder`: a constant epsilon per environment. `schedule`: one epsilon that falls with time. `none`:
+    no random actions, for noisy networks."""
+    ladder_base: float = 0.4
+    """Epsilon of the environment that explores most on a ladder."""
+    ladder_alpha: float = 7.0
+    """Steepness of a ladder: the environment that explores least has epsilon base**(1 + alpha)."""
+    epsilon_start: float = 1.0
+    """Epsilon of a schedule at environment step 0."""
+    epsilon_final: float = 0.01
+    """Epsilon of a schedule at its end and afterwards."""
+    epsilon_decay_steps: int = 250_000
+    """Length of a schedule, in environment steps of the whole cluster."""
+    evaluation_epsilon: float = 0.001
+    """Share of random actions in evaluation."""
 
 
 def check_epsilons(settings: EpsilonSettings) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tidemill.config.sections import LearnerConfig
+from tidemill.config.table import TableSettings
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling.dataset import ReplayDataset
 from tidemill.replay.sampling.priorities import PriorityMessages
@@ -16,13 +17,26 @@ from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.data.decoder import ToDevice, decoded_later
-from tidemill.services.learner.data.importance_exponent import importance_sampling_exponent
 from tidemill.services.learner.data.kept_rows import mirror_device
 from tidemill.services.learner.data.priorities import BY_SIXTEEN
 from tidemill.services.learner.data.sampling import LearnerRows
 from tidemill.services.learner.data.sources import Mixture, joined_columns
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
 from tidemill.services.learner.status.counters import Counters
+
+
+def importance_sampling_exponent(settings: TableSettings, learner_steps: int) -> float:
+    """Return beta after some updates: linear from its first to its final value, then constant.
+
+    A table that does not draw by priority needs no weights: 0 makes them all 1.
+    """
+    if settings.sampler != "prioritized":
+        return 0.0
+    if settings.importance_sampling_steps == 0:
+        return settings.importance_sampling_exponent
+    share = min(learner_steps / settings.importance_sampling_steps, 1.0)
+    first, final = settings.importance_sampling_exponent, settings.importance_sampling_exponent_final
+    return first + share * (final - first)
 
 
 @dataclass(frozen=True)

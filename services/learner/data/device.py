@@ -104,11 +104,6 @@ class DevicePrefetcher:
         """Whether observations are on the device already."""
         return self._rows is not None
 
-    @property
-    def observation_bytes(self) -> int:
-        """Bytes of the host's memory that each observation takes which is gathered from those on the device."""
-        return self._rows.host_bytes if self._rows is not None else 0
-
     def start(self, arrays: Mapping[str, NDArray[Any]], numbers: Sequence[str] = ()) -> DeviceBatch:
         """Return the arrays as tensors; on a CPU they share the arrays' memory.
 

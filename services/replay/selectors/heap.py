@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.services.replay.selectors.segment_tree import FAN_OUT, SegmentTree
+from tidemill.services.replay.selectors.uniform import EqualWeights
 
 _SIGN = np.uint64(1 << 63)
 _EMPTY = np.uint64(0)
@@ -50,7 +51,7 @@ def _number(ranks: NDArray[np.uint64]) -> NDArray[np.float64]:
     return np.where(ranks == _EMPTY, -np.inf, bits.view(np.float64))
 
 
-class PriorityHeap:
+class PriorityHeap(EqualWeights):
     """Picks the item of highest (or lowest) priority, of equal ones the one in the lowest slot; see `Selector`."""
 
     random = False
@@ -60,20 +61,6 @@ class PriorityHeap:
         self._tree = MaxTree(capacity)
         self._sign = sign
         self._count = 0
-
-    @property
-    def total_weight(self) -> float:
-        """The number of items."""
-        return float(self._count)
-
-    @property
-    def pickable(self) -> int:
-        """The number of items."""
-        return self._count
-
-    def can_pick(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return True for all."""
-        return np.ones(len(slots), dtype=np.bool_)
 
     def insert(self, slots: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         """Add items."""
@@ -88,10 +75,6 @@ class PriorityHeap:
         """Remove items."""
         self._tree.set(slots, np.full(len(slots), -np.inf))
         self._count -= len(slots)
-
-    def weights(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return 1 for all."""
-        return np.ones(len(slots))
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:  # noqa: ARG002 - the interface's
         """Pick the same first item `count` times."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.services.replay.selectors.uniform import EqualWeights
+
 _GONE = -1
 
 
-class InsertionOrder:
+class InsertionOrder(EqualWeights):
     """Picks the oldest item, or the newest; see `Selector`.
 
     Items stand in a ring in the order they came; one that leaves from the middle leaves a gap, which is skipped.
@@ -24,20 +26,6 @@ class InsertionOrder:
         self._head = 0  # entries head .. tail - 1 are in use, counted without end
         self._tail = 0
         self._count = 0
-
-    @property
-    def total_weight(self) -> float:
-        """The number of items."""
-        return float(self._count)
-
-    @property
-    def pickable(self) -> int:
-        """The number of items."""
-        return self._count
-
-    def can_pick(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return True for all."""
-        return np.ones(len(slots), dtype=np.bool_)
 
     def insert(self, slots: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:  # noqa: ARG002 - the interface's
         """Add items, the first of `slots` being the oldest."""
@@ -65,10 +53,6 @@ class InsertionOrder:
             self._tail = self._skip(self._tail - 1, -1) + 1
         else:
             self._head = self._skip(self._head, 1)
-
-    def weights(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return 1 for all."""
-        return np.ones(len(slots))
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Pick the same first item `count` times."""

@@ -1,4 +1,4 @@
-"""The uniform selector."""
+"""The uniform selector, and the base of all selectors whose items have the same weight."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Uniform:
-    """Picks each item with the same probability; see `Selector`."""
+class EqualWeights:
+    """Items that all have weight 1; see `Selector`."""
 
-    random = True
-
-    def __init__(self, capacity: int) -> None:
-        """Create an empty selector for slots 0 .. capacity - 1."""
-        self._slots = np.zeros(capacity, dtype=np.int32)  # the items, without gaps, in any order
-        self._position = np.zeros(capacity, dtype=np.int32)  # of each item in `_slots`
-        self._count = 0
+    _count = 0
 
     @property
     def total_weight(self) -> float:
@@ -30,6 +24,22 @@ class Uniform:
     def can_pick(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return True for all."""
         return np.ones(len(slots), dtype=np.bool_)
+
+    def weights(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return 1 for all."""
+        return np.ones(len(slots))
+
+
+class Uniform(EqualWeights):
+    """Picks each item with the same probability; see `Selector`."""
+
+    random = True
+
+    def __init__(self, capacity: int) -> None:
+        """Create an empty selector for slots 0 .. capacity - 1."""
+        self._slots = np.zeros(capacity, dtype=np.int32)  # the items, without gaps, in any order
+        self._position = np.zeros(capacity, dtype=np.int32)  # of each item in `_slots`
+        self._count = 0
 
     def insert(self, slots: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:  # noqa: ARG002 - the interface's
         """Add items."""
@@ -52,10 +62,6 @@ class Uniform:
         self._slots[holes] = movers
         self._position[movers] = holes
         self._count = count
-
-    def weights(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return 1 for all."""
-        return np.ones(len(slots))
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Pick with replacement."""

@@ -1,4 +1,4 @@
-"""ActiveStreams that wait: order, cancellation, time, and no deadlock whatever the table."""
+"""Streams that wait: order, cancellation, time, and no deadlock whatever the table."""
 
 from __future__ import annotations
 

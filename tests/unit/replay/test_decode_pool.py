@@ -12,7 +12,7 @@ from tests.support.raw_samples import sample
 from tests.support.waiting import wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
-from tidemill.replay.sampling.decode_pool import DecodePool
+from tidemill.replay.sampling.table_feed import DecodePool
 
 _WAIT_S = 120.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tidemill.replay.sampling.importance_weights import importance_weights
+from tidemill.replay.sampling.sample_decoder import importance_weights
 
 
 def test_weights_are_those_of_the_formula_divided_by_the_largest() -> None:

@@ -20,7 +20,7 @@ from tests.support.batches import CASES, VECTOR, WithIdleRank, sampled_batch
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
-from tidemill.rl.compilation import compiled
+from tidemill.rl.agents.q_learning import compiled
 from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
 from tidemill.rl.settings.registry import AgentConfig
 from tidemill.types import EnvSpec

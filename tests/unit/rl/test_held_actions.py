@@ -8,7 +8,7 @@ import torch
 from tests.support.batches import policy_input
 from tidemill.rl.action_noise import HeldActions
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.sac_heads import critic_gradient
+from tidemill.rl.agents.sac_heads import ScalarHead
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 
@@ -62,7 +62,7 @@ def test_policy_holds_in_its_noisy_environments_only() -> None:
 
 def test_bounded_critic_gradient_stops_at_its_bound() -> None:
     """At a bound of 1, errors -3, 0.5 and 40 pull with -1, 0.5 and 1; `td_error` itself is not bounded."""
-    q = torch.tensor([[-3.0, 0.5, 40.0]] * 2)
-    gradient, td_error = critic_gradient(q, torch.zeros(3), torch.ones(3), max_error=1.0)
-    torch.testing.assert_close(gradient, torch.tensor([[-1.0, 0.5, 1.0]] * 2) / 3)
+    q = torch.tensor([[-3.0, 0.5, 40.0]] * 2).unsqueeze(-1)
+    gradient, td_error = ScalarHead(huber_delta=1.0).gradient(q, torch.zeros(3, 1), torch.ones(3))
+    torch.testing.assert_close(gradient.squeeze(-1), torch.tensor([[-1.0, 0.5, 1.0]] * 2) / 3)
     torch.testing.assert_close(td_error, torch.tensor([3.0, 0.5, 40.0]))

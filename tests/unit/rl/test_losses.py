@@ -94,14 +94,15 @@ def test_mse_loss_is_half_the_square() -> None:
 
 def test_soft_target_takes_the_smaller_critic_and_adds_the_entropy() -> None:
     """1 + .5 * (min(4, 3) - .1 * -2) = 1 + .5 * 3.2 = 2.6; after termination the reward alone."""
-    target = sac_heads.soft_q_target(
+    bootstrap = torch.tensor([[[4.0], [4.0]], [[3.0], [3.0]]])
+    target = sac_heads.soft_target(
         torch.tensor([1.0, 7.0]),
         torch.tensor([0.5, 0.0]),
-        torch.tensor([[4.0, 4.0], [3.0, 3.0]]),
+        sac_heads.ScalarHead(huber_delta=0.0).kept(bootstrap),
         torch.tensor([-2.0, -2.0]),
         torch.tensor(0.1),
     )
-    torch.testing.assert_close(target, torch.tensor([2.6, 7.0]))
+    torch.testing.assert_close(target, torch.tensor([[2.6], [7.0]]))
 
 
 def test_twin_loss_sums_the_critics_and_reports_their_mean_error() -> None:
@@ -117,7 +118,8 @@ def test_twin_loss_with_a_bound_is_linear_beyond_it() -> None:
     result = losses.twin_td_loss(q, torch.zeros(2), weight, max_error=2.0)
     torch.testing.assert_close(result.loss.detach(), torch.tensor(1.0625))
     (gradient,) = torch.autograd.grad(result.loss, q)
-    torch.testing.assert_close(gradient, sac_heads.critic_gradient(q.detach(), torch.zeros(2), weight, 2.0)[0])
+    written, _ = sac_heads.ScalarHead(2.0).gradient(q.detach().unsqueeze(-1), torch.zeros(2, 1), weight)
+    torch.testing.assert_close(gradient, written.squeeze(-1))
 
 
 def test_targets_carry_no_gradient() -> None:
@@ -128,7 +130,7 @@ def test_targets_carry_no_gradient() -> None:
         output = q[:, :1] if values is PLAIN else q
         taken = output.detach().clone()
         assert not values.loss(taken, vector, vector, output).loss.requires_grad
-    assert not sac_heads.soft_q_target(vector, vector, q, vector, scalar).requires_grad
+    assert not sac_heads.soft_target(vector, vector, q, vector, scalar).requires_grad
 
 
 def test_tensor_of_the_wrong_rank_is_refused_by_name() -> None:
@@ -136,4 +138,4 @@ def test_tensor_of_the_wrong_rank_is_refused_by_name() -> None:
     with pytest.raises(AssertionError, match="prediction must have rank 1"):
         losses.td_loss(torch.zeros(2, 1), torch.zeros(2), torch.zeros(2), huber=True)
     with pytest.raises(AssertionError, match="log_prob must have rank 1"):
-        sac_heads.soft_q_target(torch.zeros(2), torch.zeros(2), torch.zeros(2, 2), torch.zeros(2, 1), torch.tensor(0.1))
+        sac_heads.soft_target(torch.zeros(2), torch.zeros(2), torch.zeros(2, 2), torch.zeros(2, 1), torch.tensor(0.1))

@@ -105,8 +105,9 @@ def test_critic_gradients_are_autograds(layer_norm: bool) -> None:
     expected = torch.autograd.grad(result.loss, list(critic.parameters()))
     with torch.no_grad():
         activations = critic.activations(inputs)
-        gradient, td_error = sac_heads.critic_gradient(activations[-1].output.squeeze(-1), target, weight)
-        found = critic.parameter_gradients(activations, gradient.unsqueeze(-1))
+        head = sac_heads.ScalarHead(huber_delta=0.0)
+        gradient, td_error = head.gradient(activations[-1].output, target.unsqueeze(-1), weight)
+        found = critic.parameter_gradients(activations, gradient)
     torch.testing.assert_close(td_error, result.td_error)
     torch.testing.assert_close(found, list(expected))
 
@@ -129,7 +130,7 @@ def test_actor_gradients_are_autograds(layer_norm: bool) -> None:
         activations = actor.activations(observation)
         drawn = sample(activations[-1].output[0], noise)
         critic_activations = critic.activations(torch.cat((observation, drawn.action), dim=-1))
-        q_gradient = sac_heads.actor_gradient(critic_activations[-1].output.squeeze(-1)).unsqueeze(-1)
+        q_gradient = sac_heads.ScalarHead(huber_delta=0.0).actor_gradient(critic_activations[-1].output)
         action_gradient = critic.input_gradient(critic_activations, q_gradient, last=2).sum(dim=0)
         found = actor.parameter_gradients(
             activations, head_gradient(drawn, action_gradient, temperature / 7).unsqueeze(0)

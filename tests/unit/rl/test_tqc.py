@@ -21,24 +21,25 @@ QUANTILES = torch.tensor([[[9.0, 1.0, 5.0]], [[2.0, 4.0, 3.0]]])
 
 def test_largest_of_all_quantiles_are_left_out_whichever_critics_they_are() -> None:
     """One for each critic: 9 and 5, both of the first; none for 0; all but the least of each critic's count for 2."""
-    assert sac_heads.lowest_quantiles(QUANTILES, 1).tolist() == [[1.0, 2.0, 3.0, 4.0]]
-    assert sac_heads.lowest_quantiles(QUANTILES, 0).tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]]
-    assert sac_heads.lowest_quantiles(QUANTILES, 2).tolist() == [[1.0, 2.0]]
+    assert sac_heads.QuantileHead(1).kept(QUANTILES).tolist() == [[1.0, 2.0, 3.0, 4.0]]
+    assert sac_heads.QuantileHead(0).kept(QUANTILES).tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]]
+    assert sac_heads.QuantileHead(2).kept(QUANTILES).tolist() == [[1.0, 2.0]]
 
 
 def test_target_by_hand() -> None:
     """1 + .5 * (each of 1 to 4, less .2 * .5)."""
     head = sac_heads.QuantileHead(dropped_per_critic=1)
     vector = torch.tensor([1.0]), torch.tensor([0.5])
-    target = head.target(*vector, QUANTILES, torch.tensor([0.5]), torch.tensor(0.2))
+    target = sac_heads.soft_target(*vector, head.kept(QUANTILES), torch.tensor([0.5]), torch.tensor(0.2))
     torch.testing.assert_close(target, torch.tensor([[1.45, 1.95, 2.45, 2.95]]))
 
 
 def test_loss_and_gradient_by_hand() -> None:
     """Levels 1/4 and 3/4 at 0 and 3 of the target 2: errors 2 and -1, a loss of (1/4 * 1.5 + 1/4 * .5) / 2, twice."""
     quantiles, target, weight = torch.tensor([[[0.0, 3.0]]]), torch.tensor([[2.0]]), torch.tensor([2.0])
-    assert float(sac_heads.quantile_loss(quantiles, target, weight)) == pytest.approx(0.5)
-    gradient, td_error = sac_heads.quantile_gradient(quantiles, target, weight)
+    head = sac_heads.QuantileHead(dropped_per_critic=1)
+    assert float(head.loss(quantiles, target, weight)) == pytest.approx(0.5)
+    gradient, td_error = head.gradient(quantiles, target, weight)
     assert gradient.tolist() == [[[-0.25, 0.25]]]
     assert td_error.tolist() == [0.5]
 
@@ -51,13 +52,14 @@ def test_truncation_and_loss_are_the_slow_definitions(dropped: int, seed: int) -
     bootstrap, quantiles = (rng.normal(scale=2.0, size=(3, 5, 4)) for _ in range(2))
     weight = rng.uniform(0.2, 1.0, 5)
     target = ref.truncated(bootstrap, dropped)
-    found = sac_heads.lowest_quantiles(torch.from_numpy(bootstrap), dropped)
+    head = sac_heads.QuantileHead(dropped)
+    found = head.kept(torch.from_numpy(bootstrap))
     np.testing.assert_array_equal(found.numpy(), target)
     predicted = torch.from_numpy(quantiles).requires_grad_()
-    value = sac_heads.quantile_loss(predicted, found, torch.from_numpy(weight))
+    value = head.loss(predicted, found, torch.from_numpy(weight))
     assert float(value.detach()) == pytest.approx(ref.quantile_huber(quantiles, target, weight))
     (expected,) = torch.autograd.grad(value, predicted)
-    gradient, td_error = sac_heads.quantile_gradient(predicted.detach(), found, torch.from_numpy(weight))
+    gradient, td_error = head.gradient(predicted.detach(), found, torch.from_numpy(weight))
     torch.testing.assert_close(gradient, expected)
     error = np.abs(quantiles.mean(axis=2) - target.mean(axis=1)).mean(axis=0)
     np.testing.assert_allclose(td_error.numpy(), error)
@@ -71,10 +73,10 @@ def test_actor_raises_the_mean_of_all_quantiles() -> None:
 
 def test_smallest_of_any_number_of_values_counts() -> None:
     """Without quantiles, of three critics as of two."""
-    q = torch.tensor([[3.0, 1.0], [2.0, 5.0], [4.0, 0.5]])
-    one, zero = torch.ones(2), torch.zeros(2)
-    assert sac_heads.soft_q_target(zero, one, q, zero, torch.tensor(0.0)).tolist() == [2.0, 0.5]
-    assert sac_heads.actor_gradient(q).tolist() == [[0.0, 0.0], [-0.5, 0.0], [0.0, -0.5]]
+    q = torch.tensor([[3.0, 1.0], [2.0, 5.0], [4.0, 0.5]]).unsqueeze(-1)
+    head = sac_heads.ScalarHead(huber_delta=0.0)
+    assert head.kept(q).tolist() == [[2.0], [0.5]]
+    assert head.actor_gradient(q).squeeze(-1).tolist() == [[0.0, 0.0], [-0.5, 0.0], [0.0, -0.5]]
 
 
 def test_critics_have_the_sizes_asked_for() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tidemill.errors import ConfigError, DataLoss
 from tidemill.loggers.interface import LoggedRun, RunLogger, make_logger
 from tidemill.scores import COLUMNS, Score
-from tidemill.services.tools.log.follow import Follower
+from tidemill.services.tools.log import Follower
 
 _SCORE = Score(1.5, 200, 400, 3, 10, 12.5, 1.0, 11.0, 14.0, 12.0, 50.0)
 

@@ -37,8 +37,7 @@ from tidemill.replay.sampling.table_feed import TableFeed
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
-from tidemill.rpc.fork import OwnerProcess
-from tidemill.rpc.reopened import Reopened
+from tidemill.rpc.fork import OwnerProcess, Reopened
 
 _POLL_S = 0.2
 _EXPLAIN_S = 0.5

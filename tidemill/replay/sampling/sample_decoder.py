@@ -17,11 +17,32 @@ from tidemill.replay.batch import SampledBatch
 from tidemill.replay.codec import CorruptBlocks, DecodedBatch, EncodedColumn
 from tidemill.replay.columns import ItemColumns, Per, values_of
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
-from tidemill.replay.sampling.importance_weights import importance_weights
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.steps import LENGTH, SEPARATOR, ragged_columns
+
+_SMALLEST = 1e-38  # a divisor where there are no items
+
+
+def importance_weights(
+    probability: NDArray[np.float64], table_items: int, exponent: float
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Return the weight of each item of one or more batches (Schaul et al., 2016, section 3.4), and their divisors.
+
+    Args:
+        probability: Probability P(i) with which each item was chosen, float64 [..., B], more than 0.
+        table_items: Items N in the table when the batch was drawn.
+        exponent: beta, from 0 on; 0 makes all weights 1.
+
+    Returns:
+        `(N P(i))^-beta` divided by the largest of its batch, float32 [..., B], in (0, 1]; and that largest weight,
+        float64 [...], with which the weights of several batches can be compared.
+    """
+    weight: NDArray[np.float64] = (max(table_items, 1) * probability) ** -exponent
+    largest: NDArray[np.float64] = weight.max(axis=-1, initial=_SMALLEST)
+    return (weight / largest[..., None]).astype(np.float32), largest
+
 
 AT_ONCE_BYTES = 8 * 2**20
 """Of the batches that are gathered from a mirror at once: larger ones take new memory from the system each time."""

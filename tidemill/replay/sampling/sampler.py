@@ -23,8 +23,7 @@ from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES
-from tidemill.rpc.fork import OwnerProcess
-from tidemill.rpc.reopened import Reopened
+from tidemill.rpc.fork import OwnerProcess, Reopened
 
 _POLL_S = 0.2
 """How soon an iterating thread notices that it shall stop."""

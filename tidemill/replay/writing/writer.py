@@ -38,9 +38,8 @@ from tidemill.replay.writing.stream_items import PAYLOAD, ItemWindow, StreamItem
 from tidemill.replay.writing.stream_rows import StreamRows
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES as CHANNEL_MESSAGE_BYTES
 from tidemill.rpc.channel import Backoff, open_channel
-from tidemill.rpc.fork import OwnerProcess
+from tidemill.rpc.fork import OwnerProcess, Reopened
 from tidemill.rpc.readiness import why_not
-from tidemill.rpc.reopened import Reopened
 from tidemill.settings.check import is_safe_name
 
 _LOOK_S = 0.5  # how soon a wait notices that it shall stop, or that another of several servers is to be tried

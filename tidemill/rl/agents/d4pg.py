@@ -13,7 +13,6 @@ from tidemill.rl.agents.interface import PolicyContext, Update
 from tidemill.rl.losses import assert_rank
 from tidemill.rl.losses.categorical import atoms, categorical_target, cross_entropy, divergence, expectation
 from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor, behind_torso
-from tidemill.rl.optimizers import Adam
 from tidemill.rl.settings.deterministic import D4PGConfig
 from tidemill.types import EnvSpec
 
@@ -105,14 +104,7 @@ class D4PGLearning:
         actor = build_actor(config, env_spec, rng).to(device)
         critic = build_critic(config, env_spec, rng).to(device)
         self._support = atoms(config.value_min, config.value_max, config.num_atoms, device)
-        self.networks = ActorCritic(
-            actor,
-            critic,
-            Adam(actor.parameters(), config.actor_learning_rate),
-            Adam(critic.parameters(), config.critic_learning_rate),
-            tau=config.tau,
-            target_update_period=config.target_update_period,
-        )
+        self.networks = ActorCritic(actor, critic, config, target_update_period=config.target_update_period)
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update the critic, then the actor, and move the targets if it is time.

@@ -11,7 +11,6 @@ from tidemill.rl.agents.deterministic import ActorCritic, DeterministicAgent, De
 from tidemill.rl.agents.interface import PolicyContext, Update
 from tidemill.rl.losses import assert_rank, td_loss
 from tidemill.rl.networks.deterministic import ActionCritic, DeterministicActor, behind_torso
-from tidemill.rl.optimizers import Adam
 from tidemill.rl.settings.deterministic import DDPGConfig
 from tidemill.types import EnvSpec
 
@@ -96,13 +95,7 @@ class DDPGLearning:
         actor = build_actor(config, env_spec, rng).to(device)
         critic = build_critic(config, env_spec, rng).to(device)
         self._config = config
-        self.networks = ActorCritic(
-            actor,
-            critic,
-            Adam(actor.parameters(), config.actor_learning_rate),
-            Adam(critic.parameters(), config.critic_learning_rate, weight_decay=config.critic_weight_decay),
-            tau=config.tau,
-        )
+        self.networks = ActorCritic(actor, critic, config, critic_weight_decay=config.critic_weight_decay)
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update the critic, then the actor, then move both targets."""

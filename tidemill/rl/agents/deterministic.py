@@ -38,10 +38,9 @@ class ActorCritic:
         self,
         actor: nn.Module,
         critic: nn.Module,
-        actor_optimizer: Adam,
-        critic_optimizer: Adam,
+        settings: DeterministicSettings,
         *,
-        tau: float,
+        critic_weight_decay: float = 0.0,
         target_update_period: int = 0,
         noise: torch.Generator | None = None,
     ) -> None:
@@ -50,23 +49,24 @@ class ActorCritic:
         Args:
             actor: From observations [B, O] to actions [B, A].
             critic: Values actions.
-            actor_optimizer: Of the actor's parameters alone.
-            critic_optimizer: Of the critic's.
-            tau: Fraction of a network copied to its target at each update; only if `target_update_period` is 0.
-            target_update_period: Updates between two copies to the targets; 0 moves them by `tau` instead.
+            settings: The algorithm's.
+            critic_weight_decay: L2 penalty of the critic, per unit of weight.
+            target_update_period: Updates between two copies to the targets; 0 moves them by `settings.tau` instead.
             noise: Draws what updates need; None if they draw nothing.
         """
         self.actor = actor
         self.critic = critic
-        self._actor_optimizer = actor_optimizer
-        self._critic_optimizer = critic_optimizer
-        self._actor_target = TargetNetwork(actor, target_update_period, tau)
-        self._critic_target = TargetNetwork(critic, target_update_period, tau)
+        self._actor_optimizer = Adam(actor.parameters(), settings.actor_learning_rate)
+        self._critic_optimizer = Adam(
+            critic.parameters(), settings.critic_learning_rate, weight_decay=critic_weight_decay
+        )
+        self._actor_target = TargetNetwork(actor, target_update_period, settings.tau)
+        self._critic_target = TargetNetwork(critic, target_update_period, settings.tau)
         self.target_actor = self._actor_target.network
         self.target_critic = self._critic_target.network
         self.state = TrainState(
             {"actor": actor, "critic": critic, "target_actor": self.target_actor, "target_critic": self.target_critic},
-            {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer},
+            {"actor_optimizer": self._actor_optimizer, "critic_optimizer": self._critic_optimizer},
             noise,
         )
         self._grad_norms: dict[str, Tensor] = {}

@@ -15,7 +15,7 @@ from tidemill.arrays import Array
 from tidemill.rl.action_noise import HeldActions
 from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.items import Transitions, items_of
-from tidemill.rl.agents.sac_heads import build_value_head
+from tidemill.rl.agents.sac_heads import build_value_head, soft_target
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP, LayerActivations, TorsoEnsembleMLP
@@ -166,10 +166,10 @@ class SACAgent(TrainedAgent):
         drawn = sample(self._actor(learned.bootstrap_observation)[0], noise)
         activations, bootstrap = self._criticise(learned, drawn.action)
         output = activations[-1].output[:, : len(weight)]
-        target = self._head.target(
+        target = soft_target(
             n_step_return=learned.n_step_return,
             bootstrap_discount=learned.bootstrap_discount,
-            bootstrap=bootstrap,
+            kept=self._head.kept(bootstrap),
             log_prob=drawn.log_prob,
             temperature=temperature,
         )

@@ -12,7 +12,6 @@ from tidemill.rl.agents.interface import PolicyContext, Update
 from tidemill.rl.losses import assert_rank, twin_td_loss
 from tidemill.rl.networks.deterministic import DeterministicActor, behind_torso
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
-from tidemill.rl.optimizers import Adam
 from tidemill.rl.process_group import draw_normal
 from tidemill.rl.settings.deterministic import TD3Config
 from tidemill.types import EnvSpec
@@ -88,14 +87,7 @@ class TD3Learning:
         critic = build_critic(config, env_spec, rng).to(device)
         self._config = config
         self._noise = torch.Generator(device).manual_seed(seed)
-        self.networks = ActorCritic(
-            actor,
-            critic,
-            Adam(actor.parameters(), config.actor_learning_rate),
-            Adam(critic.parameters(), config.critic_learning_rate),
-            tau=config.tau,
-            noise=self._noise,
-        )
+        self.networks = ActorCritic(actor, critic, config, noise=self._noise)
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update the critics, then every `policy_delay` updates the actor and all targets."""

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from tidemill.rl.networks.layers.batch_renorm import BatchRenorm, Renormalised, RenormBounds
 from tidemill.rl.networks.layers.linear import flat
-from tidemill.rl.networks.precision import MixedPrecision, UpdateFormat
+from tidemill.rl.networks.precision import MixedPrecision
 from tidemill.rl.networks.recurrent import Seen, Steps
+from tidemill.rl.settings.base import MatmulSettings
 from tidemill.types import EnvSpec
 
 LAYER_NORM_EPSILON = 1e-5
@@ -165,7 +166,7 @@ class EnsembleMLP(MixedPrecision):
         """Return outputs [E, B, outputs] of one input for all networks; see `activations`."""
         return self.activations(observation, action)[-1].output
 
-    def set_update_format(self, settings: UpdateFormat, env_spec: EnvSpec, device: torch.device) -> None:
+    def set_update_format(self, settings: MatmulSettings, env_spec: EnvSpec, device: torch.device) -> None:
         """Besides, have the layers between hidden ones, whose products are the large ones, multiply in the format."""
         super().set_update_format(settings, env_spec, device)
         for layer in self._layers[1:-1]:

@@ -6,13 +6,14 @@ import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from tidemill.rl.networks.layers.image import Convolution, to_channels_last
 from tidemill.rl.networks.layers.linear import Linear
+from tidemill.rl.settings.base import MatmulSettings
 from tidemill.types import EnvSpec
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -119,25 +120,13 @@ FLOAT32 = MatmulPrecision("float32", torch.device("cpu"), images=False)
 """No rounding, on any device."""
 
 
-class UpdateFormat(Protocol):
-    """Settings of an agent whose networks are `MixedPrecision`."""
-
-    @property
-    def update_precision(self) -> Precision:
-        """Format of the products."""
-
-    @property
-    def channels_last(self) -> Literal["auto", True, False]:
-        """Whether images lie channels last in memory; `auto` for those on a GPU."""
-
-
 class MixedPrecision(nn.Module):
     """A network whose torso and hidden layers may multiply in bfloat16 during updates; see `MatmulPrecision`."""
 
     matmul_precision = FLOAT32
     """In which format updates multiply."""
 
-    def set_update_format(self, settings: UpdateFormat, env_spec: EnvSpec, device: torch.device) -> None:
+    def set_update_format(self, settings: MatmulSettings, env_spec: EnvSpec, device: torch.device) -> None:
         """Have updates multiply in the format, and lay images in memory in the order, that the settings ask for."""
         self.matmul_precision = MatmulPrecision(settings.update_precision, device, images=env_spec.is_image)
         is_last = settings.channels_last

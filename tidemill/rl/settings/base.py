@@ -66,6 +66,18 @@ def _choices(kind: type[AgentSettings]) -> dict[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
+class MatmulSettings:
+    """Settings of an agent whose updates may multiply in a shorter format."""
+
+    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Format of the products in an update; everything else is float32. `auto`: bfloat16 for images where it is
+    faster."""
+    channels_last: Literal["auto", True, False] = "auto"
+    """Store images channels last during an update. `auto`: on a GPU. On a CPU this is faster in float32 but not in
+    bfloat16."""
+
+
+@dataclass(frozen=True)
 class OffPolicySettings(AgentSettings):
     """Settings of the algorithms that learn from replayed n-step transitions or sequences."""
 

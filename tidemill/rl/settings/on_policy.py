@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from tidemill.rl.checks import require, require_at_least, require_fractions, require_positive, require_sizes
-from tidemill.rl.exploration import check_epsilons
+from tidemill.rl.exploration import EpsilonSettings, check_epsilons
 from tidemill.rl.networks.torsos import chosen_torso
-from tidemill.rl.settings.base import ROLLOUTS, Actions, AgentSettings, RunDefaults
+from tidemill.rl.settings.base import ROLLOUTS, Actions, AgentSettings, MatmulSettings, RunDefaults
 from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec
 
 LOG_PROB = "log_prob"
@@ -19,7 +19,7 @@ EARLIER_RETURN = "earlier_return"
 
 
 @dataclass(frozen=True)
-class RolloutSettings(AgentSettings):
+class RolloutSettings(MatmulSettings, AgentSettings):
     """Settings that PPO, IMPALA and PQN share."""
 
     run_defaults: ClassVar[RunDefaults] = ROLLOUTS
@@ -36,12 +36,6 @@ class RolloutSettings(AgentSettings):
     """Epsilon of Adam, added to its denominator."""
     max_grad_norm: float = 0.5
     """Largest norm of the whole gradient. 0: no clipping."""
-    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of the products in an update; everything else is float32. `auto`: bfloat16 for images where it is
-    faster."""
-    channels_last: Literal["auto", True, False] = "auto"
-    """Store images channels last during an update. `auto`: on a GPU. On a CPU this is faster in float32 but not in
-    bfloat16."""
     compile: Literal["auto", "none", "cuda-graphs"] = "auto"
     """Give a GPU whole updates in a few launches, as CUDA graphs. `auto`: if they can be recorded."""
 
@@ -182,31 +176,19 @@ class IMPALAConfig(ActorCriticSettings):
 
 
 @dataclass(frozen=True)
-class PQNConfig(RolloutSettings):
+class PQNConfig(EpsilonSettings, RolloutSettings):
     """Parallelised Q-network (Gallici et al. 2024): Q(lambda) on fresh rollouts, without replay or target network."""
 
     actions: ClassVar[Actions] = "discrete"
 
     algorithm: Literal["pqn"] = "pqn"
     max_grad_norm: float = 10.0
+    exploration: Literal["ladder", "schedule", "none"] = "schedule"
+    epsilon_final: float = 0.05
+    evaluation_epsilon: float = 0.0
 
     hidden_sizes: tuple[int, ...] = (120, 84)
     """Units of each layer after the torso. A layer norm follows each."""
-    exploration: Literal["schedule", "ladder", "none"] = "schedule"
-    """Exploration. `schedule`: one epsilon that falls with the cluster's steps. `ladder`: a constant epsilon per
-    environment. `none`: no random actions."""
-    epsilon_start: float = 1.0
-    """Probability of a random action at the start of a schedule."""
-    epsilon_final: float = 0.05
-    """Probability of a random action at the end of a schedule."""
-    epsilon_decay_steps: int = 250_000
-    """Length of a schedule, in environment steps of the whole cluster."""
-    ladder_base: float = 0.4
-    """Epsilon of the first environment of a ladder."""
-    ladder_alpha: float = 7.0
-    """Steepness of a ladder: the last environment has epsilon base ** (1 + alpha)."""
-    evaluation_epsilon: float = 0.0
-    """Probability of a random action in evaluation."""
     epochs: int = 4
     """Passes over a rollout."""
     minibatches: int = 4

@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from tidemill.rl.checks import require, require_at_least, require_fractions, require_positive, require_sizes
-from tidemill.rl.exploration import check_epsilons
-from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults, SequenceSettings
+from tidemill.rl.exploration import EpsilonSettings, check_epsilons
+from tidemill.rl.settings.base import (
+    EVERY_FOURTH,
+    Actions,
+    MatmulSettings,
+    OffPolicySettings,
+    RunDefaults,
+    SequenceSettings,
+)
 from tidemill.settings.user_code import check_user_module
 
 
 @dataclass(frozen=True)
-class QLearningSettings(OffPolicySettings):
+class QLearningSettings(EpsilonSettings, MatmulSettings, OffPolicySettings):
     """Settings that DQN and R2D2 share."""
 
     actions: ClassVar[Actions] = "discrete"
@@ -40,31 +47,10 @@ class QLearningSettings(OffPolicySettings):
     """L2 penalty added to the gradient, per unit of weight."""
     max_grad_norm: float = 10.0
     """Largest norm of the whole gradient. 0: no clipping."""
-    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of the products in an update; everything else is float32. `auto`: bfloat16 for images where it is
-    faster."""
-    channels_last: Literal["auto", True, False] = "auto"
-    """Store images channels last during an update. `auto`: on a GPU. On a CPU this is faster in float32 but not in
-    bfloat16."""
     compile: Literal["auto", "none", "default", "cuda-graphs"] = "auto"
     """Acceleration of updates. `default`: torch compiles forward passes and loss, which needs a C++ compiler and
     excludes noisy networks. `cuda-graphs`: a GPU gets whole updates in a few launches. `auto`: CUDA graphs if the
     update can be recorded. docs/performance.md has measurements."""
-    exploration: Literal["ladder", "schedule", "none"] = "ladder"
-    """Exploration. `ladder`: a constant epsilon per environment. `schedule`: one epsilon that falls with time. `none`:
-    no random actions, for noisy networks."""
-    ladder_base: float = 0.4
-    """Epsilon of the environment that explores most on a ladder."""
-    ladder_alpha: float = 7.0
-    """Steepness of a ladder: the environment that explores least has epsilon base**(1 + alpha)."""
-    epsilon_start: float = 1.0
-    """Epsilon of a schedule at environment step 0."""
-    epsilon_final: float = 0.01
-    """Epsilon of a schedule at its end and afterwards."""
-    epsilon_decay_steps: int = 250_000
-    """Length of a schedule, in environment steps of the whole cluster."""
-    evaluation_epsilon: float = 0.001
-    """Share of random actions in evaluation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

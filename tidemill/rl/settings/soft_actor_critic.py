@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from tidemill.rl.checks import require, require_at_least, require_fractions, require_positive, require_sizes
-from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults, SequenceSettings
+from tidemill.rl.settings.base import (
+    EVERY_FOURTH,
+    Actions,
+    MatmulSettings,
+    OffPolicySettings,
+    RunDefaults,
+    SequenceSettings,
+)
 
 
 @dataclass(frozen=True)
-class SoftSettings(OffPolicySettings):
+class SoftSettings(MatmulSettings, OffPolicySettings):
     """Settings that SAC and discrete SAC share."""
 
-    update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of the products in an update; everything else is float32. `auto`: bfloat16 for images where it is
-    faster."""
-    channels_last: Literal["auto", True, False] = "auto"
-    """Store images channels last during an update. `auto`: on a GPU. On a CPU this is faster in float32 but not in
-    bfloat16."""
     compile: Literal["auto", "none", "cuda-graphs"] = "auto"
     """Give a GPU whole updates in a few launches, as CUDA graphs. `auto`: if they can be recorded."""
     hidden_sizes: tuple[int, ...] = (256, 256)

@@ -16,7 +16,7 @@ from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss, Unavailable
 from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.replay.codec import encode
-from tidemill.replay.sampling.importance_weights import importance_weights
+from tidemill.replay.sampling.sample_decoder import importance_weights
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.types import Codec, ColumnSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.config.table import TableSettings
-from tidemill.services.learner.data.importance_exponent import importance_sampling_exponent
+from tidemill.services.learner.data.dataset import importance_sampling_exponent
 
 
 @pytest.mark.parametrize("steps, expected", [(0, 0.4), (250, 0.55), (500, 0.7), (1_000, 1.0), (5_000, 1.0)])

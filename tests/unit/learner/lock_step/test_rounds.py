@@ -14,8 +14,8 @@ from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.priorities import PrioritySender
 from tidemill.replay.sampling.schedule import SeededDraw
+from tidemill.services.learner.lock_step.pace import DrawSchedule, RoundPublisher, batches_per_draw
 from tidemill.services.learner.lock_step.priorities import HELD, RoundPriorities
-from tidemill.services.learner.lock_step.rounds import DrawSchedule, RoundPublisher, batches_per_draw
 from tidemill.services.learner.status.divergence import Diverged
 from tidemill.services.learner.training.trainer import TrainerOutputs
 

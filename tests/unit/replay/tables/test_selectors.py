@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.support.distribution import chi_square_bound, fits
-from tidemill.replay.sampling.importance_weights import importance_weights
+from tidemill.replay.sampling.sample_decoder import importance_weights
 from tidemill.replay.table_config import MAX_PRIORITY, SelectorConfig, SelectorKind
 from tidemill.services.replay.selectors.selector import Selector, make_selector
 
