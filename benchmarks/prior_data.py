@@ -1,8 +1,8 @@
 """SAC on MountainCarContinuous with 20 demonstrations in half of each batch, and without, by the same settings.
 
 The demonstrations are those of examples/prior_data; each run has other seeds of networks, exploration and environments
-than the demonstrations. A score is the mean return of the last evaluation, of 20 episodes. Only scores are compared, so
-the machine need not be quiet.
+than the demonstrations, and both runs of a seed train at the same time. A score is the mean return of the last
+evaluation, of 20 episodes. Only scores are compared, so the machine need not be quiet.
 
     python -m benchmarks.prior_data [--seeds 11 12 13] [--episodes 20] [--dry-run]
 """
@@ -12,18 +12,22 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from benchmarks.rows import Row, write
 from tidemill.config.load import load_run
+from tidemill.config.sections import RunConfig
 from tidemill.programs.cluster import Cluster
 from tidemill.replay import Server
 from tidemill.scores import read_scores
 
 _EXAMPLE = Path(__file__).parents[1] / "examples" / "prior_data"
 _LONGEST_S = 1_800.0
+
+Curve = list[tuple[int, float]]
 
 
 def main() -> None:
@@ -38,12 +42,23 @@ def main() -> None:
     with Server() as server, tempfile.TemporaryDirectory(prefix="tm-") as root:
         steps, shown = demonstrations.write(server.address, options.episodes)
         sources = {"demonstrations": {"fraction": 0.5, "replay": server.address}}
-        rows: list[Row] = []
-        for name, extra in (("half of each batch demonstrations", sources), ("no demonstrations", {})):
-            curves = [_curve(Path(root), seed, options.env_steps, extra) for seed in options.seeds]
-            rows.append(_row(name, options.seeds, curves))
-    about: Row = {"name": "demonstrations", "episodes": options.episodes, "steps": steps, "mean": round(shown, 1)}
-    rows.append(about)
+        kinds: dict[str, dict[str, Any]] = {
+            "half of each batch demonstrations": sources,
+            "no demonstrations": {},
+        }
+        curves: dict[str, list[Curve]] = {kind: [] for kind in kinds}
+        for seed in options.seeds:
+            with ExitStack() as stack:
+                clusters = [
+                    stack.enter_context(Cluster(_config(root, seed, options.env_steps, extra)))
+                    for extra in kinds.values()
+                ]
+                for kind, cluster in zip(kinds, clusters, strict=True):
+                    cluster.wait(_LONGEST_S)
+                    curves[kind].append(_curve(cluster.folder))
+                    print(f"seed {seed}, {kind}: {curves[kind][-1][-1]}", flush=True)
+    rows = [_row(kind, options.seeds, curves[kind]) for kind in kinds]
+    rows.append({"name": "demonstrations", "episodes": options.episodes, "steps": steps, "mean": round(shown, 1)})
     if options.dry_run:
         for each in rows:
             print(each)
@@ -51,14 +66,12 @@ def main() -> None:
     write("prior_data", rows)
 
 
-def _curve(root: Path, seed: int, env_steps: int, sources: dict[str, Any]) -> list[tuple[int, float]]:
-    """Return the decisions and the mean return of each evaluation of a run."""
-    kind = "with" if sources else "without"
+def _config(root: str, seed: int, env_steps: int, sources: dict[str, Any]) -> RunConfig:
     config, _ = load_run(
         _EXAMPLE / "mountain_car.yaml",
         {
-            "run.root": str(root),
-            "run.name": f"{kind}_{seed}",
+            "run.root": root,
+            "run.name": f"{'with' if sources else 'without'}_{seed}",
             "run.seed": seed,
             "run.max_env_steps": env_steps,
             "learner.sources": sources,
@@ -66,14 +79,15 @@ def _curve(root: Path, seed: int, env_steps: int, sources: dict[str, Any]) -> li
             "launcher.status_page": False,
         },
     )
-    with Cluster(config) as cluster:
-        cluster.wait(_LONGEST_S)
-        curve = [(score.env_steps, round(score.mean, 1)) for score in read_scores(cluster.folder / "scores.csv")]
-    print(f"{kind}, seed {seed}: {curve[-1]}", flush=True)
-    return curve
+    return config
 
 
-def _row(name: str, seeds: list[int], curves: list[list[tuple[int, float]]]) -> Row:
+def _curve(folder: Path) -> Curve:
+    """Return the decisions and the mean return of each evaluation of a run."""
+    return [(score.env_steps, round(score.mean, 1)) for score in read_scores(folder / "scores.csv")]
+
+
+def _row(name: str, seeds: list[int], curves: list[Curve]) -> Row:
     return {
         "name": f"mean return after training, {name}",
         "unit": "return",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,3 +82,11 @@ def test_every_example_is_run() -> None:
         if ">>> " in (inspect.getdoc(getattr(tidemill, name)) or "") and name[0].isupper()
     }
     assert with_example == {*MAIN, "Cluster"}
+
+
+def test_code_on_prior_data_does_what_its_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of the batch is from each server, as `tables` says."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "prior-data.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    exec(code, {})
+    assert "[0 0 0 0 1 1 1 1] [0. 0. 0. 0. 1. 1. 1. 1.]" in capsys.readouterr().out

@@ -21,6 +21,7 @@ from tidemill.replay.table_config import SelectorKind, TableConfig, TableDescrip
 from tidemill.rl.transitions import gather_frame_stacks
 from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT
 from tidemill.services.learner.data.device import DeviceBatch
+from tidemill.services.learner.distributed.learner_group import RankInfo
 
 _ASK_S = 10.0
 
@@ -67,9 +68,10 @@ def open_sources(config: LearnerConfig, table: TableConfig) -> Mixture:
     return Mixture(tables, tuple(weights), frozenset(number for number, is_so in enumerate(prioritized) if is_so))
 
 
-def own_items(config: LearnerConfig, batch_size: int) -> int:
-    """Return how many items of a batch come from the run's own table."""
-    return split_batch(batch_size, fractions_of(config.learner.sources))[0]
+def own_items(config: LearnerConfig, rank: RankInfo) -> int:
+    """Return how many items of each update come from the run's own table, over all ranks."""
+    local = rank.local_batch_size(config.agent)
+    return rank.size * split_batch(local, fractions_of(config.learner.sources))[0]
 
 
 def joined_columns(parts: Sequence[ReplayBatch]) -> dict[str, Any]:

@@ -131,14 +131,14 @@ class FreeRunning:
     def table(self, agent: Agent, signature: Signature) -> TableConfig:
         """Return the table to create (`Pace`)."""
         config = self._config
-        return table_config(config.table, config.learner, agent, signature, own_items(config, config.agent.batch_size))
+        return table_config(config.table, config.learner, agent, signature, own_items(config, self._rank))
 
     def open(
         self, learning: Learning, outputs: TrainerOutputs, directory: ShardDirectory | None, stack: ExitStack
     ) -> Feed:
         """Start to sample (`Pace`)."""
         settings, table = self._config.learner, learning.table
-        own = own_items(self._config, self._config.agent.batch_size)
+        own = own_items(self._config, self._rank)
         splits = batches_per_sample(self._config.table, settings, table.signature, own)
         mixture = open_sources(self._config, table)
         threads = settings.decode_threads

@@ -13,8 +13,9 @@ from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.dataset import ReplayDataset
+from tidemill.replay.sampling.mixture import TableAt
 from tidemill.replay.sampling.sample_decoder import ItemRows
-from tidemill.replay.table_config import shard_config
+from tidemill.replay.table_config import TableConfig, shard_config
 
 _CHUNKS = 12
 
@@ -77,3 +78,31 @@ def test_garbage_leaves_the_table_while_training_goes_on(shards: int, mirrored: 
         wait_until(is_clean, "the garbage to leave")
         assert is_clean()
         assert batches.corrupt_items > 0
+
+
+def test_garbage_of_one_of_several_tables_leaves_that_table() -> None:
+    """Batches keep their shares, and the other server's items stay."""
+    table = make_config(max_items=1000)
+    with local_server() as own, local_server() as other:
+        with ReplayClient(own.address) as client, open_appender(own.address) as appender:
+            client.create_table(table)
+            for number in range(_CHUNKS):
+                items = make_items(0, [(0, i, 1) for i in range(CHUNK_LENGTH)])
+                appender.append([make_chunk(0, 0, number * CHUNK_LENGTH, CHUNK_LENGTH)], [items], timeout_s=WAIT_S)
+            assert appender.flush(WAIT_S)
+        with ReplayClient(other.address) as client:
+            client.create_table(table)
+        fill(other.address)
+        fractions: dict[TableConfig | TableAt, float] = {table: 0.25, TableAt("t", other.address): 0.75}
+        with ReplayDataset(own.address, fractions, 16, timeout_s=WAIT_S) as dataset:
+
+            def is_clean() -> bool:
+                batch = next(dataset)
+                assert batch.tables.tolist() == [0] * 4 + [1] * 12
+                step = batch["step"][:, -1]
+                assert (step[batch.tables == 1] // CHUNK_LENGTH % 3 != 1).all()
+                return other.replay.find("t").size == _CHUNKS * CHUNK_LENGTH * 2 // 3
+
+            wait_until(is_clean, "the other table without garbage")
+            assert dataset.corrupt_items > 0
+        assert own.replay.find("t").size == _CHUNKS * CHUNK_LENGTH
