@@ -115,14 +115,14 @@ class Evaluator:
         return verdict
 
     def without_more(self) -> RunVerdict | None:
-        """Return how the run ends if nothing more can be measured, for another thread.
+        """Return the end of the run if nothing more can be measured, for another thread.
 
         None before the last evaluation: a process that is started again may complete it.
         """
         return self._verdict or (self._unmeasured(self._ending) if self._ending else None)
 
     def step_limit_s(self) -> float:
-        """Return how long a call of the environment may take by now, in seconds, for another thread.
+        """Return the present time limit of a call of the environment, in seconds, for another thread.
 
         There is no limit of the evaluator's own before the run is over.
         """
@@ -145,7 +145,7 @@ class Evaluator:
         return None
 
     def _over(self, metadata: ParamsMetadata) -> str:
-        """Return why the run is over, whatever its scores; empty while it continues."""
+        """Return the reason, other than scores, that the run is over; empty while it continues."""
         if self._finish.is_set():
             return "training has ended"
         return limit_reached(self._config.run, metadata, self._logs.clock.wall_s())
@@ -222,7 +222,7 @@ class Evaluator:
             give_up.cancel()
 
     def _bound_s(self, share: float) -> float:
-        """Return how long the last evaluation may take, or one of `share` times its episodes."""
+        """Return the time limit in seconds of the last evaluation, or of one with `share` times its episodes."""
         return max(self._config.evaluator.last_timeout_s, 2.0 * self._longest_s) * max(share, 1.0)
 
     def _stopped_after(self, seconds: float) -> Callable[[], bool]:
@@ -230,7 +230,7 @@ class Evaluator:
         return lambda: self._stop.is_set() or self._now() > deadline_s
 
     def _unmeasured(self, reason: str) -> RunVerdict:
-        """Return how a run ends whose last version could not be measured: by the one before it, if there is one."""
+        """Return the end of a run whose last version could not be measured: that of the previous score, if any."""
         rows = self._logs.scores.rows
         what = f"{reason}; the last evaluation was not completed"
         return RunVerdict(False, what, rows[-1].params_version if rows else None)

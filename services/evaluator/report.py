@@ -162,7 +162,7 @@ def _describe_end(
     confirmation: Score | None,
     best: Score | None,
 ) -> str:
-    """Return how a run ended, e.g. `target 200 reached, mean return 221.0, confirmed 213.3, version 226`."""
+    """Return a description of a run's end, e.g. `target 200 reached, mean return 221.0, version 226`."""
     parts = [f"target {target_return:g} reached" if verdict.solved else verdict.reason]
     if score is not None:
         parts.append(f"mean return {score.mean:.1f}")

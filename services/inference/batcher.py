@@ -26,7 +26,7 @@ class Batcher(Generic[_T]):
         self._rows = 0
 
     def __len__(self) -> int:
-        """Return how many steps wait."""
+        """Return the number of waiting steps."""
         return len(self._waiting)
 
     def add(self, step: _T, rows: int, now_s: float) -> None:
@@ -35,7 +35,7 @@ class Batcher(Generic[_T]):
         self._rows += rows
 
     def cause(self, now_s: float, actors: int) -> Cause | None:
-        """Return why a batch is due; None if none is.
+        """Return the reason that a batch is due; None if none is.
 
         Args:
             now_s: The time.
@@ -50,7 +50,7 @@ class Batcher(Generic[_T]):
         return "deadline" if self.deadline_s() <= now_s else None
 
     def deadline_s(self) -> float:
-        """Return when the oldest step has waited long enough; there must be one."""
+        """Return the time at which the oldest step has waited long enough; there must be one."""
         return self._waiting[0][2] + self._max_wait_s
 
     def take(self) -> list[tuple[_T, float]]:

@@ -97,7 +97,7 @@ class Episode:
     def act(
         self, seen: SeenStep, policy_input: PolicyInput, answer: Answer, policy: SplitPolicy, env_steps: int
     ) -> Acted:
-        """Return what is done at a step, given the network's answer."""
+        """Return the decision at a step, given the network's output."""
         if self.evaluate:
             spec, arrays = self._spec, answer.arrays
             action = arrays["action"].astype(spec.action_dtype).reshape(1, *spec.action_shape)

@@ -55,7 +55,7 @@ def writer_name(run: str, index: int) -> str:
 
 
 def open_identity(config: InferenceConfig, name: str) -> Identity:
-    """Return what is kept for a restarted service; in memory alone where the run's folder cannot be written here."""
+    """Return the identity that a restarted service keeps; in memory only if the run's folder cannot be written here."""
     folder = config.run.folder
     is_kept = os.access(folder, os.W_OK)
     if not is_kept:
@@ -101,7 +101,7 @@ async def serve_simulators(
     fail: Callable[[BaseException], None],
     stop: threading.Event,
 ) -> SimulatorServicer | None:
-    """Return what answers programs that play as clients; None if there are none, or `stop` was set before."""
+    """Return the host of programs that play as clients; None if there are none, or `stop` was set before."""
     settings, seed = config.inference, config.run.seed
     if not settings.simulators:
         return None

@@ -258,7 +258,7 @@ class Simulators:
         return seat.newest
 
     def _stored_steps(self, seat: Seat) -> int:
-        """Return how many steps of the episode outlive this service; all but the newest if that cannot be known."""
+        """Return the number of the episode's steps that survive this service; if unknown, all but the newest."""
         assert seat.episode is not None
         assert seat.place is not None
         if seat.place.epoch != self._writer.epoch or seat.episode.evaluate:

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def rank_count(wanted: str) -> int:
-    """Return how many ranks to start: a number, or with `gpu` as many as there are GPUs, at least 1.
+    """Return the number of ranks to start: as given, or with `gpu` one per GPU, at least 1.
 
     Raises:
         ConfigError: torch can use none of the GPUs: each rank would train on the CPU.

@@ -123,7 +123,7 @@ class AdmissionQueue:
             pass
 
     def waiting(self, table: Table, side: Side) -> int:
-        """Return how many calls of a side wait at a table."""
+        """Return the number of calls of a side that wait at a table."""
         return len(self._lines[side].get(table, ()))
 
     def blocked_s(self, table: Table, side: Side) -> float:

@@ -186,7 +186,7 @@ class TableExport:
         )
 
     def _parts(self) -> list[slice]:
-        """Return which chunks go together."""
+        """Return the chunks of each message."""
         sizes, decoded = self._store.sizes_of(self.chunks), self.step_counts * self._step_bytes
         parts, start = [], 0
         stored_ends, decoded_ends = np.cumsum(sizes), np.cumsum(decoded)

@@ -204,7 +204,7 @@ def model_card(
 
 
 def _gradient_steps(agent: Any) -> str:  # noqa: ANN401 - the settings of any algorithm
-    """Return how many gradient steps an update makes, of an algorithm that passes over a batch several times."""
+    """Return the number of gradient steps of an update, for an algorithm that passes over a batch several times."""
     count = getattr(agent, "epochs", 1) * getattr(agent, "minibatches", 1)
     most = "at most " if getattr(agent, "target_kl", 0) else ""
     return f", each of {most}{count} gradient steps" if count > 1 else ""

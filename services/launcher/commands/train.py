@@ -156,7 +156,7 @@ def check_settings(config: RunConfig, forks: ForkClient | None, before: RunConfi
 def _run_cluster(
     config: RunConfig, supervisor: Supervisor, folder: RunFolder, view: View, forks: ForkClient | None
 ) -> tuple[Outcome, LearnerStatus | None]:
-    """Return how the run ended, and the last status its learner reported."""
+    """Return the outcome of the run and the last status of its learner."""
     runner = ClusterRunner(supervisor, folder, view, forks)
     poller = StatusPoller(config, folder.path, SupervisedProcesses(supervisor, runner.pid_of))
     every_s = config.learner.tensorboard_every_s

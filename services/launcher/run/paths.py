@@ -89,7 +89,7 @@ def actor_address(sockets: Path, index: int) -> str:
 
 
 def inference_addresses(config: RunConfig, sockets: Path) -> tuple[str, ...]:
-    """Return where the inference services listen: one for simulators at its own address, which other programs reach."""
+    """Return the addresses of inference services. The one for simulators can be reached by other programs."""
     if config.inference.simulators:
         return (config.inference.server.address,)
     return tuple(inference_address(sockets, index) for index in range(config.launcher.inference))

@@ -36,7 +36,7 @@ def training_return(run: Path) -> float | None:
 
 
 def env_failures(run: Path) -> dict[str, int]:
-    """Return how many failures of environments the present actors have counted, by kind; nothing for none."""
+    """Return the numbers of environment failures that the present actors have counted, by kind; empty for none."""
     found: dict[str, int] = {}
     for file in sorted((run / CURVES).glob("*.jsonl")):
         for name, value in _last_line(file).items():

@@ -61,7 +61,7 @@ class JsonView:
 
 
 def progress_fields(status: ClusterStatus, run: RunSettings) -> dict[str, Any]:
-    """Return how far the run is, as numbers; also what the status page shows."""
+    """Return the progress of the run as numbers, which the status page shows as well."""
     learner = status.learner or LearnerStatus()
     processes = [
         {"name": row.name, "state": row.phase.value, "restarts": row.restarts, "reason": row.reason}

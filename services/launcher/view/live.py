@@ -216,7 +216,7 @@ def _versions(status: ClusterStatus) -> str:
 
 
 def _table_state(status: ClusterStatus, max_items: int) -> str:
-    """Return how full the table is, how often its items are used, and which of its shards answer."""
+    """Return the fill of the table, the replay ratio, and the shards that answer."""
     if status.learner is None:
         return ""
     words = [f"{status.learner.table_items / max_items:.0%} full"]

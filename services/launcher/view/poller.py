@@ -123,7 +123,7 @@ class StatusPoller:
 
 
 def _evaluating(folder: Path) -> str:
-    """Return how far the evaluation is that is under way; empty if there is none."""
+    """Return the progress of the present evaluation; empty if there is none."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         document = json.loads((folder / EVALUATING).read_text(encoding="utf-8"))
         return f"evaluating version {document['version']}: {document['ended']} of {document['episodes']} episodes"

@@ -109,7 +109,7 @@ class ClusterStatus:
         return "keeps everything"
 
     def fraction(self, limits: RunSettings) -> float:
-        """Return how far the run is toward the nearest of its limits, 0 to 1; 0 if it has none."""
+        """Return the progress toward the nearest limit of the run, 0 to 1; 0 if it has none."""
         return min(max((value / limit for value, limit, _ in self._ways(limits) if limit), default=0.0), 1.0)
 
     def left_s(self, limits: RunSettings) -> float | None:
@@ -120,7 +120,7 @@ class ClusterStatus:
         return max(min(left), 0.0) if left else None
 
     def target_fraction(self, target: float | None) -> float | None:
-        """Return how far the best score is from the first one toward the target, 0 to 1; None before both are known."""
+        """Return the progress of the best score from the first one to the target, 0 to 1; None while unknown."""
         if target is None or self.first is None or self.best is None:
             return None
         if self.best.mean >= target or self.first.mean >= target:

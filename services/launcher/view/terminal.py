@@ -159,7 +159,7 @@ def describe_time(seconds: float) -> str:
 
 
 def describe_left(status: ClusterStatus, run: RunSettings) -> str:
-    """Return how long the run takes to its nearest limit at the present rates; empty if nothing moves."""
+    """Return the time to the run's nearest limit at the present rates; empty if nothing moves."""
     left_s = status.left_s(run)
     return "" if left_s is None else f"about {describe_time(left_s)} left"
 

@@ -205,7 +205,7 @@ def learner_device(config: LearnerConfig, spec: EnvSpec, rank: RankInfo) -> torc
 
 
 def why_gpu(agent: Any, spec: EnvSpec) -> str:  # noqa: ANN401 - the settings of any algorithm
-    """Return why a GPU updates an agent sooner than a core; empty if it does not.
+    """Return the reason that a GPU updates an agent faster than a core; empty if it does not.
 
     Args:
         agent: The algorithm's settings.

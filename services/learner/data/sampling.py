@@ -89,7 +89,7 @@ class LearnerRows:
     def _shared(
         self, table: TableConfig, shape: SampleShape, connect: Connect, stack: ExitStack
     ) -> OpenedSource | None:
-        """Return what this rank samples with; None if ranks sample each for itself: all of them decide so alike."""
+        """Return this rank's source of batches; None if each rank samples for itself. All ranks decide the same."""
         if not self._is_wanted:
             return None
         door = f"{self._group.broadcast(os.urandom(16).hex().encode()).decode()}-{self._rank.machine}"

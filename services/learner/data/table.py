@@ -68,7 +68,7 @@ def table_config(
 
 
 def batches_per_sample(table: TableSettings, learner: LearnerSettings, signature: Signature, batch_size: int) -> int:
-    """Return how many batches one sample call draws: as set, or enough for what a call costs to be small beside them.
+    """Return the number of batches of one sample call: as set, or enough to make the cost of a call small.
 
     Of a queue it is one: a second batch may not be there before the first was learned from.
 

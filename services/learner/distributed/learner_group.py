@@ -71,7 +71,7 @@ class RankInfo:
         return cls(rank, size, local_rank, machines, machine, on_machine)
 
     def local_batch_size(self, agent: Any) -> int:  # noqa: ANN401 - the settings of any algorithm
-        """Return how many items of each update this rank takes.
+        """Return the number of items of each update that this rank takes.
 
         Args:
             agent: The algorithm's settings.
@@ -131,7 +131,7 @@ class SingleLearner(SingleProcess):
         return vote
 
     def begin_vote(self, vote: StepVote) -> Callable[[], StepVote]:
-        """Return what returns the vote."""
+        """Return a function that waits for the vote and returns it."""
         return partial(self.all_agree, vote)
 
     def broadcast(self, data: bytes) -> bytes:

@@ -153,7 +153,7 @@ class Progress:
 
 
 def _to_host(scalars: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return what is still on the device, in one copy: that waits for all updates before it."""
+    """Return the values that are still on the device, by one copy, which waits for all earlier updates."""
     if not scalars:
         return {}
     values = torch.stack([value.detach().float() for value in scalars.values()]).tolist()

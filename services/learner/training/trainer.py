@@ -158,7 +158,7 @@ class Trainer:
             self._checkpointer.poll(self._control, self._counters.learner_steps)
 
     def _agreed(self, *, must_stop: bool) -> StepVote:
-        """Return what all ranks want: of the vote that is under way, or of one that this rank gives now."""
+        """Return the result of all ranks' votes: of the vote in progress, or of one that this rank starts now."""
         if self._voting is None:
             vote = self._vote(must_stop=must_stop)
             if self._group.size == 1:

@@ -29,7 +29,7 @@ class BlockStore(Protocol):
         ...
 
     def blobs(self, slots: NDArray[np.int64]) -> Sequence[bytes]:
-        """Return what a log is to keep of chunks [N] that were just put, or nothing if there is none."""
+        """Return the data that a log must keep of chunks [N] that were just put; empty without a log."""
         ...
 
 

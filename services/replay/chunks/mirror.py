@@ -31,7 +31,7 @@ class ChunkMirror:
         store.watch(self._forget)
 
     def missing(self, chunks: Ints) -> Ints:
-        """Return which of a batch's chunks [C] the caller does not have, by position."""
+        """Return the positions of a batch's chunks [C] that the caller does not have."""
         self._cover_store()
         return np.flatnonzero(self._slot_of[chunks] == 0)
 

@@ -207,7 +207,7 @@ class ChunkStore:
         return slots
 
     def reaches(self, first: Ints, steps: Ints) -> NDArray[np.bool_]:
-        """Return which windows [N], given as for `spans`, lie in chunks that are all there."""
+        """Return a mask [N] of the windows, given as for `spans`, whose chunks all exist."""
         slots, left = first.copy(), steps - self._step_counts[first]
         complete = np.ones(len(first), dtype=np.bool_)
         going = np.flatnonzero(left > 0)

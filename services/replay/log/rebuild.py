@@ -267,7 +267,7 @@ def _restore_tables(
 
 
 def _size(number: int, contents: LogContents, snapshot: Snapshot | None, taken: TableSnapshot | None) -> int:
-    """Return how many items a table had by its newest report."""
+    """Return the number of items of a table in its newest report."""
     report = contents.chain.reports.get(number)
     if taken is not None and snapshot is not None and (report is None or report.sequence < snapshot.sequence):
         return taken.size
@@ -277,7 +277,7 @@ def _size(number: int, contents: LogContents, snapshot: Snapshot | None, taken: 
 def _trusted(
     found: SurvivingItems, end: int, snapshot: Snapshot | None, taken: TableSnapshot | None
 ) -> NDArray[np.bool_]:
-    """Return which items cannot have been removed by missing records, the last of which is `end`."""
+    """Return a mask of the items that missing records, up to `end`, cannot have removed."""
     trusted: NDArray[np.bool_] = found.sequences >= end
     if taken is not None and snapshot is not None and snapshot.sequence >= end:
         trusted |= taken.knows(found.columns["slot"], found.columns["number"])

@@ -72,7 +72,7 @@ class TableSnapshot:
         return sum(len(piece) for piece in self.slices)
 
     def knows(self, slots: NDArray[np.generic], numbers: NDArray[np.generic]) -> NDArray[np.bool_]:
-        """Return which items [N], given by slot and number, were in the table."""
+        """Return a mask [N] of the items, given by slot and number, that were in the table."""
         states = np.concatenate([np.empty(0, dtype=ITEM_STATE), *self.slices])
         return np.isin(_names(slots, numbers), _names(states["slot"], states["number"]))
 

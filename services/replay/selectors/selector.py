@@ -41,7 +41,7 @@ class Selector(Protocol):
         ...
 
     def can_pick(self, slots: Slots) -> NDArray[np.bool_]:
-        """Return which of the items [N] can be picked at all."""
+        """Return a mask [N] of the items that can be picked at all."""
         ...
 
     def insert(self, slots: Slots, priorities: NDArray[np.float64]) -> None:

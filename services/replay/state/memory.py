@@ -87,7 +87,7 @@ class MemoryBudget:
         return self.stored_limit - self.size_bytes - self.beside_bytes if self.stored_limit else _NO_LIMIT
 
     def excess_bytes(self, coming: int) -> int:
-        """Return how many bytes too many are stored, blobs aside, with those that come; 0 if there is room for them."""
+        """Return the bytes beyond the limit of stored data, blobs aside, with `coming` more; 0 if they fit."""
         return max(self.beside_bytes + coming - self.stored_limit, 0) if self.stored_limit else 0
 
     @property

@@ -33,7 +33,7 @@ _ACTOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 def _key_salt(store_id: int, number: int) -> int:
-    """Return what tells the keys of a table's items from those of another: 31 bits that look like chance.
+    """Return 31 random-looking bits that distinguish the keys of a table's items from those of other tables.
 
     The other may be of an earlier history, or one of the same name that was dropped.
     """
@@ -418,7 +418,7 @@ def _check_signature(table: Table, signature: Signature) -> None:
 
 
 def _values(table: Table, name: str) -> tuple[object, ...]:
-    """Return what a client may say of a field: its value now, the declared one, and those it had in between."""
+    """Return the values that a client may give for a field: the present, the declared and all in between."""
     return tuple(getattr(config, name) for config in (table.config, table.declared, *table.former))
 
 

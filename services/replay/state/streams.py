@@ -213,7 +213,7 @@ class StreamRegistry:
         return sorted([*self.closed, *current], key=lambda streams: streams.first)
 
     def written_by(self, actor_id: str, env_index: int | None, streams: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of some streams [N] are or were an actor's, or those of one of its environments.
+        """Return a mask [N] of the streams that are or were an actor's, or those of one of its environments.
 
         Raises:
             NotFound: No stream of the actor is known.

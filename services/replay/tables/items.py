@@ -189,7 +189,7 @@ class Items:
         return slots[np.argsort(-self.ages(slots), kind="stable")]
 
     def is_lent(self, slots: Ints) -> NDArray[np.bool_]:
-        """Return which of slots [N] hold an item that is lent."""
+        """Return a mask [N] of the slots that hold a lent item."""
         return self._lent[slots]
 
     def begin_samples(self, slots: Ints) -> None:
@@ -206,11 +206,11 @@ class Items:
         self._underway[: self._used] = 0
 
     def underway(self, slots: Ints) -> NDArray[np.uint32]:
-        """Return how many samples of each of slots [N] have not arrived."""
+        """Return the number of samples of each slot that have not arrived, [N]."""
         return self._underway[slots]
 
     def ages(self, slots: Ints) -> Ints:
-        """Return how many items were inserted after each of slots [N]."""
+        """Return the number of items inserted after each slot's item, [N]."""
         return (self.inserted - 1 - self._numbers[slots].astype(np.int64)) & 0xFFFFFFFF
 
     def payloads(self, slots: Ints) -> tuple[bytes, ...]:
@@ -243,7 +243,7 @@ class Items:
         return slots[np.argsort(-self.ages(slots), kind="stable")]
 
     def has(self, slots: Ints, numbers: Ints) -> NDArray[np.bool_]:
-        """Return which of slots [N] still hold the items of insertion numbers [N]."""
+        """Return a mask [N] of the slots that still hold the items of insertion numbers [N]."""
         there: NDArray[np.bool_] = (self.lengths[slots] > 0) & (self._numbers[slots] == numbers & 0xFFFFFFFF)
         return there
 
@@ -268,7 +268,7 @@ class Items:
         return RestoredItems(new, slots, self._numbers[slots], self.times_arrived(slots), self.segments[slots])
 
     def times_arrived(self, slots: Ints) -> NDArray[np.uint32]:
-        """Return how often the items at slots [N] were sampled by batches that have arrived: all a restart may know."""
+        """Return the number of arrived samples of each slot's item, [N]. A restart may know no others."""
         times: NDArray[np.uint32] = self.times_sampled[slots]
         return times - self._underway[slots] if self._has_underway else times
 

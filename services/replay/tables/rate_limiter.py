@@ -76,7 +76,7 @@ class RateLimiter:
             self._inserts = size - self._config.min_size
 
     def countable(self, said: int, batch_size: int) -> int:
-        """Return how many of the samples that a caller says it drew, here or elsewhere, are counted.
+        """Return the number of a caller's samples, drawn here or elsewhere, that are counted.
 
         At most a batch, or what reduces a positive diff to zero; whatever callers say, samples never get further ahead
         than `_MOST_AHEAD`, so that inserts can catch up.

@@ -123,7 +123,7 @@ class Table:
             )
 
     def fewer(self, batch_size: int, without_replacement: bool) -> int:
-        """Return how many items a smaller batch may have now; 0 if there is none, or it would not be smaller."""
+        """Return the number of items that a smaller batch may have now; 0 if there are none or as many as asked."""
         pickable = self._selectors.sampler.pickable
         most = self._sampler.left if self.config.max_times_sampled else batch_size
         most = min(most, pickable if without_replacement else batch_size)
@@ -468,7 +468,7 @@ class Table:
 
 
 def _places_items(config: TableConfig) -> tuple[object, ...]:
-    """Return what decides where a table has its items and how it picks them."""
+    """Return the settings that decide the places of a table's items and how it picks them."""
     return config.max_items, config.max_times_sampled, config.sampler, config.remover
 
 

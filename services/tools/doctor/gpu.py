@@ -132,7 +132,7 @@ def shared_memory(folder: Path) -> list[Finding]:
 
 
 def containers(folders: Sequence[Path] = _CDI_FOLDERS) -> list[Finding]:
-    """Return how containers get the GPUs of this machine; nothing without a GPU or an engine."""
+    """Return a finding on how containers get the GPUs of this machine; nothing without a GPU or an engine."""
     runtimes = says("docker", "info", "--format", "{{json .Runtimes}}")
     if says("nvidia-smi", "-L") is None or not runtimes:
         return []

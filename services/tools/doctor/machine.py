@@ -26,7 +26,7 @@ _MIN_DAYS = 30
 
 
 def open_files() -> list[Finding]:
-    """Return how many files a process may have open."""
+    """Return a finding on the number of files that a process may open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{limit} open files per process"
     if limit != resource.RLIM_INFINITY and limit < _MIN_FILES:
@@ -38,7 +38,7 @@ def open_files() -> list[Finding]:
 
 
 def memory(meminfo: Path = linux.PROC / "meminfo") -> list[Finding]:
-    """Return how much memory is available; nothing where the system does not say."""
+    """Return a finding on the available memory; nothing if the system does not report it."""
     if (available_bytes := linux.available_memory_bytes(meminfo)) is None:
         return []
     text = f"{available_bytes / 1024**3:.1f} GiB of memory available"
@@ -84,7 +84,7 @@ def sockets() -> list[Finding]:
 
 
 def disk(root: Path) -> list[Finding]:
-    """Return how much is free where runs are kept."""
+    """Return a finding on the free space for runs."""
     existing = next(path for path in (root.resolve(), *root.resolve().parents) if path.exists())
     free_bytes = shutil.disk_usage(existing).free
     text = f"{free_bytes / 1024**3:.1f} GiB free for {root}"
@@ -104,7 +104,7 @@ def disk(root: Path) -> list[Finding]:
 
 
 def certificates(folder: Path, now: datetime.datetime | None = None) -> list[Finding]:
-    """Return how long each certificate below a folder lasts; nothing if there is no such folder."""
+    """Return findings on how long each certificate below a folder lasts; nothing if there is no such folder."""
     files = sorted(folder.rglob("*.pem")) if folder.is_dir() else []
     if not files:
         return []

@@ -96,7 +96,7 @@ def compiled_kernel() -> list[Finding]:
 
 
 def roms() -> list[Finding]:
-    """Return how many Atari games there are; nothing without the emulator."""
+    """Return a finding on the number of Atari games; nothing without the emulator."""
     if importlib.util.find_spec("ale_py") is None:
         return []
     answer = python_says("from ale_py.roms import get_all_rom_ids; print(len(get_all_rom_ids()))")
