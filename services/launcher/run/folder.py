@@ -213,7 +213,8 @@ def has_trained(folder: Path) -> bool:
         return True
     checkpoints = (folder / "checkpoints").glob("[!.]*.safetensors")
     versions = (folder / "params").glob("[0-9]*.json")
-    if any(checkpoints) or any(int(path.stem) > _FIRST_VERSION for path in versions):
+    numbers = (int(path.name.partition(".")[0]) for path in versions)  # of a description and of its copy
+    if any(checkpoints) or any(number > _FIRST_VERSION for number in numbers):
         return True
     log_bytes = sum(path.stat().st_size for path in (folder / "replay").rglob("*") if path.is_file())
     return log_bytes > _WORTH_KEEPING_BYTES

@@ -53,7 +53,8 @@ def test_folder_of_an_earlier_run_is_moved_aside_when_asked(tmp_path: Path) -> N
 def test_folder_of_a_run_that_never_trained_is_taken_over(tmp_path: Path, fresh: bool) -> None:
     """A first version of the parameters, an empty log and a failed start's logs are nobody's work: they go."""
     with RunFolder.create(_config(tmp_path), fresh=False) as folder:
-        for name in ("params/0000000001.json", "replay/0/00000001.log", "logs/actor-0.log", "scores.csv"):
+        names = ("params/0000000001.json", "params/0000000001.copy.json")
+        for name in (*names, "replay/0/00000001.log", "logs/actor-0.log", "scores.csv"):
             (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
             (folder.path / name).write_text("the only line")
     corrected = replace(_config(tmp_path), run=replace(_config(tmp_path).run, seed=8))
