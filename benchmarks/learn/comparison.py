@@ -38,10 +38,14 @@ def compared(references: Document, budget: Document, over: Document) -> list[str
         verdict = "reached when each run stopped" if is_own_end else verdict_of(score, _fixed(threshold["value"]))
         said.append(f"{threshold['what']} {threshold['value']:g}: {verdict}")
     if published := references["published"]:
-        is_comparable = _took_as_much(published, over)
-        verdict = verdict_of(score, _fixed(published["value"])) if is_comparable else _NOT_COMPARABLE
+        verdict = of_published(published, over, score)
         said.append(f"{published['what']} {published['value']:g}{_cost(published)}: {verdict}")
     return said
+
+
+def of_published(published: Document, over: Document, score: Document) -> str:
+    """Return the verdict on a score beside a published figure, if both took as much."""
+    return verdict_of(score, _fixed(published["value"])) if _took_as_much(published, over) else _NOT_COMPARABLE
 
 
 def verdict_of(ours: Document, theirs: Document) -> str:

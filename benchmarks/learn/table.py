@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learn.atomic import write_text
-from benchmarks.learn.comparison import beside, compared
+from benchmarks.learn.comparison import beside, compared, of_published
+from benchmarks.learn.overview import draw_overview
 from benchmarks.learn.plan import RESULTS
 from benchmarks.learn.ran import ended_in_training, read_json
 from benchmarks.learn.seeds import describe_seeds
@@ -16,6 +17,26 @@ Document = dict[str, Any]
 
 _HEAD = """\
 # Learning results
+
+What Tidemill learned, through the whole cluster, one command a row.
+
+![Evaluations during training, by agent decisions, of six results; dashed lines are published returns.](overview.png)
+
+With the same budget as another program or a published result: as many decisions, and the mean return of what training
+ended with, over seeds of fresh episodes. Brackets hold the 95 % bootstrap interval over seeds. It is `above` or `below`
+where intervals do not overlap.
+
+| Task | Result | Decisions | Seeds | Tidemill | Beside it | Published | Verdict |
+|---|---|---|---|---|---|---|---|
+"""
+_SOLVED = """
+Solved: what every seed needed until fresh episodes confirmed the target; medians of the seeds.
+
+| Task | Result | Target | Seeds | Decisions | Seconds | On |
+|---|---|---|---|---|---|---|
+"""
+_ALL = """
+## How to read it
 
 Every row is made by one command through the whole cluster, and `make learn-table` makes this page from the
 `result.json` files beside it. A folder holds the config as it was run, every evaluation (`curve.csv`, the peer's in
@@ -27,16 +48,6 @@ All returns are means over seeds of fresh episodes that neither training nor the
 marked with †. Brackets hold the 95 % bootstrap interval over seeds: with three seeds it is narrower than their spread
 warrants. Env steps are agent decisions, updates are batches learned from, a network is its hidden layers or its name.
 
-## Beside Stable-Baselines3, with the same budget
-
-Both trained as many decisions, played the same episodes, and are compared by what each ended with: `above` or `below`
-where the intervals do not overlap, otherwise no difference is shown.
-"""
-_PAIRS = """
-| Result | Program | Seeds | Env steps | Updates | Network | Last version | Best version | Ours beside it |
-|---|---|---|---|---|---|---|---|---|
-"""
-_ALL = """
 ## All results
 
 *Budget* is what ends a run, whatever comes first: so many decisions, updates or seconds; `to R` is the first version
@@ -60,23 +71,51 @@ of thresholds and published figures are in `references.yaml`.
 def write_table(root: Path = RESULTS) -> str:
     """Write README.md of all results and return it."""
     documents = [read_json(file) for file in sorted(root.glob("*/result.json"))]
-    text = _HEAD + _PAIRS + "".join(f"{row}\n" for each in documents for row in _pair(each))
+    by_task = sorted(documents, key=lambda document: (document["env_id"], document["name"]))
+    text = _HEAD + "".join(f"{row}\n" for each in by_task for row in _same_budget(each))
+    text += _SOLVED + "".join(f"{row}\n" for each in by_task for row in _solved(each))
     text += _ALL + "".join(f"{row}\n" for each in documents for row in _rows(each, root))
-    commands = [f"| [{each['name']}]({each['name']}/curve.png) | `{each['command']}` |" for each in documents]
+    commands = [f"| {_curve(each)} | `{each['command']}` |" for each in documents]
     text += "\n| Result | Command |\n|---|---|\n" + "".join(f"{command}\n" for command in commands)
+    draw_overview(root)
     write_text(root / "README.md", text)
     return text
 
 
-def _pair(document: Document) -> Iterator[str]:
-    """Yield the rows of a result and its peer, if they can be compared."""
-    if not document["peer"] or (verdict := beside(document)).startswith("not "):
+def _same_budget(document: Document) -> Iterator[str]:
+    """Yield the row of a result beside whom it had the same budget as, if there is one."""
+    over, peer, published = document["over_seeds"], document["peer"], document["references"]["published"]
+    score, budget = over["last_version"], _number(over["env_steps"])
+    beside_it = beside(document) if peer else "not run"
+    against = "not" if not published or score is None else of_published(published, over, score)
+    if beside_it.startswith("not ") and against.startswith("not"):
         return
-    for name, measured, said in (("Tidemill", document, verdict), (document["peer"]["name"], document["peer"], "")):
-        over = measured["over_seeds"]
-        steps, updates = _number(over["env_steps"]), _number(over["learner_steps"])
-        returns = _return(over["last_version"]), _return(over["best_version"])
-        yield _row(_link(document), name, _seeds(measured), steps, updates, _network(measured), *returns, said)
+    theirs, verdicts = ("–", "–"), []
+    if not beside_it.startswith("not "):
+        theirs = f"{peer['name']}: {_return(peer['over_seeds']['last_version'])}", theirs[1]
+        verdicts.append(beside_it)
+    if not against.startswith("not"):
+        theirs = theirs[0], f"{published['what']}: {published['value']:g}"
+        verdicts.append(against)
+    yield _row(
+        document["env_id"], _curve(document), budget, _seeds(document), _return(score), *theirs, "; ".join(verdicts)
+    )
+
+
+def _solved(document: Document) -> Iterator[str]:
+    """Yield the row of a result whose every seed reached its target."""
+    over, target = document["over_seeds"], document["budget"]["target_return"]
+    if target is None or not document["seeds"] or over["confirmed_seeds"] != len(document["seeds"]):
+        return
+    machine, seconds = document["machine"], _number(over["wall_s_to_confirmed"])
+    gpu = machine.get("gpu", "none")
+    on = f"{machine['cores']} cores" + ("" if gpu.startswith("none") else f", {gpu}")
+    steps = _number(over["env_steps_to_confirmed"])
+    yield _row(document["env_id"], _curve(document), f"{target:g}", _seeds(document), steps, seconds, on)
+
+
+def _curve(document: Document) -> str:
+    return f"[{document['name']}]({document['name']}/curve.png)"
 
 
 def _rows(document: Document, root: Path) -> Iterator[str]:

@@ -24,9 +24,9 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return [dict(zip(_COLUMNS, row, strict=True)) for row in cells]
 
 
-def pairs_of(text: str) -> list[list[str]]:
+def first_of(text: str) -> list[list[str]]:
     """Return the cells of the rows that stand first."""
-    table = next(part for part in text.split("\n\n") if part.startswith("| Result | Program"))
+    table = next(part for part in text.split("\n\n") if part.startswith("| Task | Result | Decisions"))
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
@@ -131,23 +131,27 @@ def test_row_marks_what_is_missing(tmp_path: Path) -> None:
     assert {row[each] for each in _COLUMNS[6:]} == {"–"}
 
 
-def test_pair_of_one_budget_stands_first(tmp_path: Path) -> None:
-    """Ours and the peer are compared by what each ended with; the best versions are shown beside it."""
+def test_result_of_one_budget_with_another_stands_first(tmp_path: Path) -> None:
+    """Ours and the peer are compared by what each ended with, and with what was published."""
     make_result(tmp_path, "task", reason=_AT_LIMIT, peer=peer_of(60.0, 4000), env_id="Some-v0")
     text = write_table(tmp_path / "results")
-    ours, theirs = pairs_of(text)
-    assert ours[1:] == [
-        "Tidemill",
-        "2",
-        "4,000",
-        "1,000",
-        "256, 256",
-        ours[6],
-        ours[7],
-        "no verdict of one seed, -14.5",
-    ]
-    assert theirs[1:] == ["Stable-Baselines3", "1", "4,000", "700", "256, 256", "60.0 †", "80.0 †", ""]
-    assert text.index("Beside Stable-Baselines3") < text.index("## All results")
+    [row] = first_of(text)
+    assert row[:4] == ["Some-v0", "[task](task/curve.png)", "4,000", "2"]
+    assert row[5:7] == ["Stable-Baselines3: 60.0 †", "somebody: 40"]
+    assert row[7].split("; ") == ["no verdict of one seed, -14.5", "no difference shown, +5.5"]
+    assert text.index("somebody: 40") < text.index("## All results")
+
+
+def test_result_whose_seeds_all_reached_the_target_is_solved(tmp_path: Path) -> None:
+    """Its row says what that took, and on which machine."""
+    make_result(tmp_path, "task")
+    file = tmp_path / "results" / "task" / "result.json"
+    document = json.loads(file.read_text())
+    document["over_seeds"] |= {"confirmed_seeds": 2, "env_steps_to_confirmed": 4000, "wall_s_to_confirmed": None}
+    document["machine"] |= {"cores": 16, "gpu": "a GPU"}
+    file.write_text(json.dumps(document))
+    text = write_table(tmp_path / "results")
+    assert f"| {document['env_id']} | [task](task/curve.png) | 50 | 2 | 4,000 | – | 16 cores, a GPU |" in text
 
 
 @pytest.mark.parametrize(
@@ -162,9 +166,10 @@ def test_pair_of_two_budgets_is_not_compared(
 ) -> None:
     """It is in the table of all results alone, where its row says why; so is one whose settings are of a longer run."""
     peer = peer_of(30.0, steps)
-    make_result(tmp_path, "task", reason=_AT_LIMIT, peer=peer, algorithm=algorithm, env_id=env_id)
+    entry = "{what: somebody, value: 40, source: a table}"
+    make_result(tmp_path, "task", reason=_AT_LIMIT, peer=peer, algorithm=algorithm, env_id=env_id, entry=entry)
     text = write_table(tmp_path / "results")
-    assert pairs_of(text) == []
+    assert first_of(text) == []
     ours, theirs = rows_of(text)
     assert ours["compared"].endswith(f"Stable-Baselines3 beside it: not comparable: {said}")
     assert (theirs["result"], theirs["measured"], theirs["return"]) == ("Stable-Baselines3 beside it", "last", "30.0 †")
@@ -174,8 +179,8 @@ def test_pair_of_two_budgets_is_not_compared(
 def test_settings_in_which_nothing_falls_over_the_run_are_compared_at_any_length(env_id: str, tmp_path: Path) -> None:
     """The zoo trains a million decisions with them; the first thousands of those are no different from a short run."""
     make_result(tmp_path, "task", reason=_AT_LIMIT, peer=peer_of(60.0, 4000), env_id=env_id)
-    ours, _ = pairs_of(write_table(tmp_path / "results"))
-    assert ours[-1] == "no verdict of one seed, -14.5"
+    [row] = first_of(write_table(tmp_path / "results"))
+    assert row[-1].startswith("no verdict of one seed, -14.5;")
 
 
 @pytest.mark.parametrize(
@@ -193,8 +198,8 @@ def test_verdict_is_of_intervals_that_do_not_overlap(
 ) -> None:
     """Ours is 45.5 [33, 58]; the sign of the difference decides nothing."""
     make_result(tmp_path, "task", reason=_AT_LIMIT, env_id="Some-v0", peer=peer_of(mean, 4000, interval))
-    ours, _ = pairs_of(write_table(tmp_path / "results"))
-    assert ours[-1] == said
+    [row] = first_of(write_table(tmp_path / "results"))
+    assert row[-1].split("; ")[0] == said
 
 
 def test_seeds_are_seen_unless_something_else_is_known(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_images_laid_channels_last_make_the_same_update(network: str, spec: EnvS
 def test_images_lie_channels_last_on_a_gpu_unless_asked_otherwise(
     asked: Literal["auto", True, False], device: str
 ) -> None:
-    """It was never slower on an H100, in bfloat16 or float32."""
+    """On an H100 it saves up to a fifth of an update."""
     config = DQNConfig(update_precision="float32", channels_last=asked)
     network = build_network(config, IMAGE, seed=1)
     network.set_update_format(config, IMAGE, torch.device(device))
