@@ -65,7 +65,7 @@ def _assert_equal(first: dict[str, Tensor], *others: dict[str, Tensor]) -> None:
 
 def test_four_ranks_stay_equal_and_agree(tmp_path: Path) -> None:
     """After 12 updates all ranks hold the same bits; what one says all hear, and what rank 0 shares all get."""
-    cases = ("dqn", "sac", "sac_crossq", "sac_lstm", "ppo", "ppo_normalized", "ppo_lstm", "impala", "pqn")
+    cases = ("dqn", "sac", "sac_crossq", "sac_lstm", "td3_lstm", "ppo", "ppo_normalized", "ppo_lstm", "impala", "pqn")
     _assert_equal(*_train_together(4, tmp_path, cases))
 
 

@@ -59,6 +59,7 @@ OWN_NETWORK: list[tuple[str, type[Any], EnvSpec, dict[str, Any]]] = [
     ("sac_discrete", SACDiscreteConfig, VECTOR, {"hidden_sizes": (16,)}),
     ("ddpg", DDPGConfig, CONTINUOUS_BYTES, {"actor_sizes": (16,), "critic_sizes": (16, 16)}),
     ("td3", TD3Config, CONTINUOUS, {"hidden_sizes": (16,)}),
+    ("td3_lstm", TD3Config, CONTINUOUS, {"hidden_sizes": (16,), **SMALL_LSTM}),
     ("d4pg", D4PGConfig, CONTINUOUS, {"actor_sizes": (16,), "critic_sizes": (16, 16)}),
 ]
 """Every algorithm with it."""
@@ -291,6 +292,8 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         TD3Config(hidden_sizes=(16,), n_step=3, policy_delay=1, target_noise=0.0, learning_rate_decay_updates=1_000),
         CONTINUOUS_BYTES,
     ),
+    "td3_lstm": (TD3Config(hidden_sizes=(16,), **SMALL_LSTM, learning_rate_decay_updates=1_000), CONTINUOUS),
+    "td3_lstm_image": (TD3Config(network="nature", hidden_sizes=(16,), **SMALL_LSTM, policy_delay=1), PIXELS),
     "d4pg": (D4PGConfig(actor_sizes=(16,), critic_sizes=(16, 16), target_update_period=3), CONTINUOUS),
     "d4pg_soft_target": (
         D4PGConfig(

@@ -78,6 +78,7 @@ def test_policy_that_remembers_or_hides_its_network_has_none(tmp_path: Path) -> 
         (discrete, {"algorithm": "r2d2", "network": "mlp"}),
         (discrete, {"algorithm": "impala", "lstm_size": 8}),
         (continuous, {"algorithm": "sac", "lstm_size": 8}),
+        (continuous, {"algorithm": "td3", "lstm_size": 8}),
     )
     for spec, settings in cases:
         recurrent = _policy(spec, settings)

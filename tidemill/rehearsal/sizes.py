@@ -48,6 +48,7 @@ _SIZES: dict[str, tuple[str, EnvSpec, int, dict[str, Any]]] = {
     "sac_discrete: Nature network, 64 items": ("sac_discrete", _ATARI, 64, {"network": "nature"}),
     "ddpg: 256 items": ("ddpg", _WALKER, 256, {}),
     "td3: 256 items": ("td3", _WALKER, 256, {}),
+    "td3: LSTM, 16 + 48 steps, 64 items": ("td3", _WALKER, 64, _LSTM),
     "d4pg: 256 items": ("d4pg", _WALKER, 256, {}),
 }
 

@@ -76,15 +76,20 @@ class Adam:
             maximize=False,
         )
 
-    def minimize(self, loss: Tensor, group: ProcessGroup = SINGLE_PROCESS) -> list[Tensor]:
+    def minimize(self, loss: Tensor, group: ProcessGroup = SINGLE_PROCESS, also: Sequence[Tensor] = ()) -> list[Tensor]:
         """Take one step down the gradient of `loss`, float32 [], averaged over the group; leaves no `grad` anywhere.
 
+        Args:
+            loss: Of this rank's part of the batch.
+            group: The ranks.
+            also: Tensors to average in the same message.
+
         Returns:
-            The gradients of `parameters`, in their order.
+            The gradients of `parameters`, in their order, and then `also`, as averaged.
         """
-        gradients = group.mean(torch.autograd.grad(loss, self.parameters))
-        self.step(gradients)
-        return gradients
+        averaged = group.mean([*torch.autograd.grad(loss, self.parameters), *also])
+        self.step(averaged[: len(self.parameters)])
+        return averaged
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments of each parameter, by its position, and the number of steps."""

@@ -117,7 +117,7 @@ def test_actors_are_batched_and_get_their_own_rows() -> None:
     assert equal == {seed: [True] * 10 for seed in seeds}
 
 
-@pytest.mark.parametrize("name", ["r2d2", "impala_lstm", "sac_lstm", "dqn_image"])
+@pytest.mark.parametrize("name", ["r2d2", "impala_lstm", "sac_lstm", "td3_lstm", "dqn_image"])
 def test_waiting_actor_goes_on_exactly_where_it_was(name: str) -> None:
     """A service that is lost and comes again is sent stacks and recurrent states: the actions stay equal."""
     config, spec = CASES[name]

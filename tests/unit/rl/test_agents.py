@@ -112,6 +112,8 @@ def observations(env_spec: EnvSpec, count: int = 5) -> Array:
         ("sac_discrete", 60),
         ("ddpg", 60),
         ("td3", 60),
+        ("td3_lstm", 30),
+        ("td3_lstm_image", 4),
         ("d4pg", 60),
         *((f"{algorithm}_own_network", 30) for algorithm, *_ in OWN_NETWORK),
     ],

@@ -1,4 +1,4 @@
-"""Recurrent SAC: updates against an independent implementation, its memory, and a task that only a memory solves."""
+"""Recurrent SAC and TD3: updates against an independent implementation, memory, and a task that only memory solves."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ from torch import Tensor, nn
 
 from tests.support.batches import CONTINUOUS, PIXELS, SMALL_LSTM, policy_input, random_batch
 from tidemill.errors import ConfigError
+from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.items import Transitions
 from tidemill.rl.networks.recurrent import RecurrentTorso, Steps
 from tidemill.rl.policy_io import PolicyInputBuilder
+from tidemill.rl.settings.deterministic import TD3Config
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 
 CELLS, STREAMS, ACTIONS, GAMMA = 5, 6, 2, 0.9
 SIZES: dict[str, Any] = {"lstm_size": CELLS, "burn_in": 3, "unroll": 7, "period": 2, "n_step": 2, "gamma": GAMMA}
 SAC = SACConfig(hidden_sizes=(8,), **SIZES, start_steps=0)
+TD3 = TD3Config(hidden_sizes=(8,), **SIZES, start_steps=0, policy_delay=1)
+Config = SACConfig | TD3Config
+BOTH = pytest.mark.parametrize("config", [SAC, TD3], ids=["sac", "td3"])
 
 Rows = dict[str, NDArray[Any]]
 
 
-def acted(config: SACConfig, state: dict[str, Tensor], rows: int = 40) -> Rows:
+def acted(config: Config, state: dict[str, Tensor], rows: int = 40) -> Rows:
     """Return rows of made-up environments as an actor stores them, [rows, STREAMS, ...], each with its memory before.
 
     Episodes end by termination or truncation, then there is a final observation step, whose reward means nothing.
@@ -95,14 +100,24 @@ class Memory(nn.Module):
         return torch.stack(found)
 
 
+def _layer(parameters: dict[str, Tensor], name: str) -> Tensor:
+    """Return a parameter of a perceptron as SAC has it, [copies, inputs, outputs] or [copies, 1, outputs]."""
+    if name in parameters:
+        return parameters[name].detach().clone()
+    if f"network.{name}" in parameters:
+        return parameters[f"network.{name}"].detach().clone()
+    plain = parameters["network." + name.replace("layers.0", "hidden.0").replace("layers.1", "head")]  # torch's own
+    return plain.detach().T[None].clone() if plain.ndim == 2 else plain.detach()[None, None].clone()
+
+
 class Network(nn.Module):
     """A memory, and one or two perceptrons with a hidden layer behind it."""
 
     def __init__(self, parameters: dict[str, Tensor]) -> None:
         super().__init__()
         self.memory = Memory(parameters)
-        names = ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias")
-        self.layers = nn.ParameterList(parameters[name].detach().clone() for name in names)
+        names = (f"{layer}.{kind}" for layer in ("layers.0", "layers.1") for kind in ("weight", "bias"))
+        self.layers = nn.ParameterList(_layer(parameters, name) for name in names)
 
     def behind(self, features: Tensor, copy: int = 0) -> Tensor:
         """Return the output of one perceptron, [N, outputs]."""
@@ -116,7 +131,7 @@ class Network(nn.Module):
         return torch.stack([self.behind(inputs, copy).squeeze(1) for copy in (0, 1)])
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
-        """Return those of the layers, then those of the LSTM, in the order of the agent's parameters."""
+        """Return those of the layers, then those of the LSTM."""
         cell = self.memory.cell
         parameters = [*self.layers, cell.weight_ih, cell.weight_hh, cell.bias_ih]
         return list(torch.autograd.grad(loss, parameters))
@@ -146,38 +161,58 @@ def returns(rows: Rows, stream: int, row: int) -> tuple[float, float, int]:
 
 
 def reference_losses(
-    before: dict[str, Any], after: dict[str, Any], rows: Rows, start: int, weight: Tensor, trains_burn_in: bool = False
+    config: Config,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    rows: Rows,
+    start: int,
+    weight: Tensor,
+    trains_burn_in: bool = False,
 ) -> dict[str, Any]:
-    """Return losses, gradients and priorities of an update of SAC between two states of the agent, item by item."""
-    actor, critic, target = (Network(before[name]) for name in ("actor", "critic", "target"))
-    new_critic, temperature = Network(after["critic"]), float(before["log_temperature"].exp())
-    noise = torch.randn((2, STREAMS * SAC.unroll, ACTIONS), generator=torch.Generator().manual_seed(3))
+    """Return losses, gradients and priorities of an update between two states of an agent, item by item."""
+    is_soft = isinstance(config, SACConfig)
+    actor, critic, new_critic = Network(before["actor"]), Network(before["critic"]), Network(after["critic"])
+    target = Network(before["target" if is_soft else "target_critic"])
+    target_actor = actor if is_soft else Network(before["target_actor"])
+    temperature = float(before["log_temperature"].exp()) if is_soft else 0.0
+    count = STREAMS * config.unroll
+    noise = torch.randn((2 if is_soft else 1, count, ACTIONS), generator=torch.Generator().manual_seed(3))
+
+    def act(head: Tensor, drawn_noise: Tensor) -> tuple[Tensor, Tensor]:
+        return drawn(head, drawn_noise) if is_soft else (torch.tanh(head), torch.zeros(1))
+
     critic_loss, actor_loss, surplus = torch.zeros(()), torch.zeros(()), torch.zeros(())
     priorities = []
     for b in range(STREAMS):
-        heads = actor.behind(actor.memory.features(rows, b, start, stored=True, trains_burn_in=trains_burn_in))
+        heads, then = (
+            network.behind(network.memory.features(rows, b, start, stored=True, trains_burn_in=trains_burn_in))
+            for network in (actor, target_actor)
+        )
         features = critic.memory.features(rows, b, start, stored=False, trains_burn_in=trains_burn_in)
+        with torch.no_grad():
+            target_features = target.memory.features(rows, b, start, stored=False)
+            new_features = new_critic.memory.features(rows, b, start, stored=False)
         errors = []
-        for u in range(SAC.unroll):
-            row, number = start + SAC.burn_in + u, b * SAC.unroll + u
+        for u in range(config.unroll):
+            row, number = start + config.burn_in + u, b * config.unroll + u
             if rows["is_final"][row, b]:
                 continue
             total, discount, at = returns(rows, b, row)
             with torch.no_grad():
-                step = at - start - SAC.burn_in
-                next_action, log_prob = drawn(heads[step, None], noise[0, number, None])
-                then = target.memory.features(rows, b, start, stored=False)[step, None]
-                value = target.values(then, next_action).min() - temperature * log_prob[0]
+                step = at - start - config.burn_in
+                next_action, log_prob = act(then[step, None], noise[0, number, None])
+                if not is_soft:
+                    next_action = (next_action + (0.2 * noise[0, number, None]).clamp(-0.5, 0.5)).clamp(-1, 1)
+                value = target.values(target_features[step, None], next_action).min() - temperature * log_prob[0]
                 wanted = total + discount * value
             q = critic.values(features[u, None], torch.from_numpy(rows["action"][row, b])[None])[:, 0]
             critic_loss = critic_loss + weight[b] * 0.5 * (q - wanted).square().sum()
             errors.append(float((q - wanted).detach().abs().mean()))
-            action, log_prob = drawn(heads[u, None], noise[1, number, None])
-            seen = new_critic.memory.features(rows, b, start, stored=False)[u, None].detach()
-            actor_loss = actor_loss + temperature * log_prob[0] - new_critic.values(seen, action).min()
+            action, log_prob = act(heads[u, None], noise[-1, number, None])
+            led_by = new_critic.values(new_features[u, None], action)
+            actor_loss = actor_loss + temperature * log_prob[0] - (led_by.min() if is_soft else led_by[0, 0])
             surplus = surplus - log_prob[0].detach() + ACTIONS
         priorities.append(0.9 * max(errors) + 0.1 * float(np.mean(errors)))
-    count = STREAMS * SAC.unroll
     return {
         "critic_loss": critic_loss / count,
         "critic": critic.gradients(critic_loss / count),
@@ -188,8 +223,12 @@ def reference_losses(
 
 
 def gradients_of(state: dict[str, Any], name: str) -> list[Tensor]:
-    """Return the gradients of an agent's first update: Adam's means are a tenth of them."""
-    return [10 * mean for mean in state[f"{name}_optimizer"]["mean"].values()]
+    """Return the gradients of an agent's first update, the LSTM's last: Adam's means are a tenth of them."""
+    means = state[f"{name}_optimizer"]["mean"].values()
+    found = {key: 10 * mean for key, mean in zip(state[name], means, strict=True)}
+    layers = [f"{layer}.{kind}" for layer in ("layers.0", "layers.1") for kind in ("weight", "bias")]
+    lstm = [found[f"torso.lstm.{key}"] for key in ("input_weight", "output_weight", "bias")]
+    return [*(_layer(found, key) for key in layers), *lstm]
 
 
 def interesting_start(rows: Rows) -> int:
@@ -201,24 +240,26 @@ def interesting_start(rows: Rows) -> int:
     raise AssertionError("no such start")
 
 
-def test_update_equals_an_independent_implementation() -> None:
+@BOTH
+def test_update_equals_an_independent_implementation(config: Config) -> None:
     """Loss, all gradients and priorities of sequences in which episodes end, and no gradient through the burn-in."""
-    agent = build_agent(SAC, CONTINUOUS, seed=3)
-    rows = acted(SAC, agent.policy_state())
+    agent = build_agent(config, CONTINUOUS, seed=3)
+    rows = acted(config, agent.policy_state())
     start = interesting_start(rows)
     batch, weight = decoded(agent, rows, start), torch.linspace(0.5, 1.5, STREAMS)
     assert bool((~batch["is_trained"]).any()), "there is a final observation step"
     assert bool((batch["recurrent_state"] != 0).any()), "an episode is under way at the start"
     before = {name: _copied(value) for name, value in agent.state_dict().items()}
     update, after = agent.update(batch, weight), agent.state_dict()
-    expected = reference_losses(before, after, rows, start, weight)
+    expected = reference_losses(config, before, after, rows, start, weight)
     torch.testing.assert_close(update.metrics["loss"], expected["critic_loss"].detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(update.priority, expected["priority"], rtol=1e-5, atol=1e-5)
-    temperature = 10 * after["temperature_optimizer"]["mean"]["0"]
-    torch.testing.assert_close(temperature, expected["temperature"], rtol=1e-4, atol=1e-5)
+    if isinstance(config, SACConfig):
+        temperature = 10 * after["temperature_optimizer"]["mean"]["0"]
+        torch.testing.assert_close(temperature, expected["temperature"], rtol=1e-4, atol=1e-5)
     for name in ("critic", "actor"):
         torch.testing.assert_close(gradients_of(after, name), expected[name], rtol=1e-4, atol=1e-6)
-    trained = reference_losses(before, after, rows, start, weight, trains_burn_in=True)
+    trained = reference_losses(config, before, after, rows, start, weight, trains_burn_in=True)
     for name in ("critic", "actor"):
         assert not torch.allclose(gradients_of(after, name)[-1], trained[name][-1], rtol=1e-2)
 
@@ -229,11 +270,13 @@ def _copied(value: Any) -> Any:  # noqa: ANN401 - a leaf or a dict of them
     return value.clone() if isinstance(value, Tensor) else value
 
 
+@BOTH
 @pytest.mark.parametrize("burn_in", [0, 3])
-def test_learner_unrolls_what_the_actor_did(burn_in: int) -> None:
+def test_learner_unrolls_what_the_actor_did(config: Config, burn_in: int) -> None:
     """The network's outputs for whole sequences equal the policy's, step by step; without its state they do not."""
-    config = dataclasses.replace(SAC, burn_in=burn_in)
+    config = dataclasses.replace(config, burn_in=burn_in)
     agent: Any = build_agent(config, CONTINUOUS, seed=3)
+    actor, name = (agent._actor, "head") if isinstance(config, SACConfig) else (agent._networks.actor, "action")
     state = agent.policy_state()
     rows = acted(config, state)
     policy: Any = build_policy(config, CONTINUOUS, seed=1)
@@ -242,36 +285,37 @@ def test_learner_unrolls_what_the_actor_did(burn_in: int) -> None:
         batch = decoded(agent, rows, start)
         learned: Transitions = agent._items.transitions(batch, torch.ones(STREAMS))
         assert isinstance(learned.observation, Steps)
+        forgotten = learned.observation._replace(recurrent_state=torch.zeros_like(batch["recurrent_state"]))
         with torch.no_grad():
-            head = agent._actor(learned.observation)[0].view(STREAMS, config.unroll, -1)
-            forgotten = learned.observation._replace(recurrent_state=torch.zeros_like(batch["recurrent_state"]))
-            other = agent._actor(forgotten)[0].view(STREAMS, config.unroll, -1)
+            found, other = (actor(seen).view(STREAMS, config.unroll, -1) for seen in (learned.observation, forgotten))
         for u in range(config.unroll):
             row = start + burn_in + u
             seen = PolicyInputBuilder(STREAMS, CONTINUOUS, 2 * CELLS)
             seen._action, seen._recurrent_state = rows["action"][row - 1], rows["recurrent_state"][row]
             step = seen.build(rows["observation"][row], rows["is_first"][row], rows["reward"][row - 1])
-            np.testing.assert_allclose(policy.forward(step)["head"], head[:, u], rtol=1e-5, atol=1e-5)
-        assert not torch.allclose(head, other, atol=1e-3)
+            np.testing.assert_allclose(policy.forward(step)[name], found[:, u], rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(found, other, atol=1e-3)
 
 
-def test_memory_of_random_first_steps_is_kept() -> None:
+@BOTH
+def test_memory_of_random_first_steps_is_kept(config: Config) -> None:
     """While actions are random the actor's LSTM watches: stored states are those of the observations so far."""
-    config = dataclasses.replace(SAC, start_steps=10**6)
+    config = dataclasses.replace(config, start_steps=10**6)
     rows = acted(config, build_agent(config, CONTINUOUS, seed=3).policy_state())
     assert (rows["recurrent_state"][5:] != 0).any(axis=2).mean() > 0.8
 
 
-def test_nothing_before_a_reset_reaches_what_follows_it() -> None:
+@BOTH
+def test_nothing_before_a_reset_reaches_what_follows_it(config: Config) -> None:
     """Another past, memory and burn-in before an episode's start leave the priorities of its sequence as they were."""
-    length = build_agent(SAC, CONTINUOUS, seed=0).window.length
+    length = build_agent(config, CONTINUOUS, seed=0).window.length
     rng = torch.Generator().manual_seed(0)
 
     def priority(past: int) -> Tensor:
-        agent = build_agent(SAC, CONTINUOUS, seed=0)
+        agent = build_agent(config, CONTINUOUS, seed=0)
         stream = random_batch(CONTINUOUS, length, torch.Generator().manual_seed(1))
         other = random_batch(CONTINUOUS, length, torch.Generator().manual_seed(past))
-        start = 1 + SAC.burn_in  # the history is one row
+        start = 1 + config.burn_in  # the history is one row
         for name in ("observation", "action", "n_step_return"):
             stream[name][:start] = other[name][:start]
         no = np.zeros(length, np.bool_)
@@ -412,6 +456,14 @@ RECALLING: dict[str, Any] = {
         start_steps=0,
         temperature="fixed",
         initial_temperature=0.05,
+    ),
+    "td3": TD3Config(
+        hidden_sizes=(32,),
+        **RECALL_SIZES,
+        actor_learning_rate=5e-3,
+        critic_learning_rate=5e-3,
+        start_steps=0,
+        noise=NoiseConfig(std=0.5),
     ),
 }
 

@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from tidemill.arrays import Array
 from tidemill.rl.action_noise import ActionNoise
 from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.items import Items, SingleTransitions
 from tidemill.rl.agents.update_graph import recorded
+from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
 from tidemill.rl.networks.evaluation import EvaluationNetwork
+from tidemill.rl.networks.recurrent import one_step, remembered
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.returns import n_step
 from tidemill.rl.settings.deterministic import DeterministicSettings
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainedAgent, TrainState, subdict
-from tidemill.rl.transitions import transitions
 from tidemill.types import EnvSpec
 
 Learn = Callable[[Mapping[str, Tensor], Tensor], Update]
@@ -43,6 +45,7 @@ class ActorCritic:
         critic_weight_decay: float = 0.0,
         target_update_period: int = 0,
         noise: torch.Generator | None = None,
+        mean_priority: MeanPriority | None = None,
     ) -> None:
         """Copy both networks to their targets.
 
@@ -53,6 +56,7 @@ class ActorCritic:
             critic_weight_decay: L2 penalty of the critic, per unit of weight.
             target_update_period: Updates between two copies to the targets; 0 moves them by `settings.tau` instead.
             noise: Draws what updates need; None if they draw nothing.
+            mean_priority: What new items are worth, if actors cannot find that out.
         """
         self.actor = actor
         self.critic = critic
@@ -68,12 +72,19 @@ class ActorCritic:
             {"actor": actor, "critic": critic, "target_actor": self.target_actor, "target_critic": self.target_critic},
             {"actor_optimizer": self._actor_optimizer, "critic_optimizer": self._critic_optimizer},
             noise,
+            tensors={} if mean_priority is None else {"mean_priority": mean_priority.mean},
         )
+        self.mean_priority = mean_priority
         self._grad_norms: dict[str, Tensor] = {}
 
-    def update_critic(self, loss: Tensor) -> None:
-        """Take one step of the critic down the gradient of its loss, []."""
-        self._measure("critic_grad_norm", self._critic_optimizer.minimize(loss, self.state.group))
+    def update_critic(self, loss: Tensor, priority: Tensor | None = None) -> None:
+        """Take one step of the critic down the gradient of its loss, []; `priority`, [B], enters the mean priority."""
+        if self.mean_priority is None or priority is None:
+            gradients = self._critic_optimizer.minimize(loss, self.state.group)
+        else:
+            gradients = self._critic_optimizer.minimize(loss, self.state.group, [priority.mean()])
+            self.mean_priority.update(gradients.pop())
+        self._measure("critic_grad_norm", gradients)
 
     def update_actor(self, loss: Tensor) -> None:
         """Take one step of the actor down the gradient of its loss, [], which the critic's parameters do not follow."""
@@ -102,9 +113,6 @@ class ActorCritic:
 class DeterministicAgent(TrainedAgent):
     """Makes the updates of one of the algorithms, and keeps what they need."""
 
-    recurrent_state_size = 0
-    observation_columns = ("observation", "bootstrap_observation")
-
     def __init__(
         self,
         networks: ActorCritic,
@@ -113,6 +121,8 @@ class DeterministicAgent(TrainedAgent):
         env_spec: EnvSpec,
         *,
         policy_delay: int = 1,
+        items: Items | None = None,
+        recurrent_state_size: int = 0,
     ) -> None:
         """Put the parts together.
 
@@ -122,13 +132,16 @@ class DeterministicAgent(TrainedAgent):
             settings: Of the algorithm.
             env_spec: Shapes of the environment.
             policy_delay: Updates from one that `learn` makes of the actor to the next.
+            items: What the table's items are; None: single transitions.
+            recurrent_state_size: Numbers that the actor remembers of each environment.
         """
         self.window = settings.window(env_spec.frame_stack)
         self._networks = networks
         self._state = networks.state
         self._learn = learn
-        self._settings = settings
-        self._frame_stack = env_spec.frame_stack
+        self._items = items or SingleTransitions(settings, env_spec.frame_stack)
+        self.observation_columns = self._items.observation_columns
+        self.recurrent_state_size = recurrent_state_size
         self._policy_delay = policy_delay
         recording = settings.compile == "cuda-graphs"
         optimizers = self._state.optimizers.values()
@@ -137,8 +150,8 @@ class DeterministicAgent(TrainedAgent):
         self._run_update = recorded(self._updated, settings.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
-        """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
-        return transitions(columns, index, self._frame_stack, self._settings.n_step, self._settings.gamma)
+        """Return n-step transitions, or sequences of a recurrent agent; see `tidemill.rl.agents.items`."""
+        return self._items.decode(columns, index)
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Make one update."""
@@ -155,38 +168,44 @@ class DeterministicAgent(TrainedAgent):
         return update
 
     def policy_state(self) -> dict[str, Tensor]:
-        """Return copies of the parameters: `actor.*`, and for initial priorities `critic.*`."""
+        """Return copies of the parameters: `actor.*`, and for initial priorities `critic.*` or their mean."""
+        if self._networks.mean_priority is not None:
+            return self._state.copy_of("actor") | self._networks.mean_priority.published()
         return self._state.copy_of("actor", "critic")
 
 
 class DeterministicPolicy:
     """Acts by the actor; adds noise to its actions to explore."""
 
-    recurrent_state_size = 0
     priority_uses_params = True
 
     def __init__(
         self,
         actor: nn.Module,
-        critic: nn.Module,
-        td_error_fn: TDErrorFn,
+        critic: nn.Module | None,
+        td_error_fn: TDErrorFn | None,
         settings: DeterministicSettings,
         action_shape: tuple[int, ...],
         context: PolicyContext,
+        recurrent_state_size: int = 0,
     ) -> None:
         """Put the parts together.
 
         Args:
             actor: Maps observations [B, ...] to flat actions [B, A]; this object then owns it.
-            critic: Values actions, for initial priorities; this object then owns it.
-            td_error_fn: Gives initial priorities, by these two networks.
+            critic: Values actions, for initial priorities; this object then owns it. None: a new item has the mean
+                priority that comes with the parameters.
+            td_error_fn: Gives initial priorities, by these two networks; None without a critic.
             settings: The algorithm's.
             action_shape: Shape of one action.
             context: Where it acts, and the seed of the noise.
+            recurrent_state_size: Numbers that the actor remembers of each environment.
         """
         self._actor = actor.to(context.device).requires_grad_(False).eval()
-        self._critic = critic.to(context.device).requires_grad_(False).eval()
+        self._critic = None if critic is None else critic.to(context.device).requires_grad_(False).eval()
         self._td_error_fn = td_error_fn
+        self._new_item_priority = NewItemPriority()
+        self.recurrent_state_size = recurrent_state_size
         self._gamma = settings.gamma
         self._start_steps = settings.start_steps
         self._action_shape = action_shape
@@ -194,9 +213,11 @@ class DeterministicPolicy:
         self._noise = ActionNoise(settings.noise, context.seed)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take `actor.*` and `critic.*`."""
+        """Take `actor.*`, and `critic.*` or the mean priority."""
         self._actor.load_state_dict(subdict("actor", state))
-        self._critic.load_state_dict(subdict("critic", state))
+        self._new_item_priority.load(state)
+        if self._critic is not None:
+            self._critic.load_state_dict(subdict("critic", state))
 
     def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
         """Return uniform actions for the first `start_steps`, then the actor's with noise; in evaluation without noise.
@@ -204,15 +225,18 @@ class DeterministicPolicy:
         Initial priorities want back what was seen and what was done.
         """
         if evaluation:
-            return PolicyOutput(self._shaped(self.forward(policy_input)["action"].cpu().numpy()))
-        output = {} if env_steps < self._start_steps else self.forward(policy_input)
-        return self.choose(policy_input, output, env_steps)
+            output = self.forward(policy_input)
+            action = self._shaped(output["action"].cpu().numpy())
+            return PolicyOutput(action, recurrent_state=remembered(output))
+        is_random = env_steps < self._start_steps and not self.recurrent_state_size
+        return self.choose(policy_input, {} if is_random else self.forward(policy_input), env_steps)
 
     @torch.inference_mode()
     def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
-        """Return the actor's actions without noise as `action`, [N, A]."""
-        tensor = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
-        return {"action": self._actor(tensor)}
+        """Return the actor's actions without noise as `action`, [N, A]; if it is recurrent also `recurrent_state`."""
+        output = one_step(self._actor, policy_input, self._device)
+        output["action"] = output.pop("output")
+        return output
 
     def choose(
         self,
@@ -229,16 +253,21 @@ class DeterministicPolicy:
         else:
             flat_action = self._noise.add_noise(output["action"].cpu().numpy(), policy_input.is_first)
         action = self._shaped(flat_action)
+        if self._critic is None:
+            return PolicyOutput(action, recurrent_state=remembered(output))
         # not by the names of stored columns, which have single observations
-        return PolicyOutput(action, {"seen_observation": policy_input.observation, "taken_action": action})
+        inputs = {"seen_observation": policy_input.observation, "taken_action": action}
+        return PolicyOutput(action, inputs, remembered(output))
 
     @torch.inference_mode()
     def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return the priority that the learner's update gives each window, which starts at its oldest step, [K].
 
         It is exact while networks and targets are equal to these and updates draw no noise (Horgan et al. 2018,
-        section 3).
+        section 3). Without a critic it is what items were lately worth to the learner.
         """
+        if self._td_error_fn is None:
+            return self._new_item_priority.of(steps["reward"].shape[1])
         reward, terminated, truncated = (steps[name][:-1].T for name in ("reward", "terminated", "truncated"))
         target = n_step(reward, terminated, truncated, self._gamma)
         arrays = {

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.rl.networks.layers.linear import flat, linear
+from tidemill.rl.networks.recurrent import RecurrentTorso, Seen
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos import MLP, chosen_torso
 from tidemill.rl.settings.base import AgentSettings
@@ -22,22 +23,35 @@ class BehindTorso(nn.Module):
         super().__init__()
         self.torso, self.network = torso, network
 
-    def forward(self, observation: Tensor, *rest: Tensor) -> Tensor:
+    def forward(self, observation: Seen, *rest: Tensor) -> Tensor:
         """Return the network's output for the features and the other inputs, float32 [B, outputs]."""
-        output: Tensor = self.network(self.torso(observation).float(), *rest)
+        return self.behind(self.torso(observation).float(), *rest)
+
+    def behind(self, features: Tensor, *rest: Tensor) -> Tensor:
+        """Return the network's output for the torso's features, [B, F], and the other inputs."""
+        output: Tensor = self.network(features, *rest)
         return output
 
 
 def behind_torso(
-    settings: AgentSettings, env_spec: EnvSpec, rng: torch.Generator, build: Callable[[int], nn.Module]
+    settings: AgentSettings,
+    env_spec: EnvSpec,
+    rng: torch.Generator,
+    build: Callable[[int], nn.Module],
+    lstm_size: int = 0,
+    *,
+    starts_empty: bool = False,
 ) -> nn.Module:
     """Return the network that `build` makes of the number of its inputs, behind the torso that is asked for.
 
-    The torso `mlp` only lays an observation's numbers side by side, which networks of vectors do themselves.
+    The torso `mlp` only lays an observation's numbers side by side, which networks of vectors do themselves. With
+    `lstm_size` an LSTM follows the torso; for `starts_empty` see `RecurrentTorso`.
     """
-    if chosen_torso(settings.network, env_spec) == MLP and not env_spec.observation_parts:
+    if chosen_torso(settings.network, env_spec) == MLP and not env_spec.observation_parts and not lstm_size:
         return build(env_spec.observation_size)
     torso = build_torso(settings.network, env_spec, rng, settings.network_settings)
+    if lstm_size:
+        torso = RecurrentTorso(torso, env_spec.action_size, lstm_size, rng, starts_empty=starts_empty)
     return BehindTorso(torso, build(int(torso.outputs)))  # type: ignore[arg-type]  # every torso has it
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.checks import require, require_at_least, require_positive, require_sizes
-from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults
+from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults, SequenceSettings
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,11 @@ class DDPGConfig(DeterministicSettings):
 
 
 @dataclass(frozen=True)
-class TD3Config(DeterministicSettings):
-    """Twin delayed deterministic policy gradient for continuous actions; defaults of Fujimoto et al. (2018)."""
+class TD3Config(DeterministicSettings, SequenceSettings):
+    """Twin delayed deterministic policy gradient for continuous actions; defaults of Fujimoto et al. (2018).
+
+    With `lstm_size` it is recurrent.
+    """
 
     algorithm: Literal["td3"] = "td3"
     batch_size: int = 256
