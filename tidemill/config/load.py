@@ -18,7 +18,7 @@ from tidemill.config.help_text import ALGORITHMS, ALL, describe_algorithms, desc
 from tidemill.config.hindsight import check_hindsight
 from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
-from tidemill.config.presets import FOLDER, find_config
+from tidemill.config.presets import FOLDER, find_config, preset_names
 from tidemill.config.sections import RunConfig
 from tidemill.config.sources import check_sources
 from tidemill.config.yaml_text import Dumper, parse
@@ -250,11 +250,13 @@ def _take_help(arguments: list[str], config: type[Any]) -> str | None:
 
 
 def _nearest_config(path: Path) -> str:
-    """Return a hint at the config file that was probably meant; an empty string if there is none like it."""
+    """Return a hint at the config file or preset that was probably meant; an empty string if there is none like it."""
     folders = dict.fromkeys((path.parent, Path("configs")))
     files = [str(file) for folder in folders for file in sorted(folder.glob("*.yaml"))]
     hint = nearest(str(path), files)
-    return hint or nearest(str(Path("configs") / path.name), files)
+    if hint := hint or nearest(str(Path("configs") / path.name), files):
+        return hint
+    return f"; did you mean the preset --config {path.stem}?" if path.stem in preset_names() else ""
 
 
 def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:

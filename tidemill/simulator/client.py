@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from tidemill.logger import LateLogger
-from tidemill.replay.argument_types import check_number
+from tidemill.replay.argument_types import check_address, check_number
 from tidemill.rpc.channel import Backoff, open_channel
 from tidemill.rpc.dialogue import Dialogue
 from tidemill.settings.check import is_safe_name
@@ -60,7 +60,10 @@ class SimulatorClient:
             name: Names this client in messages and logs; empty takes one of the machine and the process.
             timeout_s: How long to try again where no service answers, in seconds.
         """
+        check_address(address)
         check_number("timeout_s", timeout_s)
+        if not timeout_s >= 0:
+            raise InvalidArgument(f"timeout_s is {timeout_s}, allowed: 0 or more")
         if name and not is_safe_name(name):
             raise InvalidArgument(f"name is {name!r}, must be at most 128 letters, digits, `_`, `.` and `-`")
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64]
@@ -126,7 +129,11 @@ class SimulatorClient:
         """
         if not self._is_playing:
             raise FailedPrecondition("no episode is being played: call `begin` first")
-        seen = SeenStep(self._next_step, self._seen(observation), float(reward), bool(terminated), bool(truncated))
+        try:
+            gain = float(reward)
+        except (TypeError, ValueError):
+            raise InvalidArgument(f"reward is {reward!r}, allowed: a finite number") from None
+        seen = SeenStep(self._next_step, self._seen(observation), gain, bool(terminated), bool(truncated))
         return self._play(seen, action_mask, action)
 
     def close(self) -> None:

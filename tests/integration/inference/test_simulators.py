@@ -367,6 +367,27 @@ def test_first_message_must_open() -> None:
                 next(stub.Play(iter([message])))
 
 
+def test_client_names_what_it_cannot_take() -> None:
+    """Of its own arguments and of a step, without a service; the episode can continue."""
+    with pytest.raises(InvalidArgument, match="address is 'nowhere'"):
+        SimulatorClient("nowhere", _SPEC)
+    with pytest.raises(InvalidArgument, match=r"timeout_s is -1\.0, allowed: 0 or more"):
+        SimulatorClient("127.0.0.1:1", _SPEC, timeout_s=-1.0)
+    with pytest.raises(InvalidArgument, match="name is 'a b'"):
+        SimulatorClient("127.0.0.1:1", _SPEC, name="a b")
+    with local_server() as replay:
+        create_table(replay.address, _DQN, _SPEC)
+        with (
+            local_simulators(replay.address, _DQN, _SPEC) as service,
+            SimulatorClient(service.address, _SPEC) as client,
+        ):
+            client.begin(np.zeros(2, np.float32))
+            for reward in (None, "much"):
+                with pytest.raises(InvalidArgument, match=f"reward is {reward!r}, allowed: a finite number"):
+                    client.step(np.zeros(2, np.float32), reward)  # type: ignore[arg-type]
+            assert client.step(np.zeros(2, np.float32), 1.0) is not None
+
+
 def test_no_service_is_told_after_the_timeout() -> None:
     """With the address."""
     address = free_address()

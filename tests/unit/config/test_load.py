@@ -124,6 +124,13 @@ def test_load_refuses_a_missing_file(tmp_path: Path) -> None:
         _load(RunConfig, "--config", str(tmp_path / "absent.yaml"))
 
 
+def test_file_that_is_only_there_as_a_preset_is_hinted_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the documents' configs/NAME.yaml outside a clone."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"did you mean the preset --config cartpole_simulators\?$"):
+        _load(RunConfig, "--config", "configs/cartpole_simulators.yaml")
+
+
 def test_load_documents_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     """`--help SECTION` lists the options with their explanation and exits with 0."""
     with pytest.raises(SystemExit) as caught:
