@@ -27,6 +27,7 @@ from tidemill.inference.client import InferenceClient
 from tidemill.inference.wire import Opening
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import keep_freed_memory, leave, run, stop_event
+from tidemill.programs.traces import start_traces
 from tidemill.replay.shards.readiness import wait_for_replay
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy
@@ -60,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         keep_freed_memory()
         configure_logging("actor", level=config.log.level, json=config.log.json)
-        identify(config.run.name, "actor" if config.actor.index is None else f"actor-{config.actor.index}")
+        name = "actor" if config.actor.index is None else f"actor-{config.actor.index}"
+        identify(config.run.name, name)
+        start_traces(config.log, config.run, name)
         torch.set_num_threads(config.actor.threads)
         stop = stop_event()  # before anyone is told that it is there: the signal may follow at once
         with BackgroundServer("actor", config.actor.server) as server:

@@ -23,6 +23,7 @@ from tidemill.errors import ConfigError
 from tidemill.inference.wire import Opening
 from tidemill.near_processors import use_near_processors
 from tidemill.params.watcher import ParamsWatcher
+from tidemill.programs.traces import start_traces
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy, SplitPolicy
 from tidemill.rl.exploration import ActorSlot
@@ -56,6 +57,7 @@ def _start(arguments: Sequence[str]) -> int:
     process.keep_freed_memory()
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
     identify(config.run.name, _SERVICE)
+    start_traces(config.log, config.run, _SERVICE)
     torch.set_num_threads(config.inference.threads)
     if not wait_for_service(
         "cluster.params", config.cluster.params, config.cluster.connect_timeout_s, process.stop_event()

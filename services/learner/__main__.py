@@ -14,6 +14,7 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.parent import die_with_parent
 from tidemill.process import keep_freed_memory, leave, run, stop_event
 from tidemill.programs.idle import exit_or_idle
+from tidemill.programs.traces import start_traces
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, watch_disk
 from tidemill.services.learner.distributed.learner_group import RankInfo
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = "learner" if rank.is_first else f"learner-{rank.index}"
         configure_logging(name, level=config.log.level, json=config.log.json)
         identify(config.run.name, name)
+        start_traces(config.log, config.run, name)
         watch_disk(config.run.folder)
         stop = stop_event()
         learner = Learner(config, stop, rank)

@@ -18,6 +18,7 @@ from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
 from tidemill.errors import Unavailable
+from tidemill.programs.traces import start_traces
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, watch_disk
 from tidemill.services.replay.metrics import EXPECTED, ReplayCollector
 from tidemill.services.replay.server import ReplayServer
@@ -101,6 +102,7 @@ def _start(arguments: Sequence[str]) -> int:
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
     shard = f"-{config.replay.shard}" if config.replay.shards > 1 else ""
     identify(config.run.name, f"{_SERVICE}{shard}")
+    start_traces(config.log, config.run, f"{_SERVICE}{shard}")
     asyncio.run(_serve(config))
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,6 +36,7 @@ from tidemill.services.replay.admission import AdmissionQueue, StepClock
 from tidemill.services.replay.batch_reader import BatchReader, BatchRoom
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.services.replay.export import TableExport, exported_parts
+from tidemill.services.replay.item_traces import ItemTraces
 from tidemill.services.replay.leases import Leases
 from tidemill.services.replay.log.commits import acknowledge_in_order
 from tidemill.services.replay.log.log import ReplayLog
@@ -92,6 +94,7 @@ class ReplayServicer:
         self._clock = StepClock(lambda: replay.streams.step_count)
         self._calls = OpenCalls("replay server")
         self._told_of_evictions = False
+        self._traces = ItemTraces()
 
     def add_to(self, server: RpcServer) -> None:
         """Let a server answer with this servicer."""
@@ -296,7 +299,11 @@ class ReplayServicer:
             stored = StoredSteps(self._replay.store_id, self._env_steps)
             epoch = opened.epochs.place if opened.epochs is not None else None
             counts = opened.item_counts
-            return pack_sample(sample, stored, table.limiter.diff, item_counts=counts, number=number, epoch=epoch)
+            sample, spans = self._traces.drawn(table, sample)
+            data = pack_sample(sample, stored, table.limiter.diff, item_counts=counts, number=number, epoch=epoch)
+            for span in spans:
+                span.end()
+            return data
         table.limiter.sampled(wanted.counted_by(table.limiter) or 0)
         self._admission.changed()
         return pb.SampleResponse(
@@ -354,13 +361,18 @@ class ReplayServicer:
     async def _append(self, session: AppendSession, request: pb.AppendRequest) -> None:
         if request.WhichOneof("message") != "data":
             raise InvalidArgument("every message of Append after the first must be `data`")
+        received_ns = time.time_ns() if request.data.traceparent else 0
         chunks, items = unpack_append(request.data)
         planned = plan_append(session, chunks, items)
         if request.data.HasField("at_step_count") and planned.chunks:
             with self._held(request):
                 await self._clock.reach(request.data.at_step_count)
         with self._held(request) if self._admission.would_wait(planned.tables) else contextlib.nullcontext():
-            await self._admission.insert(planned.tables, lambda: self._replay.append(session, planned, chunks, items))
+            stored = await self._admission.insert(
+                planned.tables, lambda: self._replay.append(session, planned, chunks, items)
+            )
+        if request.data.traceparent:
+            self._traces.stored(request.data.traceparent, received_ns, stored.inserted, self._durable())
         self._clock.advanced()
         if self._replay.memory.evictions and not self._told_of_evictions:
             self._told_of_evictions = True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from tidemill.errors import ConfigError
 from tidemill.rpc.addresses import CLIENT, is_client_address
 from tidemill.settings.check import check, is_safe_name
 
@@ -121,3 +123,18 @@ class LogSettings:
     """Lowest severity that is logged."""
     json: bool = False
     """Write one JSON object per line, for a log collector."""
+    trace_every: int = 0
+    """Trace one chunk of steps in so many, from the actor's append to the updates that use it, by OpenTelemetry. 0
+    disables traces."""
+    trace_to: str = ""
+    """`http://host:port` or `https://host:port` of a collector that takes OTLP by HTTP, usually on port 4318. Empty:
+    one file per process in `traces` of the run's folder."""
+
+    def __post_init__(self) -> None:
+        check(self.trace_every >= 0, "log.trace_every", self.trace_every, "0 or more")
+        is_url = not self.trace_to or self.trace_to.startswith(("http://", "https://"))
+        check(is_url, "log.trace_to", self.trace_to, "http://host:port, https://host:port or empty")
+        if self.trace_every and find_spec("opentelemetry") is None:
+            raise ConfigError(
+                f"log.trace_every is {self.trace_every}, which needs OpenTelemetry: pip install 'tidemill[trace]'"
+            )

@@ -64,6 +64,7 @@ class ItemColumns:
         priorities: With `item_counts`, the priority of each item when it was drawn, float64 [B].
         table_s: How long each item had been in the table when it was drawn, by the server's clock, in seconds, float32
             [B]; NaN where that is not known, None from a server of an earlier release.
+        traces: Trace context of each item, empty for one that is not traced; empty when none is (`tidemill.tracing`).
     """
 
     keys: NDArray[np.uint64] = field(metadata=per_item("u8"))
@@ -74,6 +75,7 @@ class ItemColumns:
     times_sampled: NDArray[np.int64] | None = field(default=None, metadata=per_item("i8", is_count=True))
     priorities: NDArray[np.float64] | None = field(default=None, metadata=per_item("f8", is_count=True))
     table_s: NDArray[np.float32] | None = field(default=None, metadata=per_item("f4"))
+    traces: tuple[bytes, ...] = field(default=(), metadata=per_item())
 
     def take(self, places: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Self:
         """Return the items at some places, which may come twice, or those of a mask [B] or a slice."""

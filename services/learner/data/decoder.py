@@ -53,6 +53,7 @@ class Batch:
         decoded_at: When it was ready, by the same clock.
         table_s: How long each item had been in the table, in seconds, float32; of the
             run's own table, and None if the server does not say.
+        traces: Trace context of each item, empty for one that is not traced; empty when none is.
         largest_weight: The largest importance weight before they were divided by it; other ranks have another.
         sizes: Items of each of the dataset's tables, one behind the other; empty if all are of one.
     """
@@ -69,6 +70,7 @@ class Batch:
     taken_at: float = 0.0
     decoded_at: float = 0.0
     table_s: NDArray[np.float32] | None = None
+    traces: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, batch: ReplayBatch) -> Batch:
@@ -87,6 +89,7 @@ class Batch:
             taken_at=batch.taken_at,
             decoded_at=batch.decoded_at,
             table_s=None if batch.table_s is None else batch.table_s[: sizes[0]],
+            traces=batch.traces,
             largest_weight=batch.largest_weight,
             sizes=sizes if len(sizes) > 1 else (),
         )

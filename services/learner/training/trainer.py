@@ -23,6 +23,7 @@ from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.divergence import Diverged
 from tidemill.services.learner.status.fence import superseded
 from tidemill.services.learner.status.progress import Progress
+from tidemill.tracing import tracer
 
 _POLL_S = 0.2  # how soon the thread notices a request while there is no batch
 
@@ -214,6 +215,8 @@ class Trainer:
         self._backlog.add(batch.device_batch)
         seconds = launched - started + self._clock() - voted
         self._record(batch, started)
+        if batch.traces and (own := tracer()) is not None:
+            own.used(batch, started, self._clock(), {"learner_steps": self._counters.learner_steps})
         self._progress.record_step(seconds, update.metrics)
 
     def _send_priorities(self, sender: PrioritySender, batch: Batch, priority: Tensor) -> None:

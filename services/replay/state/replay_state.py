@@ -17,7 +17,14 @@ from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig, TableUpdate
 from tidemill.services.replay.chunks.blocks import BlockStore
 from tidemill.services.replay.chunks.store import ChunkStore
-from tidemill.services.replay.state.append import AppendPlan, AppendSession, BlockSizes, apply_append, plan_append
+from tidemill.services.replay.state.append import (
+    AppendPlan,
+    AppendResult,
+    AppendSession,
+    BlockSizes,
+    apply_append,
+    plan_append,
+)
 from tidemill.services.replay.state.change_sink import ChangeSink, NewChunks, NoLog
 from tidemill.services.replay.state.memory import MemoryBudget, StoredMemory
 from tidemill.services.replay.state.streams import Epoch, StreamRegistry
@@ -326,7 +333,7 @@ class ReplayState:
 
     def append(
         self, session: AppendSession, planned: AppendPlan, chunks: Sequence[Chunk], items: Sequence[ItemBatch]
-    ) -> None:
+    ) -> AppendResult:
         """Store a message; it is planned again if the streams have changed.
 
         Items of its tables are evicted where memory has no room for it.
@@ -353,6 +360,7 @@ class ReplayState:
             inserted = {table for table, _ in stored.inserted}
             tables = (*stored.inserted, *((table, _NO_SLOTS) for table in pressed if table not in inserted))
             self._sink.log_changes(self.env_steps, NewChunks(session.epoch.store, stored.slots, stored.blobs), tables)
+        return stored
 
     def log_removed(self) -> None:
         """Log the removal of items that were sampled often enough; every other change is logged at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import socket
@@ -23,6 +24,8 @@ _AT_ONCE: Final = 2**20
 _ARRAYS: Final = [
     column for column in (*columns_of(SampledBatch, Per.ITEM), *columns_of(SampledBatch, Per.CHUNK)) if column.dtype
 ]
+
+_BYTES: Final = [column.name for column in columns_of(SampledBatch, Per.ITEM) if not column.dtype]
 
 Header = dict[str, Any]
 
@@ -98,16 +101,17 @@ def pack_batch(batch: SampledBatch) -> tuple[Header, bytes]:
         for column in _ARRAYS
         if getattr(batch, column.name) is not None
     }
+    texts: dict[str, tuple[bytes, ...]] = {name: getattr(batch, name) for name in _BYTES}
     header = {
         "shapes": {name: array.shape for name, array in arrays.items()},
-        "payloads": [len(payload) for payload in batch.payloads],
+        "bytes": {name: [len(value) for value in values] for name, values in texts.items()},
         "table_items": batch.table_items,
         "total_weight": batch.total_weight,
         "limiter_diff": batch.limiter_diff,
         "received_at": batch.received_at,  # by a clock that all processes of a machine share
         "stored": stored,
     }
-    return header, b"".join((*(array.tobytes() for array in arrays.values()), *batch.payloads))
+    return header, b"".join((*(array.tobytes() for array in arrays.values()), *itertools.chain(*texts.values())))
 
 
 def unpack_batch(header: Header, body: bytes) -> SampledBatch:
@@ -120,7 +124,8 @@ def unpack_batch(header: Header, body: bytes) -> SampledBatch:
     sent = [column for column in _ARRAYS if column.name in shapes]
     counts = [math.prod(shapes[column.name]) for column in sent]
     sizes = (count * np.dtype(column.dtype).itemsize for column, count in zip(sent, counts, strict=True))
-    if len(body) != sum(sizes) + sum(header["payloads"]):
+    lengths: dict[str, list[int]] = header["bytes"]
+    if len(body) != sum(sizes) + sum(map(sum, lengths.values())):
         items, chunks = shapes["keys"][0], shapes["step_counts"][0]
         raise DataLoss(f"a batch of {items} items and {chunks} chunks in {len(body)} bytes")
     arrays: dict[str, Any] = {}
@@ -129,10 +134,14 @@ def unpack_batch(header: Header, body: bytes) -> SampledBatch:
         array = np.frombuffer(body, f"<{column.dtype}", count, start)
         arrays[column.name] = array.reshape(shapes[column.name])
         start += array.nbytes
-    ends = start + np.cumsum(header["payloads"], dtype=np.int64)
+    texts: dict[str, Any] = {}
+    for name, sizes_of in lengths.items():
+        ends = (start + np.cumsum(sizes_of, dtype=np.int64)).tolist()
+        texts[name] = tuple(body[end - size : end] for end, size in zip(ends, sizes_of, strict=True))
+        start += sum(sizes_of)
     return SampledBatch(
         **arrays,
-        payloads=tuple(body[end - size : end] for end, size in zip(ends.tolist(), header["payloads"], strict=True)),
+        **texts,
         blocks=(),
         table_items=header["table_items"],
         total_weight=header["total_weight"],

@@ -870,9 +870,14 @@ class AppendData(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     AT_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     at_step_count: _builtins.int
     """For runs in lock-step: total number of steps in the streams of all actors at which this message is stored. It waits
     until they have as many. FAILED_PRECONDITION if they have more and any chunk of it is new. Unset: it is stored at once.
+    """
+    traceparent: _builtins.str
+    """Trace context of the message (W3C Trace Context, header `traceparent`); empty if it is not traced. Its newest item in
+    each table is then traced, see `traces` of SampleResponse.
     """
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chunk]:
@@ -888,10 +893,11 @@ class AppendData(_message.Message):
         chunks: _abc.Iterable[Global___Chunk] | None = ...,
         items: _abc.Iterable[Global___ItemBatch] | None = ...,
         at_step_count: _builtins.int | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_at_step_count", b"_at_step_count", "at_step_count", b"at_step_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at_step_count", b"_at_step_count", "at_step_count", b"at_step_count", "chunks", b"chunks", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at_step_count", b"_at_step_count", "at_step_count", b"at_step_count", "chunks", b"chunks", "items", b"items", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__at_step_count: _TypeAlias = _typing.Literal["at_step_count"]  # noqa: Y015
     _WhichOneofArgType__at_step_count: _TypeAlias = _typing.Literal["_at_step_count", b"_at_step_count"]  # noqa: Y015
@@ -1333,6 +1339,7 @@ class SampleResponse(_message.Message):
     PRIORITIES_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     TABLE_S_FIELD_NUMBER: _builtins.int
+    TRACES_FIELD_NUMBER: _builtins.int
     table_items: _builtins.int
     """Items in the table when the batch was drawn."""
     total_weight: _builtins.float
@@ -1403,6 +1410,13 @@ class SampleResponse(_message.Message):
         that is less than two seconds, otherwise to 1/200 of it. NaN if not known.
         """
 
+    @_builtins.property
+    def traces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Trace context of the item as a `traceparent`, empty for an item that is not traced; empty if none of the batch is. The
+        span is that of the draw, or what came with `traceparent` of AppendData where the server makes no spans. An item has
+        one in its first eight batches.
+        """
+
     def __init__(
         self,
         *,
@@ -1425,10 +1439,11 @@ class SampleResponse(_message.Message):
         priorities: _abc.Iterable[_builtins.float] | None = ...,
         epoch: Global___EpochPlace | None = ...,
         table_s: _abc.Iterable[_builtins.float] | None = ...,
+        traces: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "env_steps", b"env_steps", "epoch", b"epoch", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "more", b"more", "number", b"number", "part", b"part", "payloads", b"payloads", "priorities", b"priorities", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "table_s", b"table_s", "times_sampled", b"times_sampled", "total_weight", b"total_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "env_steps", b"env_steps", "epoch", b"epoch", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "more", b"more", "number", b"number", "part", b"part", "payloads", b"payloads", "priorities", b"priorities", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "table_s", b"table_s", "times_sampled", b"times_sampled", "total_weight", b"total_weight", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -183,6 +183,8 @@ class AppendCall:
         """End the call and the thread without waiting for acknowledgements. May be called twice."""
         self.stop()
         self._call.close()
+        with self._changed:
+            self._give_up_spans()
 
     @property
     def epoch(self) -> int:
@@ -288,7 +290,9 @@ class AppendCall:
             self._epoch, self._env_steps, self._next_steps = response.epoch, response.env_steps, next_steps
             self._max_request_bytes = response.max_request_bytes
             while self._pending and self._pending[0].is_stored(next_steps):
-                self._pending_chunks -= self._pending.popleft().chunks
+                message = self._pending.popleft()
+                self._pending_chunks -= message.chunks
+                message.ended(stored=True)
             if not self._connected:
                 self._connected = True
                 self._send(self._pending)
@@ -297,5 +301,10 @@ class AppendCall:
     def _drop_streams(self) -> None:
         self._restarts += 1
         self._dropped_chunks += self._pending_chunks
+        self._give_up_spans()
         self._pending.clear()
         self._pending_chunks, self._restarted = 0, True
+
+    def _give_up_spans(self) -> None:
+        for message in self._pending:
+            message.ended(stored=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,10 @@ from tidemill.replay import wire
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_MESSAGE_BLOCKS, MAX_MESSAGE_BYTES, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.tracing import tracer
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,12 +29,14 @@ class AppendMessage:
         env_index: Stream of each chunk, [C].
         end_step: The step after each chunk's last, [C].
         size_bytes: About how many bytes it has.
+        span: Its span if it is traced, which ends once it is stored.
     """
 
     request: pb.AppendRequest
     env_index: NDArray[np.int64]
     end_step: NDArray[np.int64]
     size_bytes: int
+    span: Span | None = None
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], items: Sequence[ItemBatch]) -> Self:
@@ -40,7 +46,9 @@ class AppendMessage:
         size_bytes = sum(map(_size_bytes, chunks)) + _CHUNK_BYTES * len(chunks)
         for batch in items:
             size_bytes += sum(map(len, batch.payloads)) + _ITEM_BYTES * len(batch.lengths)
-        return cls(pb.AppendRequest(data=wire.pack_append(chunks, items)), env_index, end_step, size_bytes)
+        request = pb.AppendRequest(data=wire.pack_append(chunks, items))
+        span = _traced(request.data, chunks) if any(len(batch.lengths) for batch in items) else None
+        return cls(request, env_index, end_step, size_bytes, span)
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
@@ -62,6 +70,12 @@ class AppendMessage:
                 "greater server.max_request_bytes of the server"
             )
 
+    def ended(self, *, stored: bool) -> None:
+        """End its span: the server has stored it, or it is given up."""
+        if self.span is not None and self.span.is_recording():
+            self.span.set_attribute("acknowledged", stored)
+            self.span.end()
+
     @property
     def steps(self) -> int:
         """Steps of its chunks together."""
@@ -75,6 +89,26 @@ class AppendMessage:
     def is_stored(self, next_steps: NDArray[np.int64]) -> bool:
         """Return whether a server that wants `next_steps` has all of it."""
         return bool((next_steps[self.env_index] >= self.end_step).all())
+
+
+def _traced(data: pb.AppendData, chunks: Sequence[Chunk]) -> Span | None:
+    """Begin the trace of a message, if it is one that is traced."""
+    if (own := tracer()) is None:
+        return None
+    newest = chunks[-1]
+    attributes = {
+        "env_index": newest.env_index,
+        "first_step": newest.first_step,
+        "step_count": newest.step_count,
+        "params_version": newest.params_version,
+        "chunks": len(chunks),
+    }
+    span = own.append(len(chunks), attributes)
+    if span is not None:
+        from tidemill.tracing.tracer import header
+
+        data.traceparent = header(span)
+    return span
 
 
 def messages_of(
