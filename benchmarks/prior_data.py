@@ -38,9 +38,9 @@ def main() -> None:
     parser.add_argument("--env-steps", type=int, default=20_000, help="decisions of a run")
     parser.add_argument("--dry-run", action="store_true", help="print, and write no file")
     options = parser.parse_args()
-    demonstrations = _demonstrations()
+    example = demonstrations()
     with Server() as server, tempfile.TemporaryDirectory(prefix="tm-") as root:
-        steps, shown = demonstrations.write(server.address, options.episodes)
+        steps, shown = example.write(server.address, options.episodes)
         sources = {"demonstrations": {"fraction": 0.5, "replay": server.address}}
         kinds: dict[str, dict[str, Any]] = {
             "half of each batch demonstrations": sources,
@@ -97,7 +97,7 @@ def _row(name: str, seeds: list[int], curves: list[Curve]) -> Row:
     }
 
 
-def _demonstrations() -> ModuleType:
+def demonstrations() -> ModuleType:
     """Return the example's module."""
     found = importlib.util.spec_from_file_location("demonstrations", _EXAMPLE / "demonstrations.py")
     assert found is not None

@@ -74,7 +74,7 @@ def write(address: str, episodes: int) -> tuple[int, float]:
     with ReplayWriter(address, TABLE, windows=ItemWindow(TABLE.max_item_steps)) as writer:
         for number in range(episodes):
             for step in episode(env, seed=1_000 + number):
-                writer.append(step, is_decision=False)  # which a run counts as its env_steps
+                writer.append(step)
                 steps, total = steps + 1, total + step["reward"]
             writer.end_episode()
     return steps - episodes, total / episodes
