@@ -32,10 +32,10 @@ from benchmarks.rows import Row, row, write
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
 from tidemill.process import keep_freed_memory
-from tidemill.replay.sampling.dataset import ReplayDataset
+from tidemill.replay.sampling.dataset import Decoding, ReplayDataset
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.mirror_memory import MirrorMemory, open_mirror
-from tidemill.replay.sampling.source import Connect, OpenedSource
+from tidemill.replay.sampling.source import Connect, OpenedSource, SampleShape
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.settings.registry import stored_columns
@@ -103,13 +103,10 @@ class FeedRows:
     what: Feed
     stride: int
     chunk_length: int
-    hold: int
     device: torch.device
     on_device: DeviceRows | None = None
 
-    def open(
-        self, table: TableConfig, batch_size: int, in_flight: int, connect: Connect, _stack: ExitStack
-    ) -> OpenedSource:
+    def open(self, table: TableConfig, shape: SampleShape, connect: Connect, _stack: ExitStack) -> OpenedSource:
         """Start to sample."""
 
         def keep(rows: int) -> DeviceRows:
@@ -119,16 +116,14 @@ class FeedRows:
 
         mirror = open_mirror(
             table,
+            shape,
+            MirrorMemory(_MIRROR_BYTES * self.what.mirrored, elsewhere=keep if self.what.rows else None),
             stride=self.stride,
             chunk_length=self.chunk_length,
-            batch_size=batch_size,
-            hold=self.hold,
-            shards=0,
-            memory=MirrorMemory(_MIRROR_BYTES * self.what.mirrored, elsewhere=keep if self.what.rows else None),
         )
         if mirror is not None:
             self.what.opened(mirror)
-        return OpenedSource(connect(mirror, in_flight), mirror)
+        return OpenedSource(connect(mirror, shape.in_flight), mirror)
 
 
 @contextmanager
@@ -144,19 +139,17 @@ def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[
     )
     batch_size = config.agent.batch_size
     table = table_config(config.table, learner, agent, stored_columns(config.agent, spec), batch_size)
-    rows = FeedRows(what, agent.window.stride, config.table.chunk_length, 2 * threads + 2, device)
+    rows = FeedRows(what, agent.window.stride, config.table.chunk_length, device)
     dataset = ReplayDataset(
         address,
         table,
         batch_size,
         beta=importance_sampling_exponent(config.table, 0),
         transform=ToDevice(agent, device, lambda: rows.on_device),
-        decode_threads=threads,
+        decoding=Decoding(threads=threads, encoded=decoded_later(agent, table.signature), history=agent.window.history),
         prefetch=threads + 1,
         batches_per_sample=batches_per_sample(config.table, learner, table.signature, batch_size),
         keep=rows,
-        encoded=decoded_later(agent, table.signature),
-        history=agent.window.history,
         create=True,
     )
     with dataset:

@@ -32,6 +32,7 @@ from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.sampling.source import SampleShape
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.settings.registry import stored_columns
@@ -56,7 +57,7 @@ def sample(arguments: list[str], items: int) -> dict[str, float]:
     with ExitStack() as stack:
         group = stack.enter_context(joined_group(rank, torch.device("cpu"), _WAIT_S))
         before = _proportional_kib()
-        rows = LearnerRows(config, rank, group, stride=agent.window.stride, hold=4, shards=0)
+        rows = LearnerRows(config, rank, group, stride=agent.window.stride)
 
         def connect(mirror: TableMirror | None, in_flight: int) -> ReplaySampler:
             sampler = ReplaySampler(
@@ -64,7 +65,7 @@ def sample(arguments: list[str], items: int) -> dict[str, float]:
             )
             return stack.enter_context(sampler)
 
-        sampling = rows.open(table, per_sample, 2, connect, stack)
+        sampling = rows.open(table, SampleShape(per_sample, in_flight=2, hold=4), connect, stack)
         deadline, checked = time.monotonic() + _WAIT_S, 0
         while checked < items and time.monotonic() < deadline:
             if (batch := sampling.source.take(1.0)) is not None:

@@ -17,6 +17,8 @@ from tidemill.replay.writing.writer import ReplayWriter as ReplayWriter
 from tidemill.replay.writing.stream_items import ItemWindow as ItemWindow
 from tidemill.replay.writing.steps import signature_like as signature_like
 from tidemill.replay.sampling.dataset import ReplayDataset as ReplayDataset
+from tidemill.replay.sampling.dataset import Decoding as Decoding
+from tidemill.replay.sampling.mirror_memory import HostRows as HostRows
 from tidemill.replay.sampling.mixture import TableAt as TableAt
 from tidemill.replay.sampling.replay_batch import ReplayBatch as ReplayBatch
 from tidemill.replay.sampling.sample_decoder import ItemRows as ItemRows

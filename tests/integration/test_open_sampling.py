@@ -20,7 +20,7 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.sampling.shared_mirror import DealtSampler
-from tidemill.replay.sampling.source import OpenedSource
+from tidemill.replay.sampling.source import OpenedSource, SampleShape
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.learner.data import sampling as sampling_module
 from tidemill.services.learner.data.kept_rows import open_rows_on_device
@@ -69,13 +69,13 @@ def _open_rank(
     config: LearnerConfig, rank: RankInfo, group: _Threads, stack: ExitStack, on_device: bool
 ) -> tuple[OpenedSource, LearnerRows]:
     device = torch.device("cpu") if on_device or config.learner.mirror_device == "device" else None
-    rows = LearnerRows(config, rank, group, stride=1, hold=4, shards=0, device=device)
+    rows = LearnerRows(config, rank, group, stride=1, device=device)
 
     def connect(mirror: TableMirror | None, in_flight: int) -> ReplaySampler:
         options = {"max_in_flight_batches": in_flight, "mirror": mirror, "create": True}
         return stack.enter_context(ReplaySampler(config.cluster.replay, TABLE_CONFIG, 8, **options))  # type: ignore[arg-type]
 
-    return rows.open(TABLE_CONFIG, 8, 2, connect, stack), rows
+    return rows.open(TABLE_CONFIG, SampleShape(8, in_flight=2, hold=4), connect, stack), rows
 
 
 def _open(

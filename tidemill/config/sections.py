@@ -26,32 +26,40 @@ else:
 
 
 @dataclass(frozen=True)
-class ReplayConfig:
-    """Settings of the replay service."""
+class ProcessConfig:
+    """Settings that every process has."""
 
     log: LogSettings = field(default_factory=LogSettings)
     run: RunSettings = field(default_factory=RunSettings)
+
+
+@dataclass(frozen=True)
+class PolicyConfig(ProcessConfig):
+    """Settings that the learner has, and whatever acts by its policy."""
+
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    env: EnvSettings = field(default_factory=EnvSettings)
+    agent: AgentConfig = field(default_factory=SACConfig)
+
+
+@dataclass(frozen=True)
+class ReplayConfig(ProcessConfig):
+    """Settings of the replay service."""
+
     replay: ReplaySettings = field(default_factory=ReplaySettings)
 
 
 @dataclass(frozen=True)
-class ParamServerConfig:
+class ParamServerConfig(ProcessConfig):
     """Settings of the parameter server."""
 
-    log: LogSettings = field(default_factory=LogSettings)
-    run: RunSettings = field(default_factory=RunSettings)
     paramserver: ParamServerSettings = field(default_factory=ParamServerSettings)
 
 
 @dataclass(frozen=True)
-class LearnerConfig:
+class LearnerConfig(PolicyConfig):
     """Settings of the learner."""
 
-    log: LogSettings = field(default_factory=LogSettings)
-    run: RunSettings = field(default_factory=RunSettings)
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    env: EnvSettings = field(default_factory=EnvSettings)
-    agent: AgentConfig = field(default_factory=SACConfig)
     table: TableSettings = field(default_factory=TableSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
     actor: ActorSettings = field(default_factory=ActorSettings)
@@ -59,14 +67,9 @@ class LearnerConfig:
 
 
 @dataclass(frozen=True)
-class InferenceConfig:
+class InferenceConfig(PolicyConfig):
     """Settings of an inference service."""
 
-    log: LogSettings = field(default_factory=LogSettings)
-    run: RunSettings = field(default_factory=RunSettings)
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    env: EnvSettings = field(default_factory=EnvSettings)
-    agent: AgentConfig = field(default_factory=SACConfig)
     table: TableSettings = field(default_factory=TableSettings)
     """Where the steps of simulators are stored, if `inference.simulators` allows any."""
     learner: LearnerSettings = field(default_factory=LearnerSettings)
@@ -75,14 +78,9 @@ class InferenceConfig:
 
 
 @dataclass(frozen=True)
-class ActorConfig:
+class ActorConfig(PolicyConfig):
     """Settings of an actor."""
 
-    log: LogSettings = field(default_factory=LogSettings)
-    run: RunSettings = field(default_factory=RunSettings)
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    env: EnvSettings = field(default_factory=EnvSettings)
-    agent: AgentConfig = field(default_factory=SACConfig)
     table: TableSettings = field(default_factory=TableSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
     """The actor paces itself by it where `learner.max_policy_lag` is set."""
@@ -90,26 +88,16 @@ class ActorConfig:
 
 
 @dataclass(frozen=True)
-class EvaluatorConfig:
+class EvaluatorConfig(PolicyConfig):
     """Settings of the evaluator."""
 
-    log: LogSettings = field(default_factory=LogSettings)
-    run: RunSettings = field(default_factory=RunSettings)
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    env: EnvSettings = field(default_factory=EnvSettings)
-    agent: AgentConfig = field(default_factory=SACConfig)
     evaluator: EvaluatorSettings = field(default_factory=EvaluatorSettings)
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(PolicyConfig):
     """Everything a run is made of; `tidemill train` reads it and hands each process its part."""
 
-    log: LogSettings = field(default_factory=LogSettings)
-    run: RunSettings = field(default_factory=RunSettings)
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    env: EnvSettings = field(default_factory=EnvSettings)
-    agent: AgentConfig = field(default_factory=SACConfig)
     table: TableSettings = field(default_factory=TableSettings)
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     paramserver: ParamServerSettings = field(default_factory=ParamServerSettings)

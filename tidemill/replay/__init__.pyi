@@ -12,7 +12,9 @@ from tidemill.errors import TidemillError as TidemillError
 from tidemill.errors import Unavailable as Unavailable
 from tidemill.replay.batch import SampledBatch as SampledBatch
 from tidemill.replay.client import ReplayClient as ReplayClient
+from tidemill.replay.sampling.dataset import Decoding as Decoding
 from tidemill.replay.sampling.dataset import ReplayDataset as ReplayDataset
+from tidemill.replay.sampling.mirror_memory import HostRows as HostRows
 from tidemill.replay.sampling.mixture import TableAt as TableAt
 from tidemill.replay.sampling.priorities import PrioritySender as PrioritySender
 from tidemill.replay.sampling.replay_batch import ReplayBatch as ReplayBatch

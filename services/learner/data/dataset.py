@@ -1,16 +1,21 @@
-"""The dataset that a learner takes its batches from."""
+"""The dataset that a learner takes its batches from, and what it sends back to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.table import TableSettings
+from tidemill.devices import use_device
 from tidemill.replay.batch import SampledBatch
-from tidemill.replay.sampling.dataset import ReplayDataset
+from tidemill.replay.chunk import SMALLEST_PRIORITY
+from tidemill.replay.sampling.dataset import Decoding, ReplayDataset
 from tidemill.replay.sampling.priorities import PriorityMessages
 from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.shards.directory import ShardDirectory
@@ -18,11 +23,27 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.data.decoder import ToDevice, decoded_later
 from tidemill.services.learner.data.kept_rows import mirror_device
-from tidemill.services.learner.data.priorities import BY_SIXTEEN
 from tidemill.services.learner.data.sampling import LearnerRows
 from tidemill.services.learner.data.sources import Mixture, joined_columns
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
 from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.status.divergence import check_finite
+
+
+def read_priorities(parts: list[Tensor]) -> NDArray[np.float64]:
+    """Return the priorities of updates, each [B] on one device, as the table takes them, float64 [N].
+
+    Raises:
+        Diverged: They are not finite.
+    """
+    use_device(parts[0].device)
+    priorities = torch.cat(parts).cpu().numpy().astype(np.float64)
+    check_finite([priorities], "priorities")
+    return priorities + SMALLEST_PRIORITY
+
+
+BY_SIXTEEN = PriorityMessages(updates=16, read=read_priorities)
+"""A message is worth its cost with so many updates, and their priorities are not old yet."""
 
 
 def importance_sampling_exponent(settings: TableSettings, learner_steps: int) -> float:
@@ -49,7 +70,6 @@ class DatasetOptions:
         threads: Threads that decode; 0 decodes in the training thread.
         in_flight: Samples that may be under way or ready to be decoded.
         decoded: With threads, decoded samples held ready.
-        hold: Samples that may be drawn before one is read.
     """
 
     batch_size: int
@@ -57,7 +77,6 @@ class DatasetOptions:
     threads: int
     in_flight: int
     decoded: int
-    hold: int
 
 
 def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
@@ -98,8 +117,6 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         rank,
         group,
         stride=agent.window.stride,
-        hold=options.hold,
-        shards=config.cluster.shard_count if directory is not None else 0,
         device=mirror_device(config, agent, device),
     )
 
@@ -114,17 +131,18 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         beta=lambda: importance_sampling_exponent(config.table, learner_steps()),
         transform=ToDevice(agent, device, lambda: rows.on_device, mixture.weights if mixture is not None else (1.0,)),
         join=joined_columns,
-        decode_threads=options.threads,
-        decoded=options.decoded,
+        decoding=Decoding(
+            threads=options.threads,
+            ready=options.decoded,
+            encoded=decoded_later(agent, table.signature),
+            history=agent.window.history,
+        ),
         prefetch=options.in_flight,
         batches_per_sample=options.splits,
         keep=rows,
-        encoded=decoded_later(agent, table.signature),
-        history=agent.window.history,
         shard_count=config.cluster.shard_count,
         directory=directory,
-        fencing_token=counters.fencing_token,
-        priorities=priorities,
+        priorities=replace(priorities, fencing_token=counters.fencing_token),
         on_sample=count,
         schedule=schedule,
         create=True,

@@ -12,6 +12,7 @@ from tidemill.errors import ConfigError
 from tidemill.replay.sampling.mirror import Reserve, TableMirror
 from tidemill.replay.sampling.mirror_memory import MirrorMemory, free_bytes, open_mirror
 from tidemill.replay.sampling.shared_arrays import reserve_private
+from tidemill.replay.sampling.source import SampleShape
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent, observation_columns_of
 from tidemill.services.learner.data.device_rows import DeviceRows
@@ -31,23 +32,6 @@ class KeptRows:
 
     mirror: TableMirror | None
     on_device: DeviceRows | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SampleShape:
-    """Samples that one rank needs.
-
-    Attributes:
-        batch_size: Items of one sample.
-        stride: Steps from the start of an item to that of the next.
-        in_flight: Samples that are under way or ready.
-        hold: Samples that may be drawn before one is read.
-    """
-
-    batch_size: int
-    stride: int
-    in_flight: int
-    hold: int
 
 
 def mirror_device(config: LearnerConfig, agent: Agent, device: torch.device) -> torch.device | None:
@@ -73,10 +57,9 @@ def open_kept_rows(
     config: LearnerConfig,
     table: TableConfig,
     shape: SampleShape,
+    stride: int,
     ranks: int,
     device: torch.device | None,
-    *,
-    shards: int,
 ) -> KeptRows:
     """Return the rows of the table that this process keeps, with observations on a device if they may and fit.
 
@@ -84,17 +67,17 @@ def open_kept_rows(
         config: The learner's settings.
         table: The whole table.
         shape: What is sampled into it.
+        stride: Steps from the start of an item to that of the next.
         ranks: Ranks of this machine that keep a mirror: the host's free memory is divided among them.
         device: What `mirror_device` returned.
-        shards: Over how many shards the table is spread; 0 for a single server.
     """
-    if device is not None and (kept := open_rows_on_device(config, table, shape, device, shards)) is not None:
+    if device is not None and (kept := open_rows_on_device(config, table, shape, stride, device)) is not None:
         return kept
-    return KeptRows(open_own_mirror(config, table, shape, ranks, shards=shards))
+    return KeptRows(open_own_mirror(config, table, shape, stride, ranks))
 
 
 def open_rows_on_device(
-    config: LearnerConfig, table: TableConfig, shape: SampleShape, device: torch.device, shards: int
+    config: LearnerConfig, table: TableConfig, shape: SampleShape, stride: int, device: torch.device
 ) -> KeptRows | None:
     """Return rows whose observations are on a device; None if they do not fit."""
     opened: list[DeviceRows] = []
@@ -109,12 +92,10 @@ def open_rows_on_device(
     try:
         mirror = open_mirror(
             table,
-            stride=shape.stride,
+            shape,
+            MirrorMemory(limit_bytes, elsewhere=keep, must_be_whole=config.learner.mirror_device == "auto"),
+            stride=stride,
             chunk_length=config.table.chunk_length,
-            batch_size=shape.batch_size,
-            hold=shape.hold,
-            shards=shards,
-            memory=MirrorMemory(limit_bytes, elsewhere=keep, must_be_whole=config.learner.mirror_device == "auto"),
         )
     except torch.OutOfMemoryError as error:
         _log.warning("the device has no memory for the mirror", reason=str(error))
@@ -131,9 +112,9 @@ def open_own_mirror(
     config: LearnerConfig,
     table: TableConfig,
     shape: SampleShape,
+    stride: int,
     ranks: int,
     *,
-    shards: int,
     reserve: Reserve = reserve_private,
 ) -> TableMirror | None:
     """Return a mirror that this process keeps in the host's memory, None if it may not have the memory for one.
@@ -142,8 +123,8 @@ def open_own_mirror(
         config: The learner's settings.
         table: The whole table.
         shape: What is sampled into it.
+        stride: Steps from the start of an item to that of the next.
         ranks: Ranks of this machine that keep a mirror: the free memory is divided among them.
-        shards: Over how many shards the table is spread; 0 for a single server.
         reserve: Gives the memory.
     """
     limit_bytes = config.learner.mirror_mib * 2**20
@@ -151,12 +132,10 @@ def open_own_mirror(
         limit_bytes = free_bytes() // 2 // ranks
     mirror = open_mirror(
         table,
-        stride=shape.stride,
+        shape,
+        MirrorMemory(limit_bytes, reserve),
+        stride=stride,
         chunk_length=config.table.chunk_length,
-        batch_size=shape.batch_size,
-        hold=shape.hold,
-        shards=shards,
-        memory=MirrorMemory(limit_bytes, reserve),
     )
     if mirror is not None:
         metrics.MIRROR_BYTES.labels("this_rank").set(mirror.size_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import structlog
 import torch
@@ -11,12 +12,11 @@ import torch
 from tidemill.config.sections import LearnerConfig
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.shared_mirror import SampleDealer, SharedMirror, fetch_mirror
-from tidemill.replay.sampling.source import Connect, OpenedSource
+from tidemill.replay.sampling.source import Connect, OpenedSource, SampleShape
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.learner.data.device_rows import DeviceRows
 from tidemill.services.learner.data.kept_rows import (
     KeptRows,
-    SampleShape,
     open_kept_rows,
     open_own_mirror,
     open_rows_on_device,
@@ -41,8 +41,6 @@ class LearnerRows:
         group: LearnerGroup,
         *,
         stride: int,
-        hold: int,
-        shards: int,
         device: torch.device | None = None,
     ) -> None:
         """Take what decides.
@@ -52,20 +50,16 @@ class LearnerRows:
             rank: Which of the ranks it is.
             group: All of them.
             stride: Steps from the start of an item to that of the next.
-            hold: Samples that may be drawn before one is read.
-            shards: Over how many shards the table is spread; 0 for a single server.
             device: What `mirror_device` returned: where every rank keeps a mirror of its own, if all of them can. With
                 `learner.mirror_device: auto` they share one in the host's memory otherwise.
         """
         self._config, self._rank, self._group = config, rank, group
-        self._stride, self._hold, self._shards, self._device = stride, hold, shards, device
+        self._stride, self._device = stride, device
         self._timeout_s = config.learner.ranks_timeout_s
         self._own: TableConfig | None = None
         self.on_device: DeviceRows | None = None
 
-    def open(
-        self, table: TableConfig, batch_size: int, in_flight: int, connect: Connect, stack: ExitStack
-    ) -> OpenedSource:
+    def open(self, table: TableConfig, shape: SampleShape, connect: Connect, stack: ExitStack) -> OpenedSource:
         """Start to sample (`Keep`). Where ranks share a machine, all of them must do so at the same time.
 
         The first table is the run's own. Of others, whose chunks may have any length, no rows are kept.
@@ -74,17 +68,16 @@ class LearnerRows:
             Unavailable: Another rank did not come in time.
         """
         if self._own is not None:
-            return OpenedSource(connect(None, in_flight))
+            return OpenedSource(connect(None, shape.in_flight))
         self._own = table
-        shape = SampleShape(batch_size, self._stride, in_flight, self._hold)
         kept = self._on_devices(table, shape)
         if kept is None and (shared := self._shared(table, shape, connect, stack)) is not None:
             return shared
         if kept is None:
             ranks = self._rank.local_size
-            kept = open_kept_rows(self._config, table, shape, ranks, self._device, shards=self._shards)
+            kept = open_kept_rows(self._config, table, shape, self._stride, ranks, self._device)
         self.on_device = kept.on_device
-        return OpenedSource(connect(kept.mirror, in_flight), kept.mirror)
+        return OpenedSource(connect(kept.mirror, shape.in_flight), kept.mirror)
 
     def _shared(
         self, table: TableConfig, shape: SampleShape, connect: Connect, stack: ExitStack
@@ -116,7 +109,7 @@ class LearnerRows:
         """
         if self._device is None or not self._is_wanted:
             return None
-        kept = open_rows_on_device(self._config, table, shape, self._device, self._shards)
+        kept = open_rows_on_device(self._config, table, shape, self._stride, self._device)
         if not self._any_lacks(kept is None):
             return kept
         if kept is not None:
@@ -150,10 +143,10 @@ class LearnerRows:
     def _mirror_for_all(self, table: TableConfig, shape: SampleShape, shared: SharedMirror) -> TableMirror | None:
         """Return a mirror with room for the batches of all ranks; None if it cannot be had."""
         ranks = self._rank.local_size
-        for_all = SampleShape(shape.batch_size, shape.stride, ranks * shape.in_flight, ranks * shape.hold)
+        for_all = replace(shape, in_flight=ranks * shape.in_flight, hold=ranks * shape.hold)
         reserve = shared.arrays.reserve
         try:
-            return open_own_mirror(self._config, table, for_all, 1, shards=self._shards, reserve=reserve)
+            return open_own_mirror(self._config, table, for_all, self._stride, 1, reserve=reserve)
         except OSError as error:
             _log.warning("no memory can be shared with the other learners of this machine", reason=str(error))
             return None

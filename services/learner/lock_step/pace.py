@@ -181,7 +181,6 @@ class LockStepPace:
             threads=0,
             in_flight=_MAX_IN_FLIGHT,
             decoded=1,
-            hold=_MAX_IN_FLIGHT + 2,
         )
         return open_dataset(
             config,

@@ -16,7 +16,7 @@ from tidemill.errors import Unavailable, Unimplemented
 from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender, Update, in_messages
-from tidemill.services.learner.data.priorities import read_priorities
+from tidemill.services.learner.data.dataset import read_priorities
 from tidemill.services.learner.status.divergence import check_finite
 from tidemill.services.learner.status.fence import superseded
 

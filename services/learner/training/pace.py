@@ -148,7 +148,6 @@ class FreeRunning:
             threads=threads,
             in_flight=threads + 1,
             decoded=-(-settings.prefetch_batches // splits),
-            hold=2 * threads + 2,  # those on their way, those being read, and one for safety
         )
         counters = self._counters
         dataset = open_dataset(

@@ -12,7 +12,7 @@ from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import InvalidArgument
-from tidemill.replay import ReplayDataset, ReplayWriter, SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay import Decoding, ReplayDataset, ReplayWriter, SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.sampling.sample_decoder import ItemRows, Whole
 
 TABLE = replace(
@@ -41,7 +41,7 @@ def test_transform_makes_the_columns(server: LocalServer, threads: int) -> None:
         assert rows.weights.shape == (len(rows.index),)
         return {"last": rows.columns["number"][rows.index[:, -1]], "name": Whole("walks")}
 
-    options = {"batches_per_sample": 4, "timeout_s": WAIT_S, "decode_threads": threads}
+    options = {"batches_per_sample": 4, "timeout_s": WAIT_S, "decoding": Decoding(threads=threads)}
     with ReplayDataset(server.address, TABLE, 8, transform=transform, **options) as dataset:  # type: ignore[arg-type]
         batches = [next(dataset) for _ in range(20)]
     for batch in batches:
@@ -68,12 +68,12 @@ def test_epochs_end_after_their_last_batch_with_a_thread(server: LocalServer) ->
     table = replace(TABLE, sampler=SelectorConfig(SelectorKind.UNIFORM))
     _fill(server, table, 30)
     options = {"epochs": 2, "allow_smaller": True, "timeout_s": WAIT_S}
-    with ReplayDataset(server.address, table, 8, decode_threads=1, **options) as dataset:  # type: ignore[arg-type]
+    with ReplayDataset(server.address, table, 8, decoding=Decoding(threads=1), **options) as dataset:  # type: ignore[arg-type]
         keys = [key for batch in dataset for key in batch.keys.tolist()]
     assert sorted(keys) == sorted(2 * list(set(keys)))
     assert len(keys) == 60
-    with pytest.raises(InvalidArgument, match="decode_threads is 2, must be 0 or 1 with epochs"):
-        ReplayDataset(server.address, table, 8, decode_threads=2, **options)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"decoding\.threads is 2, must be 0 or 1 with epochs"):
+        ReplayDataset(server.address, table, 8, decoding=Decoding(threads=2), **options)  # type: ignore[arg-type]
 
 
 def test_priorities_are_sent_in_the_background(server: LocalServer) -> None:
@@ -91,7 +91,7 @@ def test_priorities_are_sent_in_the_background(server: LocalServer) -> None:
 def test_batches_stop_when_the_dataset_is_closed(server: LocalServer) -> None:
     """A thread that waits for a batch is told, and the decoding threads end."""
     before = set(threading.enumerate())
-    dataset = ReplayDataset(server.address, TABLE, 4, decode_threads=2, create=True)
+    dataset = ReplayDataset(server.address, TABLE, 4, decoding=Decoding(threads=2), create=True)
     ended: list[object] = []
     waiting = threading.Thread(target=lambda: ended.append(next(dataset, "over")))
     waiting.start()

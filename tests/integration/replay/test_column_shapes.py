@@ -15,6 +15,7 @@ from tidemill.errors import InvalidArgument
 from tidemill.replay import (
     Codec,
     ColumnSpec,
+    HostRows,
     ItemWindow,
     ReplayDataset,
     ReplayWriter,
@@ -58,9 +59,9 @@ def test_column_of_eight_dimensions_comes_back(server: LocalServer, tmp_path: Pa
             writer.append({"x": value})
     export_table(server.address, "deep", tmp_path / "deep")
     import_table(server.address, tmp_path / "deep", table="copy")
-    for name, mirror_mib in (("deep", 0), ("deep", 1), ("copy", 0)):
+    for name, keep in (("deep", None), ("deep", HostRows(1)), ("copy", None)):
         renamed = replace(table, name=name)
-        with ReplayDataset(server.address, renamed, 1, timeout_s=WAIT_S, mirror_mib=mirror_mib) as dataset:
+        with ReplayDataset(server.address, renamed, 1, timeout_s=WAIT_S, keep=keep) as dataset:
             batch = next(dataset)
             assert batch["x"].shape == (1, 2, *shape)
             np.testing.assert_array_equal(batch["x"][0], values[:2])

@@ -12,7 +12,8 @@ from tests.support.replay_service import CHUNK_LENGTH, local_server, open_append
 from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampling.dataset import ReplayDataset
+from tidemill.replay.sampling.dataset import Decoding, ReplayDataset
+from tidemill.replay.sampling.mirror_memory import HostRows
 from tidemill.replay.sampling.mixture import TableAt
 from tidemill.replay.sampling.sample_decoder import ItemRows
 from tidemill.replay.table_config import TableConfig, shard_config
@@ -58,10 +59,9 @@ def test_garbage_leaves_the_table_while_training_goes_on(shards: int, mirrored: 
                 table,
                 16,
                 batches_per_sample=2,
-                decode_threads=threads,
+                decoding=Decoding(threads=threads),
                 transform=steps,
-                mirror_mib=8 if mirrored else 0,
-                chunk_length=CHUNK_LENGTH,
+                keep=HostRows(8, CHUNK_LENGTH) if mirrored else None,
                 timeout_s=WAIT_S,
                 create=True,
             )

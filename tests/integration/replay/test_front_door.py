@@ -15,6 +15,7 @@ from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tidemill.replay import (
+    HostRows,
     ItemWindow,
     RateLimiterConfig,
     ReplayBatch,
@@ -208,14 +209,13 @@ def test_samples_of_several_batches_and_a_mirror(server: LocalServer, mirror_mib
         timeout_s=WAIT_S,
         batches_per_sample=3,
         prefetch=1,
-        mirror_mib=mirror_mib,
-        chunk_length=4,
+        keep=HostRows(mirror_mib, chunk_length=4) if mirror_mib else None,
     ) as dataset:
         batches = [next(dataset) for _ in range(12)]
     assert [int(first) for batch in batches for first in batch["number"][:, 1]] == list(range(48))
     assert all((batch["image"] == batch["number"][:, :, None, None, None]).all() for batch in batches)
-    with pytest.raises(InvalidArgument, match="mirror_mib is 1, must be 0 or at least 70 for batches of 600 items"):
-        ReplayDataset(server.address, table, 600, mirror_mib=1)
+    with pytest.raises(InvalidArgument, match=r"keep\.mib is 1, must be at least 70 for batches of 600 items"):
+        ReplayDataset(server.address, table, 600, keep=HostRows(1))
     with pytest.raises(InvalidArgument, match="batches_per_sample is 0, must be at least 1"):
         ReplayDataset(server.address, table, 4, batches_per_sample=0)
 

@@ -11,6 +11,7 @@ import pytest
 from tests.support.replay_service import LocalServer, local_server
 from tests.support.waiting import WAIT_S
 from tidemill.replay import (
+    HostRows,
     ReplayDataset,
     ReplaySampler,
     ReplayWriter,
@@ -125,7 +126,12 @@ def test_every_item_says_how_long_it_was_in_the_table_and_the_batch_when_it_came
     began = time.monotonic()
     write(server.address, 10)
     with ReplayDataset(
-        server.address, TABLE, 8, timeout_s=WAIT_S, batches_per_sample=2, mirror_mib=mirror_mib
+        server.address,
+        TABLE,
+        8,
+        timeout_s=WAIT_S,
+        batches_per_sample=2,
+        keep=HostRows(mirror_mib) if mirror_mib else None,
     ) as dataset:
         batch = next(dataset)
         now = time.monotonic()

@@ -19,6 +19,7 @@ from tests.support.replay_service import LocalServer, server_process
 from tests.support.waiting import WAIT_S
 from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.replay import (
+    HostRows,
     ReplayClient,
     ReplayDataset,
     ReplayWriter,
@@ -87,7 +88,7 @@ def test_every_item_comes_once_in_an_epoch(server: LocalServer, batches_per_samp
     """In another order each time; the last batch of an epoch is smaller, or left out; then the iteration ends."""
     _write(server.address, _POOL, range(50))
     table = partial(ReplayDataset, server.address, "t", 8, batches_per_sample=batches_per_sample, timeout_s=WAIT_S)
-    opened = partial(table, epochs=2, mirror_mib=mirror_mib)
+    opened = partial(table, epochs=2, keep=HostRows(mirror_mib) if mirror_mib else None)
     with opened(allow_smaller=True, seed=1) as dataset:
         batches = _numbers(dataset)
         assert next(dataset, None) is None

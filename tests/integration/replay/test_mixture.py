@@ -14,6 +14,7 @@ from tests.support.replay_service import ServerProcess
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FatalError, InvalidArgument, NotFound
 from tidemill.replay import (
+    Decoding,
     ItemRows,
     ItemWindow,
     ReplayBatch,
@@ -226,7 +227,7 @@ def test_transform_is_called_for_each_table_and_join_makes_the_batch(servers: li
         return {"both": np.concatenate([part["x"] for part in parts])}
 
     with ReplayDataset(
-        address, {"t": 0.5, "u": 0.5}, 8, timeout_s=WAIT_S, transform=transform, join=join, decode_threads=1
+        address, {"t": 0.5, "u": 0.5}, 8, timeout_s=WAIT_S, transform=transform, join=join, decoding=Decoding(threads=1)
     ) as dataset:
         batch = next(dataset)
     assert list(batch.columns) == ["both"]

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.replay.test_item_counts import TABLE, write
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S
-from tidemill.replay import ReplayDataset
+from tidemill.replay import HostRows, ReplayDataset
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.writing import append_message
@@ -33,7 +33,8 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_item_has_its_context_in_its_first_batches_once_in_each(server: LocalServer, mirror_mib: int) -> None:
     """Of a table with one item, batches of four have it at the first place, and the ninth batch not at all."""
     write(server.address, 1)
-    with ReplayDataset(server.address, TABLE, 4, timeout_s=WAIT_S, mirror_mib=mirror_mib) as dataset:
+    keep = HostRows(mirror_mib) if mirror_mib else None
+    with ReplayDataset(server.address, TABLE, 4, timeout_s=WAIT_S, keep=keep) as dataset:
         found = [next(dataset).traces for _ in range(MOST_DRAWS + 1)]
     assert found == [(_CONTEXT.encode(), b"", b"", b"")] * MOST_DRAWS + [()]
 

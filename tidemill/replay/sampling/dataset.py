@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -22,7 +23,6 @@ from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.named_table import addresses_of
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
-from tidemill.replay.sampling.host_rows import HostRows
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.mixture import TablePart, Tables, casts, check_tables, read_parts
 from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender
@@ -32,7 +32,7 @@ from tidemill.replay.sampling.sample_stream import seed_of
 from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler, check_seed
 from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.sampling.shard import ShardReport
-from tidemill.replay.sampling.source import Keep, OpenedSource, SampleSource
+from tidemill.replay.sampling.source import Keep, OpenedSource, SampleShape, SampleSource
 from tidemill.replay.sampling.table_feed import TableFeed
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded
 from tidemill.replay.table_config import TableConfig
@@ -43,6 +43,37 @@ _POLL_S = 0.2
 _EXPLAIN_S = 0.5
 _SMALLER_S = 1.0
 """Longest wait for a smaller batch that was asked for, in seconds."""
+
+
+def _check_at_least_1(name: str, value: int) -> None:
+    check_integer(name, value)
+    if value < 1:
+        raise InvalidArgument(f"{name} is {value}, must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How a dataset decodes samples.
+
+    Attributes:
+        threads: Threads that decode ahead of use. 0 decodes in the thread that takes a batch. Two or more hand batches
+            out in no fixed order. With epochs at most 1.
+        ready: With threads, decoded samples of each table that are held ready, at least 1.
+        encoded: Column that is not decoded for `transform`, which takes the rows it needs from `ItemRows.encoded`. Only
+            without `keep`.
+        history: Steps in front of each item that were not acted on for its sake, see `ReplayBatch.first_versions`.
+    """
+
+    threads: int = 0
+    ready: int = 2
+    encoded: str = ""
+    history: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("decoding.threads", self.threads)
+        if self.threads < 0:
+            raise InvalidArgument(f"decoding.threads is {self.threads}, must be at least 0")
+        _check_at_least_1("decoding.ready", self.ready)
 
 
 class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch]):
@@ -75,16 +106,11 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         beta: float | Callable[[], float] = 1.0,
         transform: Transform | None = None,
         join: Join | None = None,
-        decode_threads: int = 0,
-        decoded: int = 2,
+        decoding: Decoding = Decoding(),
         prefetch: int = 4,
         batches_per_sample: int = 1,
         without_replacement: bool = False,
-        mirror_mib: int = 0,
-        chunk_length: int = 16,
         keep: Keep | None = None,
-        encoded: str = "",
-        history: int = 0,
         item_counts: bool = False,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         seed: int | None = None,
@@ -94,7 +120,6 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         schedule: Schedule | None = None,
         shard_count: int = 0,
         directory: ShardDirectory | None = None,
-        fencing_token: int = 0,
         priorities: PriorityMessages | None = None,
         on_sample: Callable[[SampledBatch], object] | None = None,
         create: bool = False,
@@ -116,20 +141,13 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 each, and takes `join`.
             join: With several tables, makes the columns of a batch of those that `transform` returned for the items of
                 each table; called in the thread that takes the batch. None joins arrays.
-            decode_threads: Threads that decode ahead of use. 0 decodes in the thread that takes a batch. Two or more
-                hand batches out in no fixed order. With `epochs` at most 1.
-            decoded: With `decode_threads`, decoded samples of each table that are held ready.
+            decoding: Threads that decode ahead of use, and what they decode.
             prefetch: Samples of each table that may be under way or waiting, at least 1.
             batches_per_sample: Batches that come as one: small ones are then several times cheaper, and wait longer, so
                 that their priorities are older. Tables with `max_times_sampled` give them one by one all the same.
             without_replacement: Whether no item may come twice in a sample.
-            mirror_mib: Memory for steps of each table, uncompressed, in MiB: each step that has room crosses the wire
-                and is decoded once, not in every batch, which pays for images. 0: none.
-            chunk_length: With a mirror, the greatest `chunk_length` of the writers.
-            keep: Opens the mirror, in place of `mirror_mib`: on a device, or shared with other processes.
-            encoded: Column that is not decoded for `transform`, which takes the rows it needs from `ItemRows.encoded`.
-                Only without a mirror.
-            history: Steps in front of each item that were not acted on for its sake, see `ReplayBatch.first_versions`.
+            keep: Where decoded steps are kept, so that each crosses the wire once, such as `HostRows(mib=512)`. None
+                keeps none.
             item_counts: Whether batches have `ages`, `times_sampled` and `priorities`.
             max_message_bytes: Bytes of the largest message taken, at least 65,536; larger batches come in parts.
             seed: Seed of the draws, 0 to 2**64 - 1. Two datasets with the same seed and arguments then draw the same
@@ -147,8 +165,6 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 server and table, and no threads.
             shard_count: Over how many servers the tables are divided; 0 takes the number of addresses.
             directory: The servers behind `addresses`, if the caller has them already; stays the caller's to close.
-            fencing_token: Sent with priorities of the dataset's own servers, see
-                `ParamsClient.acquire_fencing_token`; 0 for none.
             priorities: How those that `priorities.send` takes are put into messages; None for one message each.
             on_sample: Called with each sample of the first table as it arrives, in their order, in whichever thread
                 receives it.
@@ -164,12 +180,10 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             Unavailable: No server answered within 10 s, and `create` is False.
         """
         check_number("timeout_s", timeout_s, or_none=True)
-        for name, value in (("prefetch", prefetch), ("batches_per_sample", batches_per_sample), ("decoded", decoded)):
-            check_integer(name, value)
-            if value < 1:
-                raise InvalidArgument(f"{name} is {value}, must be at least 1")
+        _check_at_least_1("prefetch", prefetch)
+        _check_at_least_1("batches_per_sample", batches_per_sample)
         _check_beta(beta)
-        _check_threads(decode_threads, epochs, schedule)
+        _check_threads(decoding.threads, epochs, schedule)
         check_seed(seed)
         self._owner = OwnerProcess("ReplayDataset")
         self._addresses = addresses_of(addresses)
@@ -200,20 +214,19 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             SampleDecoder,
             exponent=beta if callable(beta) else partial(float, beta),
             transform=transform,
-            encoded=encoded,
-            history=history,
+            encoded=decoding.encoded,
+            history=decoding.history,
             keeps_rest=allow_smaller,
         )
         feed = partial(
             TableFeed,
-            threads=decode_threads,
-            prefetch_samples=decoded,
+            threads=decoding.threads,
+            prefetch_samples=decoding.ready,
             epochs=epochs or 0,
             is_over=self._is_over,
         )
-        if keep is None:
-            hold = ahead + decode_threads + 2  # under way, being read, and one of another thread
-            keep = HostRows(mirror_mib, chunk_length, hold, max(len(part.addresses) for part in self._parts))
+        hold = ahead + decoding.threads + 2  # under way, being read, and one of another thread
+        messages = priorities or PriorityMessages()
         self._opened: list[OpenedSource] = []
         self._feeds: list[TableFeed] = []
         with ExitStack() as stack:
@@ -225,7 +238,9 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 connect = partial(
                     sampler, part.addresses, table, size * splits, seed=seeds, must_exist=part.must_exist, **shards
                 )
-                opened = _open(keep, table, size * splits, ahead, connect, stack)
+                count = (not part.must_exist and shard_count) or len(part.addresses)
+                shape = SampleShape(size * splits, ahead, hold, count if is_sharded(part.addresses) else 0)
+                opened = _open(keep, table, shape, connect, stack)
                 corrupt = CorruptItemFilter(opened.source.delete_items, time.monotonic)
                 made = decoder(
                     table,
@@ -241,10 +256,12 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 self._feeds.append(stack.enter_context(closing(feed(opened, made, on_sample=told))))
             self.priorities = PrioritySender(
                 [
-                    partial(_send, opened, not is_sharded(part.addresses), 0 if part.must_exist else fencing_token)
+                    partial(
+                        _send, opened, not is_sharded(part.addresses), 0 if part.must_exist else messages.fencing_token
+                    )
                     for opened, part in zip(self._opened, self._parts, strict=True)
                 ],
-                priorities,
+                messages,
                 self._stop,
             )
             """Sends new priorities in the background, where `update_priorities` waits."""
@@ -418,17 +435,15 @@ def _check_beta(beta: float | Callable[[], float]) -> None:
         raise InvalidArgument(f"beta is {beta}, must be at least 0")
 
 
-def _check_threads(decode_threads: int, epochs: int | None, schedule: Schedule | None) -> None:
+def _check_threads(threads: int, epochs: int | None, schedule: Schedule | None) -> None:
     if epochs is not None:
         check_integer("epochs", epochs)
         if epochs < 0:
             raise InvalidArgument(f"epochs is {epochs}, must be at least 0, which has no end, or None")
-    check_integer("decode_threads", decode_threads)
-    if schedule is not None and decode_threads:
-        raise InvalidArgument(f"decode_threads is {decode_threads}, must be 0 with a schedule")
-    if decode_threads < 0 or (epochs is not None and decode_threads > 1):
-        most = "at least 0" if epochs is None else "0 or 1 with epochs"
-        raise InvalidArgument(f"decode_threads is {decode_threads}, must be {most}")
+    if schedule is not None and threads:
+        raise InvalidArgument(f"decoding.threads is {threads}, must be 0 with a schedule")
+    if epochs is not None and threads > 1:
+        raise InvalidArgument(f"decoding.threads is {threads}, must be 0 or 1 with epochs")
 
 
 def _check_single(
@@ -472,16 +487,17 @@ def _send(
 
 
 def _open(
-    keep: Keep,
+    keep: Keep | None,
     table: TableConfig,
-    items: int,
-    in_flight: int,
+    shape: SampleShape,
     connect: Callable[..., SampleSource],
     stack: ExitStack,
 ) -> OpenedSource:
-    """Start to sample a table, so many items at once, until `stack` ends it."""
+    """Start to sample a table, until `stack` ends it."""
 
     def connected(mirror: TableMirror | None, in_flight: int) -> SampleSource:
         return stack.enter_context(closing(connect(mirror=mirror, max_in_flight_batches=in_flight)))
 
-    return keep.open(table, items, in_flight, connected, stack)
+    if keep is None:
+        return OpenedSource(connected(None, shape.in_flight))
+    return keep.open(table, shape, connected, stack)

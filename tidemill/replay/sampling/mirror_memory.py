@@ -1,23 +1,60 @@
-"""Sizes the mirror: the decoded part of the table that the learner keeps, so that each step is sent once."""
+"""Sizes the mirror: the decoded part of the table that a dataset or a learner keeps, so that each step is sent once."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill import container_limits, linux
+from tidemill.errors import InvalidArgument
 from tidemill.logger import LateLogger
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.mirror import MirrorSize, Reserve, RowKeeper, TableMirror
 from tidemill.replay.sampling.shared_arrays import reserve_private
+from tidemill.replay.sampling.source import Connect, OpenedSource, SampleShape
 from tidemill.replay.table_config import TableConfig
 
 _MOST_SLOTS = 2**21
 _SPARE = 1.1  # chunks that streams hold beyond the table, and short ones at the ends of streams
 
 _log = LateLogger()
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """Keeps decoded steps of each table, which pays for images: each crosses the wire and is decoded once (`Keep`).
+
+    Steps for which there is no room come with every batch.
+
+    Attributes:
+        mib: Memory for the steps of each table, uncompressed, in MiB.
+        chunk_length: The greatest `chunk_length` of the writers.
+    """
+
+    mib: int
+    chunk_length: int = 16
+
+    def open(self, table: TableConfig, shape: SampleShape, connect: Connect, _stack: ExitStack) -> OpenedSource:
+        """Start to sample (`Keep`).
+
+        Raises:
+            InvalidArgument: The memory does not hold the steps of the samples under way.
+        """
+        parts = 2 * shape.shards or 1  # room for servers that take the place of others
+        slot_bytes = self.chunk_length * sum(column.step_bytes for column in table.signature)
+        least = least_slots(shape.batch_size, table.max_item_steps, self.chunk_length, shape.hold)
+        useful = max(table.max_items * (1 + table.max_item_steps // self.chunk_length), least)
+        slots = min(self.mib * 2**20 // (slot_bytes * parts), useful, _MOST_SLOTS)
+        if slots < least:
+            needed = -(-least * slot_bytes * parts // 2**20)
+            raise InvalidArgument(
+                f"keep.mib is {self.mib}, must be at least {needed} for batches of {shape.batch_size} items"
+            )
+        mirror = TableMirror(table.signature, MirrorSize(slots, self.chunk_length, shape.hold), parts)
+        return OpenedSource(connect(mirror, shape.in_flight), mirror)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +75,24 @@ class MirrorMemory:
 
 
 def open_mirror(
-    table: TableConfig,
-    *,
-    stride: int,
-    chunk_length: int,
-    batch_size: int,
-    hold: int,
-    shards: int,
-    memory: MirrorMemory,
+    table: TableConfig, shape: SampleShape, memory: MirrorMemory, *, stride: int, chunk_length: int
 ) -> TableMirror | None:
     """Return a mirror of the table, or of a part of it; None if the memory allowed is too small to be useful.
 
     Args:
         table: The whole table.
+        shape: What is sampled into it.
+        memory: What it may have.
         stride: Steps from the start of an item to that of the next.
         chunk_length: Steps of a chunk.
-        batch_size: Items of one sample.
-        hold: Samples that may be drawn before one is read.
-        shards: Over how many shards the table is spread; 0 for a single server.
-        memory: What it may have.
     """
     if not memory.limit_bytes:
         return None
-    servers = max(shards, 1)
+    servers = max(shape.shards, 1)
     step_bytes = sum(column.step_bytes for column in table.signature)
-    least = least_slots(batch_size, table.max_item_steps, chunk_length, hold)
+    least = least_slots(shape.batch_size, table.max_item_steps, chunk_length, shape.hold)
     of_table = -(-int(_SPARE * table.max_items * stride) // (chunk_length * servers))
-    parts = 2 * shards or 1
+    parts = 2 * shape.shards or 1
     taking = servers if memory.elsewhere is None else parts  # a GPU's memory is taken whole, the host's as it is filled
     affordable = memory.limit_bytes // (taking * chunk_length * step_bytes)
     slots = min(of_table + least, affordable, _MOST_SLOTS)
@@ -78,7 +106,7 @@ def open_mirror(
     taken = taking * slots * chunk_length * step_bytes
     keeper = memory.elsewhere(parts * slots * chunk_length) if memory.elsewhere is not None else None
     _log.info("mirror of the table", mib=taken >> 20, share=round(min(slots / of_table, 1.0), 2))
-    return TableMirror(table.signature, MirrorSize(slots, chunk_length, hold), parts, memory.reserve, keeper)
+    return TableMirror(table.signature, MirrorSize(slots, chunk_length, shape.hold), parts, memory.reserve, keeper)
 
 
 def free_bytes(meminfo: Path = linux.PROC / "meminfo") -> int:

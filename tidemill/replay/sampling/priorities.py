@@ -57,11 +57,13 @@ class PriorityMessages:
             the sender's thread. They are not written to meanwhile. None: they are arrays, or functions that return
             arrays.
         hold: Whether nothing is sent before `PrioritySender.store`; `take_held` returns what there is.
+        fencing_token: Sent with them to the dataset's own servers, see `ParamsClient.acquire_fencing_token`; 0: none.
     """
 
     updates: int = 1
     read: Callable[[list[Any]], NDArray[np.float64]] | None = None
     hold: bool = False
+    fencing_token: int = 0
 
 
 class PrioritySender:

@@ -74,6 +74,23 @@ class OpenedSource:
     mirror: TableMirror | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SampleShape:
+    """Samples of one table that a process needs.
+
+    Attributes:
+        batch_size: Items of one sample.
+        in_flight: Samples that may be under way or ready.
+        hold: Samples that may be drawn before one is read.
+        shards: Over how many shards the table is spread; 0 for a single server.
+    """
+
+    batch_size: int
+    in_flight: int
+    hold: int
+    shards: int = 0
+
+
 Connect = Callable[[TableMirror | None, int], SampleSource]
 """Starts to sample a table: given what keeps its rows, and how many samples may be under way or ready."""
 
@@ -81,15 +98,12 @@ Connect = Callable[[TableMirror | None, int], SampleSource]
 class Keep(Protocol):
     """Decides where the rows of a table are kept, and who samples it."""
 
-    def open(
-        self, table: TableConfig, batch_size: int, in_flight: int, connect: Connect, stack: ExitStack
-    ) -> OpenedSource:
+    def open(self, table: TableConfig, shape: SampleShape, connect: Connect, stack: ExitStack) -> OpenedSource:
         """Start to sample.
 
         Args:
             table: The table.
-            batch_size: Items of one sample.
-            in_flight: Samples that may be under way or ready.
+            shape: What is sampled.
             connect: Starts to sample; not called where another process does so.
             stack: Closes what is opened.
         """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -10,16 +12,17 @@ from tests.support.learner_fakes import FakeAgent
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError
+from tidemill.replay.sampling.source import SampleShape
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.learner.data import kept_rows
-from tidemill.services.learner.data.kept_rows import SampleShape, mirror_device, open_kept_rows
+from tidemill.services.learner.data.kept_rows import mirror_device, open_kept_rows
 from tidemill.types import signature_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CONFIG = TableConfig(
     TABLE, signature_of(SPEC), SelectorConfig(SelectorKind.UNIFORM), max_items=10_000, max_item_steps=2
 )
-SHAPE = SampleShape(batch_size=8, stride=1, in_flight=2, hold=4)
+SHAPE = SampleShape(batch_size=8, in_flight=2, hold=4)
 STEP_BYTES = sum(column.step_bytes for column in CONFIG.signature)
 
 
@@ -58,7 +61,7 @@ def test_agent_that_computes_with_observations_keeps_them_in_the_hosts_memory() 
 
 def test_observations_are_on_the_device_and_the_rest_is_not() -> None:
     """Each in memory of its own, with rows for the whole table."""
-    kept = open_kept_rows(_config("--learner.mirror-device", "device"), CONFIG, SHAPE, 1, CPU, shards=0)
+    kept = open_kept_rows(_config("--learner.mirror-device", "device"), CONFIG, SHAPE, 1, 1, CPU)
     assert kept.mirror is not None
     assert kept.on_device is not None
     assert "observation" not in kept.mirror.columns
@@ -69,7 +72,7 @@ def test_observations_are_on_the_device_and_the_rest_is_not() -> None:
 def test_table_that_does_not_fit_a_gpu(asked: str, on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `auto` it is kept in the host's memory, with `device` as much of it as half of what is free takes."""
     monkeypatch.setattr(kept_rows, "free_bytes", lambda: 2 * 5_000 * STEP_BYTES)
-    kept = open_kept_rows(_config("--learner.mirror-device", asked), CONFIG, SHAPE, 1, CPU, shards=0)
+    kept = open_kept_rows(_config("--learner.mirror-device", asked), CONFIG, SHAPE, 1, 1, CPU)
     assert kept.mirror is not None
     assert (kept.on_device is not None) == on_device
     assert kept.mirror.size.slots == 5_000 // 16
@@ -78,12 +81,11 @@ def test_table_that_does_not_fit_a_gpu(asked: str, on_device: bool, monkeypatch:
 def test_room_for_shards_that_are_replaced_counts_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's memory is taken as it is filled, a GPU's whole: half as many rows fit."""
     monkeypatch.setattr(kept_rows, "free_bytes", lambda: 2 * 5_000 * STEP_BYTES)
+    sharded = dataclasses.replace(SHAPE, shards=1)
     slots = [
         kept.mirror.size.slots
         for asked in ("host", "device")
-        if (
-            kept := open_kept_rows(_config("--learner.mirror-device", asked), CONFIG, SHAPE, 1, _of(asked), shards=1)
-        ).mirror
+        if (kept := open_kept_rows(_config("--learner.mirror-device", asked), CONFIG, sharded, 1, 1, _of(asked))).mirror
     ]
     assert slots == [5_000 // 16, 5_000 // 32]
 
@@ -99,7 +101,7 @@ def test_device_without_memory_leaves_it_to_the_host(monkeypatch: pytest.MonkeyP
         raise torch.OutOfMemoryError("none left")
 
     monkeypatch.setattr(kept_rows, "DeviceRows", refuse)
-    kept = open_kept_rows(_config("--learner.mirror-device", "device"), CONFIG, SHAPE, 1, CPU, shards=0)
+    kept = open_kept_rows(_config("--learner.mirror-device", "device"), CONFIG, SHAPE, 1, 1, CPU)
     assert kept.on_device is None
     assert kept.mirror is not None
     assert "observation" in kept.mirror.columns

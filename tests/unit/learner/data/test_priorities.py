@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.support.waiting import wait_until
 from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.sampling.priorities import PrioritySender
-from tidemill.services.learner.data.priorities import BY_SIXTEEN
+from tidemill.services.learner.data.dataset import BY_SIXTEEN
 from tidemill.services.learner.status.divergence import Diverged
 
 _WAIT_S = 120.0
