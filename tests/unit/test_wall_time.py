@@ -25,7 +25,7 @@ _USES = {
     "services/tools/doctor/machine.py": "says how long certificates last",
     "tidemill/curves.py": "dates a line of metrics.jsonl and curves, which is read in the order of its steps",
     "services/paramserver/__main__.py": "dates versions, which are ordered by their numbers",
-    "services/replay/commands/moment.py": "says what time `2h` ago was",
+    "services/replay/commands/options.py": "says what time `2h` ago was",
     "services/replay/server.py": "makes epochs grow over restarts; random bits tell them apart when it does not",
     "services/replay/state/replay_state.py": "notes when items came, for ranges of the clock (ADR 0046)",
     "tidemill/bundle/files.py": "says when a policy was exported",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.errors import InvalidArgument
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription, TableUpdate, describe_limiter
-from tidemill.services.replay.commands.moment import add_times
+from tidemill.services.replay.commands.options import add_times, command_parser, times_of
 
 _DEADLINE_S = 30.0
 _SWITCH = {"on": True, "off": False}
@@ -16,7 +15,7 @@ _SWITCH = {"on": True, "off": False}
 
 def tables(arguments: Sequence[str]) -> int:
     """Print every table of a server; return 0."""
-    parser = _parser("tables", "List the tables of a running replay server and the changes made to them in use.")
+    parser = command_parser("tables", "List the tables of a running replay server and the changes made to them in use.")
     options = parser.parse_args(arguments)
     with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
         for table in client.list_tables():
@@ -26,7 +25,7 @@ def tables(arguments: Sequence[str]) -> int:
 
 def update(arguments: Sequence[str]) -> int:
     """Change a table of a server and print it; return 0. InvalidArgument: nothing was changed."""
-    parser = _parser(
+    parser = command_parser(
         "update",
         "Change a table of a running replay server, immediately and permanently. A restarted server keeps the change, "
         "and so do writers and learners that create the table as before. A rate limiter that is changed or switched "
@@ -46,7 +45,7 @@ def update(arguments: Sequence[str]) -> int:
 
 def delete(arguments: Sequence[str]) -> int:
     """Delete items of a server's table and print how many; return 0. InvalidArgument: nothing was deleted."""
-    parser = _parser(
+    parser = command_parser(
         "delete",
         "Delete the items of a table of a running replay server that meet every given condition.",
     )
@@ -71,8 +70,7 @@ def delete(arguments: Sequence[str]) -> int:
             actor_id=options.actor,
             env_index=options.env,
             min_age=options.min_age,
-            since_s=options.since,
-            until_s=options.until,
+            **times_of(options),
         )
     print(f"deleted {deleted:,} items of {options.table}")
     return 0
@@ -80,7 +78,7 @@ def delete(arguments: Sequence[str]) -> int:
 
 def drop(arguments: Sequence[str]) -> int:
     """Drop a table of a server and print how many items went with it; return 0."""
-    parser = _parser(
+    parser = command_parser(
         "drop",
         "Drop a table of a running replay server permanently: its items, its configuration and its counters. First "
         "stop the programs that write to it or sample it: a program that knows the configuration creates the table "
@@ -106,14 +104,6 @@ def described(table: TableDescription) -> Iterator[str]:
     yield f"  {limiter}{f'; holds back {waiting[0]}s' if waiting else ''}"
     if table.updated_fields:
         yield f"  changed in use: {', '.join(table.updated_fields)}"
-
-
-def _parser(name: str, about: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"tidemill replay {name}", description=about)
-    parser.add_argument(
-        "address", help="address of the server, such as 127.0.0.1:7401 (`tidemill status` shows those of a run)"
-    )
-    return parser
 
 
 _OPTIONS: tuple[tuple[str, Callable[[str], float], str], ...] = (

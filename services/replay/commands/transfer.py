@@ -11,24 +11,21 @@ from tidemill.replay.transfer.copying import copy_tables
 from tidemill.replay.transfer.exporting import TransferReport, export_table
 from tidemill.replay.transfer.importing import import_table
 from tidemill.replay.transfer.minari import export_minari, import_minari
-from tidemill.services.replay.commands.moment import add_times
-
-_ADDRESS = "where the server listens, such as 127.0.0.1:7401"
+from tidemill.services.replay.commands.options import add_timeout, add_times, command_parser, times_of
 
 
 def export(arguments: Sequence[str]) -> int:
     """Write a table into a folder and say what was written; return 0."""
-    parser = argparse.ArgumentParser(
-        prog="tidemill replay export",
-        description="Write a table of a running replay server into a new folder of safetensors files, as a snapshot "
+    parser = command_parser(
+        "export",
+        "Write a table of a running replay server into a new folder of safetensors files, as a snapshot "
         "of one moment. Writers and learners continue meanwhile. The folder appears only once it is complete. Only "
         "items that meet every given condition are written.",
     )
-    parser.add_argument("address", help=_ADDRESS)
     parser.add_argument("table", help="name of the table")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write; must not exist")
     add_range(parser)
-    _add_timeout(parser)
+    add_timeout(parser)
     options = parser.parse_args(arguments)
     report = export_table(options.address, options.table, options.out, timeout_s=options.timeout_s, **range_of(options))
     print(f"exported {described(report)} to {options.out}")
@@ -37,16 +34,15 @@ def export(arguments: Sequence[str]) -> int:
 
 def import_(arguments: Sequence[str]) -> int:
     """Put a folder's table into a server and say what was imported; return 0."""
-    parser = argparse.ArgumentParser(
-        prog="tidemill replay import",
-        description="Import a table from a folder of `tidemill replay export` into a running replay server. The "
+    parser = command_parser(
+        "import",
+        "Import a table from a folder of `tidemill replay export` into a running replay server. The "
         "folder is checked before anything is sent. The rate limiter of a new table is off during the import and "
         "starts balanced afterwards.",
     )
-    parser.add_argument("address", help=_ADDRESS)
     parser.add_argument("folder", type=Path, help="folder that `tidemill replay export` wrote")
     parser.add_argument("--table", default="", metavar="NAME", help="name on the server (default: the exported name)")
-    _add_timeout(parser)
+    add_timeout(parser)
     options = parser.parse_args(arguments)
     report = import_table(options.address, options.folder, table=options.table, timeout_s=options.timeout_s)
     print(f"imported {described(report)} from {options.folder}")
@@ -72,36 +68,24 @@ def add_range(parser: argparse.ArgumentParser) -> None:
 def range_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of the options of `add_range`."""
     ages = {"min_age": options.min_age, "max_age": options.max_age}
-    return {"newest": options.newest, **ages, **_times_of(options)}
-
-
-def _times_of(options: argparse.Namespace) -> dict[str, float | None]:
-    """Return the values of the options of `add_times`."""
-    return {"since_s": options.since, "until_s": options.until}
-
-
-def _add_timeout(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--timeout-s", type=float, default=60.0, metavar="S", help="seconds to wait for a response from the server"
-    )
+    return {"newest": options.newest, **ages, **times_of(options)}
 
 
 def to_minari(arguments: Sequence[str]) -> int:
     """Make a Minari dataset of a table and say what is in it; return 0."""
-    parser = argparse.ArgumentParser(
-        prog="tidemill replay to-minari",
-        description="Make a Minari dataset of a table of a running replay server, as a snapshot of one moment. The "
+    parser = command_parser(
+        "to-minari",
+        "Make a Minari dataset of a table of a running replay server, as a snapshot of one moment. The "
         "table's columns must be observation, action, reward, terminated and truncated, and is_first or "
         "next_observation.",
     )
-    parser.add_argument("address", help=_ADDRESS)
     parser.add_argument("table", help="name of the table")
     parser.add_argument("dataset", help="name of the dataset, such as walks/random-v0; must not exist")
     parser.add_argument("--env", metavar="ID", help="gymnasium environment with the dataset's spaces (default: boxes)")
     parser.add_argument("--newest", type=int, metavar="N", help="only the N newest items")
     add_times(parser)
     parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="folder for the table during the export")
-    _add_timeout(parser)
+    add_timeout(parser)
     options = parser.parse_args(arguments)
     report = export_minari(
         options.address,
@@ -109,7 +93,7 @@ def to_minari(arguments: Sequence[str]) -> int:
         options.dataset,
         env=options.env,
         newest=options.newest,
-        **_times_of(options),
+        **times_of(options),
         folder=options.temporary,
         timeout_s=options.timeout_s,
     )
@@ -119,17 +103,16 @@ def to_minari(arguments: Sequence[str]) -> int:
 
 def from_minari(arguments: Sequence[str]) -> int:
     """Put a Minari dataset into a table and say what it holds; return 0."""
-    parser = argparse.ArgumentParser(
-        prog="tidemill replay from-minari",
-        description="Write a Minari dataset of this machine into a new table of a running replay server.",
+    parser = command_parser(
+        "from-minari",
+        "Write a Minari dataset of this machine into a new table of a running replay server.",
     )
-    parser.add_argument("address", help=_ADDRESS)
     parser.add_argument("dataset", help="name of the dataset, as `minari list local` shows it")
     parser.add_argument("table", help="name of the table; must not exist")
     parser.add_argument(
         "--item-steps", type=int, default=2, metavar="N", help="rows of an item: 2 for transitions, n + 1 for n steps"
     )
-    _add_timeout(parser)
+    add_timeout(parser)
     options = parser.parse_args(arguments)
     report = import_minari(
         options.address, options.dataset, options.table, item_steps=options.item_steps, timeout_s=options.timeout_s
@@ -151,13 +134,13 @@ def copy(arguments: Sequence[str]) -> int:
     parser.add_argument("tables", nargs="*", help="names of the tables; all if none is given")
     add_times(parser)
     parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="folder for each table during the copy")
-    _add_timeout(parser)
+    add_timeout(parser)
     options = parser.parse_args(arguments)
     reports = copy_tables(
         options.source,
         options.target,
         options.tables,
-        **_times_of(options),
+        **times_of(options),
         folder=options.temporary,
         timeout_s=options.timeout_s,
     )

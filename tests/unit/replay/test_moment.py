@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tidemill.services.replay.commands.moment import moment
+from tidemill.services.replay.commands.options import moment
 
 _NOW_S = 1_700_000_000.0
 

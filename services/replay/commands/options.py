@@ -1,4 +1,4 @@
-"""Moments as an operator writes them: a date, a time of day, or how long ago."""
+"""Options of the commands on a running server: its address, the wait for it, and moments as an operator writes them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ from datetime import datetime
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+
+
+def command_parser(name: str, about: str) -> argparse.ArgumentParser:
+    """Return the parser of `tidemill replay NAME`, whose first argument is the server's `address`."""
+    parser = argparse.ArgumentParser(prog=f"tidemill replay {name}", description=about)
+    parser.add_argument(
+        "address", help="address of the server, such as 127.0.0.1:7401 (`tidemill status` shows those of a run)"
+    )
+    return parser
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--timeout-s`."""
+    parser.add_argument(
+        "--timeout-s", type=float, default=60.0, metavar="S", help="seconds to wait for a response from the server"
+    )
 
 
 def moment(text: str, clock: Callable[[], float] = time.time) -> float:
@@ -37,3 +53,8 @@ def add_times(parser: argparse.ArgumentParser) -> None:
         help="only items inserted then or later: 2026-11-23T14:30, or 2h for two hours ago",
     )
     parser.add_argument("--until", type=moment, metavar="TIME", help="only items inserted before then")
+
+
+def times_of(options: argparse.Namespace) -> dict[str, float | None]:
+    """Return the values of the options of `add_times`."""
+    return {"since_s": options.since, "until_s": options.until}
