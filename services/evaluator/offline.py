@@ -58,6 +58,8 @@ class EvalReport:
     max_steps: int
     """Agent decisions after which an episode was cut; 0 stands for the environment's own limit."""
     episodes: int
+    failed_episodes: int
+    """Episodes that are left out because their environment failed."""
     mean: float
     std: float
     """Standard deviation of the returns (over the sample, not corrected)."""
@@ -88,9 +90,12 @@ class EvalReport:
         write_atomically(file, json.dumps(document, indent=2) + "\n")
 
     def __str__(self) -> str:
-        """Return the report in two lines."""
+        """Return the scores in one line, and one before it if episodes failed."""
+        all_episodes = self.episodes + self.failed_episodes
+        left_out = f"{self.failed_episodes} of {all_episodes} episodes are left out: their environment failed\n"
         normalised = "" if self.human_normalised is None else f"  human-normalised {100 * self.human_normalised:.1f} %"
         return (
+            f"{left_out if self.failed_episodes else ''}"
             f"mean {self.mean:.2f}  std {self.std:.2f}  min {self.min:.2f}  max {self.max:.2f}  "
             f"median {self.median:.2f}  mean length {self.mean_length:.1f}{normalised}"
         )
@@ -113,6 +118,7 @@ def make_report(evaluation: Evaluation, config: EvaluatorConfig, version: Versio
         sticky_actions=env.sticky_actions if env.is_atari else None,
         max_steps=env.max_evaluation_steps,
         episodes=len(returns),
+        failed_episodes=evaluation.failed,
         mean=evaluation.mean,
         std=evaluation.std,
         min=float(returns.min()),

@@ -111,6 +111,12 @@ async def test_mistake_is_an_exception_of_the_project_also_in_a_thread(
     assert children() == before
 
 
+def test_settings_that_are_no_mapping_are_refused() -> None:
+    """The message shows one."""
+    with pytest.raises(ConfigError, match=r"settings are \[64\], allowed: a mapping, such as \{'agent.batch_size': 64"):
+        tidemill.train("CartPole-v1", settings=[64])  # type: ignore[arg-type]
+
+
 def test_run_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
     """A service that ends again and again ends the call with the exception for it."""
     settings = {

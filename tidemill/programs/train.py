@@ -69,6 +69,8 @@ def train(
         >>> int(result.policy([0.0, 0.0, 0.0, 0.0])) in (0, 1)
         True
     """
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(f"settings are {settings!r}, allowed: a mapping, such as {{'agent.batch_size': 64}}")
     named = {"env.id": env, "agent.algorithm": algorithm}
     options = {**(settings or {}), **{name: value for name, value in named.items() if value is not None}}
     resolved, notes = load_run(config, options)

@@ -125,6 +125,14 @@ def test_report_on_an_atari_game_says_how_it_was_played(tmp_path: Path) -> None:
     assert report.file_name == "version-7-epsilon-0.05-noops-10-seed-5-episodes-1.json"
 
 
+def test_report_says_how_many_episodes_failed() -> None:
+    """In the document and in a line before the scores, which are those of the rest."""
+    version = Version(7, 6, 1, datetime.datetime.now(datetime.UTC), ParamsMetadata("sac", "Pendulum-v1"), ())
+    report = make_report(Evaluation(np.array([-3.0]), np.array([9]), (5,), failed=2), EvaluatorConfig(), version)
+    assert (report.episodes, report.failed_episodes) == (1, 2)
+    assert str(report).startswith("2 of 3 episodes are left out: their environment failed\nmean -3.00")
+
+
 def test_folder_of_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a config.yaml there is nothing to test."""
     assert main([str(tmp_path)]) != 0
