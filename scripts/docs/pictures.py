@@ -49,7 +49,7 @@ RULES = ROOT / "deploy" / "prometheus" / "rules"
 
 NAME = "pendulum_sac"
 """Name of the config and of the run."""
-_EVALUATIONS = 15
+_EVALUATIONS = 10
 """Evaluations after which the run is photographed."""
 _COLUMNS, _ROWS = 104, 34
 _SCRAPE_S = 2

@@ -69,7 +69,7 @@ class ClusterStatus:
     @property
     def waiting(self) -> str:
         """Which services wait for which, as a phrase."""
-        if any(row.name == "learner" and row.phase in (Phase.ENDED, Phase.STOPPING) for row in self.processes):
+        if self._learner_ends:
             return self.evaluating or "the learner has ended"
         if self.learner is None:
             return "waiting for the learner to start"
@@ -86,6 +86,11 @@ class ClusterStatus:
     def has_ended(self) -> bool:
         """Whether the run is over, and its learner idles."""
         return self.learner is not None and self.learner.state is LearnerState.ENDED
+
+    @property
+    def _learner_ends(self) -> bool:
+        """Whether the launcher has seen the learner end, or has asked it to."""
+        return any(row.name == "learner" and row.phase in (Phase.ENDED, Phase.STOPPING) for row in self.processes)
 
     @property
     def replay_ratio(self) -> float | None:
@@ -114,7 +119,7 @@ class ClusterStatus:
 
     def left_s(self, limits: RunSettings) -> float | None:
         """Return the seconds to the nearest of its limits at the present rates; None if none is being approached."""
-        if self.has_ended:
+        if self.has_ended or self._learner_ends:
             return None
         left = [(limit - value) / rate for value, limit, rate in self._ways(limits) if limit and rate > 0]
         return max(min(left), 0.0) if left else None

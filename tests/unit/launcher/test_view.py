@@ -283,6 +283,8 @@ def test_snapshot_tells_the_time_to_the_nearest_limit() -> None:
     assert _STATUS.left_s(RunSettings()) is None
     still = dataclasses.replace(_STATUS, env_steps_per_s=0.0)
     assert still.left_s(RunSettings(max_env_steps=100_000)) is None
+    ended = dataclasses.replace(_PROCESSES[1], phase=Phase.ENDED)
+    assert dataclasses.replace(_STATUS, processes=(ended,)).left_s(RunSettings(max_wall_s=600.0)) is None
 
 
 def test_snapshot_says_what_an_end_now_would_keep() -> None:
