@@ -26,11 +26,14 @@ _USES = {
     "tidemill/curves.py": "dates a line of metrics.jsonl and curves, which is read in the order of its steps",
     "services/paramserver/__main__.py": "dates versions, which are ordered by their numbers",
     "services/replay/commands/options.py": "says what time `2h` ago was",
+    "services/replay/item_traces.py": "dates the end of a span, which another process may have started",
     "services/replay/server.py": "makes epochs grow over restarts; random bits tell them apart when it does not",
+    "services/replay/servicer.py": "dates the start of a span",
     "services/replay/state/replay_state.py": "notes when items came, for ranges of the clock (ADR 0046)",
     "tidemill/bundle/files.py": "says when a policy was exported",
     "tidemill/rpc/telemetry.py": "says when a process started",
     "tidemill/tensorboard_writer.py": "dates points, which TensorBoard orders by their steps",
+    "tidemill/tracing/tracer.py": "dates spans, whose lengths are measured by the monotonic clock",
 }
 """Where the time of day is read, and what for."""
 
