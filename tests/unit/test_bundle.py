@@ -148,27 +148,28 @@ def test_actions_fit_the_users_environment(tmp_path: Path) -> None:
         tidemill.load_policy(tmp_path / "bundle", action_space=gymnasium.spaces.Discrete(3))
 
 
-@pytest.mark.parametrize("algorithm", ["r2d2", "ppo"])
+@pytest.mark.parametrize("algorithm", ["r2d2", "ppo", "sac", "td3"])
 def test_recurrent_policy_remembers_until_it_is_reset(algorithm: str, tmp_path: Path) -> None:
     """Its choices depend on the episode so far, and on nothing before `reset` or its first observation."""
+    is_discrete = algorithm in ("r2d2", "ppo")
     settings = _SETTINGS | {
-        "env": {"id": "CartPole-v1"},
+        "env": {"id": "CartPole-v1" if is_discrete else "Pendulum-v1"},
         "agent": {"algorithm": algorithm, "network": "mlp", "hidden_sizes": [8], "lstm_size": 8},
     }
     if algorithm == "ppo":
         settings |= {"table": {"sampler": "fifo", "min_size": 4, "max_items": 16, "chunk_length": 43}}
         settings |= {"learner": {"updates_per_env_step": 0}}
-    spec = EnvSpec(observation_shape=(4,), observation_dtype="float32", num_actions=2)
+    spec = EnvSpec((4,), "float32", num_actions=2) if is_discrete else EnvSpec((3,), "float32", action_shape=(1,))
     _bundle(tmp_path, settings, spec)
     policy = tidemill.load_policy(tmp_path / "bundle")
-    seen = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    seen = np.random.default_rng(0).normal(size=(200, *spec.observation_shape)).astype(np.float32)
     is_first = np.arange(200) % 40 == 0
 
-    def play(*, forgets: bool = False) -> list[int]:
+    def play(*, forgets: bool = False) -> list[float]:
         policy.reset()
         actions = []
         for observation, first in zip(seen, is_first, strict=True):
-            actions.append(int(policy.act(observation, is_first=first)))
+            actions.append(float(np.squeeze(policy.act(observation, is_first=first))))
             if forgets:
                 policy.reset()
         return actions
