@@ -187,9 +187,9 @@ def _rejoin(error: Exception, limit: int, words: list[str], environ: dict[str, s
 
 
 def fork_ranks(forks: ForkClient) -> None:
-    """Fork what torchrun would start as `python -u -m tidemill.programs.child MODULE ...`, if it can be forked.
+    """Fork what torchrun would start as `python -u -m tidemill.programs.child MODULE ...`, if it can (ADR 0050).
 
-    A rank whose output torchrun keeps apart, or that it binds to a processor, is a program of its own as ever.
+    A rank whose output torchrun keeps apart, or that it binds to a processor, is started as a program.
     """
     start: Any = SubprocessHandler._popen
 
