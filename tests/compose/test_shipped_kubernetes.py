@@ -24,6 +24,7 @@ from tests.compose.manifests import (
     words_of,
 )
 from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as
+from tests.support.naming import naming
 from tidemill.config.services import LearnerSettings
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
@@ -264,7 +265,7 @@ def test_settings_are_checked_before_a_job_runs(
     words = [*words_of(checks[0], values), "--run.root", str(tmp_path)]
     assert check(words) == 0
     assert list(tmp_path.glob("*/config.yaml"))
-    with pytest.raises(ConfigError, match=r"cluster\.replay_shards is"):
+    with pytest.raises(ConfigError, match=naming("cluster.replay_shards")):
         check([*words, "--replay.shards", "7"])
 
 

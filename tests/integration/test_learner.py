@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 
 from tests.support.feeder import TABLE
 from tests.support.learner_cluster import LearnerCluster, is_serving, learner_cluster
+from tests.support.naming import naming
 from tests.support.security import become, guarded
 from tests.support.waiting import wait_until
 from tidemill.errors import FailedPrecondition, FatalError
@@ -270,7 +271,7 @@ def test_health_follows_the_learner(cluster: LearnerCluster) -> None:
     client = cluster.learner_client()
     client.pause()
     client.stop("over")
-    with pytest.raises(FailedPrecondition, match="stopping: over"):
+    with pytest.raises(FailedPrecondition, match=naming("stopping")):
         client.pause()
     assert learner.wait() is None
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.naming import naming
 from tests.support.proxy import Proxy
 from tests.support.replay_service import local_server
 from tests.support.waiting import WAIT_S, wait_until
@@ -96,7 +97,7 @@ def test_actor_with_other_columns_than_the_table_is_refused() -> None:
         row = {column.name: np.zeros((_ENVS, *column.shape), column.dtype) for column in (*plain, *_OWN)}
         with (
             ReplayWriter(server.address, "t", num_envs=_ENVS, create=False) as writer,
-            pytest.raises(InvalidArgument, match=r"unknown columns \['log_prob', 'seen'\]"),
+            pytest.raises(InvalidArgument, match=naming("['log_prob', 'seen']")),
         ):
             writer.append(row)
 

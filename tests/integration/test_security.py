@@ -15,6 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
+from tests.support.naming import naming
 from tests.support.security import become, guarded
 from tests.support.waiting import wait_until
 from tidemill.errors import ConfigError, PermissionDenied, Unauthenticated, Unavailable
@@ -204,7 +205,7 @@ def test_expired_certificate_makes_no_call(
                 with pytest.raises(grpc.RpcError) as caught:
                     list(_stream(channel, path))
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        with ReplayClient(address) as client, pytest.raises(Unavailable, match=r"TLS failed: .* expired"):
+        with ReplayClient(address) as client, pytest.raises(Unavailable, match=naming("TLS expired")):
             client.list_tables()
 
 
@@ -245,15 +246,15 @@ def test_refusal_says_what_to_do_and_shows_no_token(
 ) -> None:
     """Clients raise it as an error of its own."""
     become(monkeypatch, ca=folder / "ca.pem")
-    with ReplayClient(address) as client, pytest.raises(Unauthenticated, match="set TIDEMILL_TOKEN_FILE"):
+    with ReplayClient(address) as client, pytest.raises(Unauthenticated, match=naming("TIDEMILL_TOKEN_FILE")):
         client.list_tables()
     wrong = strangers / "actor.token"
     become(monkeypatch, ca=folder / "ca.pem", token=wrong)
-    with ReplayClient(address) as client, pytest.raises(Unauthenticated, match="does not know the token") as caught:
+    with ReplayClient(address) as client, pytest.raises(Unauthenticated, match=naming("TIDEMILL_TOKEN_FILE")) as caught:
         client.list_tables()
     assert wrong.read_text().strip() not in str(caught.value)
     become(monkeypatch, ca=folder / "ca.pem", token=folder / "actor.token")
-    with LearnerClient(address) as learner, pytest.raises(PermissionDenied, match="actor: use a token of operator"):
+    with LearnerClient(address) as learner, pytest.raises(PermissionDenied, match=naming("actor operator")):
         learner.stop("no reason")
 
 
@@ -378,7 +379,7 @@ def test_token_is_not_sent_in_plaintext(folder: Path, monkeypatch: pytest.Monkey
     """The client refuses before it connects; within the machine it may."""
     become(monkeypatch, token=folder / "actor.token")
     for far in ("10.1.2.3:7401", "dns:///replay:7401", "replay:7401", "ipv4:10.1.2.3:7401"):
-        with pytest.raises(ConfigError, match=r"never sent to .* in plaintext; set TIDEMILL_TLS_CA"):
+        with pytest.raises(ConfigError, match=naming("plaintext TIDEMILL_TLS_CA")):
             open_channel(far)
     for near in ("127.0.0.1:1", "localhost:1", "[::1]:1", "unix:///tmp/none.sock"):
         open_channel(near).close()

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.support.launched import BOUND_S, Launched, launched, tidemill
+from tests.support.naming import naming
 from tests.support.security import become
 from tidemill.errors import PermissionDenied
 from tidemill.learner.client import LearnerClient
@@ -61,7 +62,7 @@ def test_cluster_trains_over_tls_with_a_token_per_role(tmp_path: Path, monkeypat
                 time.sleep(0.2)
         assert "table items" in tidemill("status", "--learner", address)
         become(monkeypatch, ca=certs / "ca.pem", token=certs / "actor.token")
-        with LearnerClient(address) as client, pytest.raises(PermissionDenied, match="use a token of operator"):
+        with LearnerClient(address) as client, pytest.raises(PermissionDenied, match=naming("operator")):
             client.stop("not an actor's decision")
         for service in (actor, learner, params, replay):
             service.send(signal.SIGTERM)

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from tests.support.encoded_batches import batch_of
+from tests.support.naming import naming
 from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.replay.codec import CorruptBlocks, decode, encode
 from tidemill.types import Codec, ColumnSpec, Signature
@@ -169,11 +170,11 @@ def test_noise_in_a_block_gives_data_loss_or_rows_but_nothing_else(noise: bytes,
 def test_items_that_do_not_fit_their_rows_are_refused() -> None:
     """An item beyond the rows is the server's fault, one longer than asked for the caller's."""
     chunk = encode(SIGNATURE, columns_of(8))
-    with pytest.raises(DataLoss, match="an item ends at row 9 of 8"):
+    with pytest.raises(DataLoss, match=naming("9 8")):
         decode(SIGNATURE, batch_of(SIGNATURE, [chunk], [8], [(2, 7)]), 8)
-    with pytest.raises(InvalidArgument, match="an item has 8 steps, more than the 5 asked for"):
+    with pytest.raises(InvalidArgument, match=naming("item 8 5")):
         decode(SIGNATURE, batch_of(SIGNATURE, [chunk], [8], [(0, 8)]), 5)
-    with pytest.raises(DataLoss, match="2 columns, the signature 3"):
+    with pytest.raises(DataLoss, match=naming("2 3")):
         decode(SIGNATURE, batch_of(SIGNATURE[:2], [chunk], [8], [(0, 8)]), 8)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
 from tests.support.params_service import LocalServer, local_server, publish
 from tests.support.waiting import WAIT_S
 from tidemill.config.run import RunSettings
@@ -38,7 +39,7 @@ def test_mark_is_heard_by_who_watched_before_and_who_comes_later(client: ParamsC
 def test_mark_without_a_version_takes_the_newest(client: ParamsClient, server: LocalServer) -> None:
     """A learner at its limit ends with what it has published last; without anything published there is no end."""
     with RunEnd(server.address, TAG) as learner:
-        with pytest.raises(NotFound, match="keeps no version"):
+        with pytest.raises(NotFound, match=naming("version")):
             learner.mark(0.0)
         publish(client, b"first")
         publish(client, b"second")

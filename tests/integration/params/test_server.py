@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.naming import naming
 from tests.support.params_service import LARGE, METADATA, MIB, LocalServer, publish
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import (
@@ -144,21 +145,21 @@ def test_bad_tag_is_refused(client: ParamsClient, tag: str, number: int, error: 
 @pytest.mark.parametrize(
     "request_, reason",
     [
-        (pb.FetchRequest(), "selector is missing"),
-        (pb.FetchRequest(version=0), "version is 0"),
-        (pb.FetchRequest(tag=""), "tag is ''"),
-        (pb.FetchRequest(tag="../x"), "tag is"),
-        (pb.FetchRequest(tag="latest", wait_s=-1), "wait_s is -1"),
-        (pb.FetchRequest(tag="latest", wait_s=301), "wait_s is 301"),
-        (pb.FetchRequest(tag="latest", wait_s=float("nan")), "wait_s is nan"),
-        (pb.FetchRequest(tag="latest", precision=9), "precision is 9"),  # type: ignore[arg-type]
+        (pb.FetchRequest(), "selector"),
+        (pb.FetchRequest(version=0), "version 0"),
+        (pb.FetchRequest(tag=""), "tag ''"),
+        (pb.FetchRequest(tag="../x"), "tag"),
+        (pb.FetchRequest(tag="latest", wait_s=-1), "wait_s -1.0 0 300"),
+        (pb.FetchRequest(tag="latest", wait_s=301), "wait_s 301.0 0 300"),
+        (pb.FetchRequest(tag="latest", wait_s=float("nan")), "wait_s nan"),
+        (pb.FetchRequest(tag="latest", precision=9), "precision 9"),  # type: ignore[arg-type]
     ],
 )
 def test_malformed_fetch_is_invalid(
     stub: params_pb2_grpc.ParamServiceStub, request_: pb.FetchRequest, reason: str
 ) -> None:
     """The message names the field and its value."""
-    with pytest.raises(InvalidArgument, match=reason), translated():
+    with pytest.raises(InvalidArgument, match=naming(reason)), translated():
         list(stub.Fetch(request_, timeout=WAIT_S))
 
 
@@ -226,7 +227,7 @@ def test_corrupt_version_is_data_loss_and_counted(client: ParamsClient, server: 
     publish(client, b"two")
     path = tmp_path / "0000000001.full.safetensors"
     path.write_bytes(b"\0" + path.read_bytes()[1:])
-    with pytest.raises(DataLoss, match="version 1 is corrupt"):
+    with pytest.raises(DataLoss, match=naming("version 1 corrupt")):
         client.fetch(1)
     assert server.metric("corrupt_versions_total") == 1
     assert server.metric("fetched_bytes_total", precision="full") == 0

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S
@@ -59,7 +60,7 @@ async def test_cancelled_calls_take_nothing(server: LocalServer) -> None:
                 await writer.append_async(numbered_step(number), timeout_s=0.1)
                 appended.append(number)
 
-        with pytest.raises(Unavailable, match=r"did not acknowledge 1 chunks within 0\.1 s"):
+        with pytest.raises(Unavailable, match=naming("1 0.1")):
             await append_all()
         appending = asyncio.ensure_future(writer.append_async(numbered_step(99)))
         assert await _is_blocked(appending)
@@ -71,7 +72,7 @@ async def test_cancelled_calls_take_nothing(server: LocalServer) -> None:
         assert [*read, int((await anext(dataset))["number"][0, -1])] == appended
     with (
         ReplayDataset(server.address, _QUEUE, 1, timeout_s=0.05) as dataset,
-        pytest.raises(Unavailable, match=r"no batch of table 't' within 0\.05 s"),
+        pytest.raises(Unavailable, match=naming("table 't' 0.05")),
     ):
         await anext(dataset)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S, wait_until
@@ -72,7 +73,7 @@ def test_epochs_end_after_their_last_batch_with_a_thread(server: LocalServer) ->
         keys = [key for batch in dataset for key in batch.keys.tolist()]
     assert sorted(keys) == sorted(2 * list(set(keys)))
     assert len(keys) == 60
-    with pytest.raises(InvalidArgument, match=r"decoding\.threads is 2, must be 0 or 1 with epochs"):
+    with pytest.raises(InvalidArgument, match=naming("decoding.threads 2 0 1")):
         ReplayDataset(server.address, table, 8, decoding=Decoding(threads=2), **options)  # type: ignore[arg-type]
 
 

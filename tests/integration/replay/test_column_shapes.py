@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S
 from tidemill.errors import InvalidArgument
@@ -42,7 +43,7 @@ def test_lengths_that_vary(server: LocalServer) -> None:
         [[]],
         [list(range(50))],
     ]
-    with pytest.raises(InvalidArgument, match=r"column is 'x', must be one of varying length: \['tokens'\]"):
+    with pytest.raises(InvalidArgument, match=naming("column 'x' ['tokens']")):
         batch.ragged("x")
 
 
@@ -65,9 +66,9 @@ def test_column_of_eight_dimensions_comes_back(server: LocalServer, tmp_path: Pa
             batch = next(dataset)
             assert batch["x"].shape == (1, 2, *shape)
             np.testing.assert_array_equal(batch["x"][0], values[:2])
-    with pytest.raises(InvalidArgument, match=r"shape of column 'x' is .*, must have at most 8 dimensions"):
+    with pytest.raises(InvalidArgument, match=naming("column 'x' 8")):
         TableConfig("deeper", (ColumnSpec("x", "int8", (1,) * 9),), SelectorConfig(SelectorKind.FIFO), 100, 1)
-    with pytest.raises(InvalidArgument, match="at most 8 dimensions"):
+    with pytest.raises(InvalidArgument, match=naming("8")):
         signature_like({"x": np.zeros((1,) * 9)})
 
 

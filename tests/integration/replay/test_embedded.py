@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.support.documented import run_example
+from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.waiting import WAIT_S
 from tidemill.errors import DataLoss, FatalError, InvalidArgument, Unavailable
@@ -64,9 +65,9 @@ def test_a_folder_keeps_the_tables(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as first:
         port = int(first.address.rpartition(":")[2])
         _write(first.address, 3)
-        with pytest.raises(FatalError, match="another replay service uses the log"):
+        with pytest.raises(FatalError, match=naming(tmp_path / "data", "storage.folder")):
             Server(tmp_path / "data")
-        with pytest.raises(FatalError, match=f"cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(FatalError, match=naming(f"127.0.0.1:{port}")):
             Server(port=port)
     with Server(tmp_path / "data", port) as second:
         assert second.address == first.address
@@ -83,7 +84,7 @@ def test_flush_says_what_a_restarted_server_has_lost() -> None:
     for number in range(100):
         writer.append(numbered_step(number))
     with Server(port=port) as second:
-        with pytest.raises(DataLoss, match="steps may be lost: the replay server at"):
+        with pytest.raises(DataLoss, match=naming(f"127.0.0.1:{port}")):
             writer.flush()
         stored = sum(_items(second.address))
         assert stored < 100
@@ -106,7 +107,7 @@ def test_priorities_of_a_heap_may_be_negative(tmp_path: Path, kind: SelectorKind
             batch = next(dataset)
             assert batch["number"][0, -1] == (2 if kind is SelectorKind.MAX_HEAP else 1)
             dataset.update_priorities(batch, [-2.5])
-            with pytest.raises(InvalidArgument, match=r"priorities\[0\] is -1e\+40, must be finite, -1e\+39 to 1e\+39"):
+            with pytest.raises(InvalidArgument, match=naming("priorities[0] -1e+40 finite -1e+39 1e+39")):
                 dataset.update_priorities(batch, [-1e40])
     highest = [3, 2, 0, 1] if kind is SelectorKind.MAX_HEAP else [0, 1, 3, 2]
     with (

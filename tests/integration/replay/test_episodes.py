@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S
 from tidemill.errors import InvalidArgument
@@ -118,5 +119,5 @@ def test_table_without_a_column_is_refused(server: LocalServer, tmp_path: Path) 
     """By name."""
     with ReplayWriter(server.address, _table({"observation": 0.0, "action": 0}), windows=ItemWindow(2)) as writer:
         writer.append({"observation": 0.0, "action": 0})
-    with pytest.raises(InvalidArgument, match=r"must have \['reward', 'terminated', 'truncated'\], too"):
+    with pytest.raises(InvalidArgument, match=naming("['reward', 'terminated', 'truncated']")):
         _episodes(server, tmp_path / "out")

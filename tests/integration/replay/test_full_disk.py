@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
 from tests.support.replay_log import RANKED, everything, kill, load, options, write
 from tests.support.replay_service import ServerProcess, open_appender, server_process
 from tests.support.replay_streams import make_chunk, make_items
@@ -70,9 +71,9 @@ def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path)
 @pytest.mark.parametrize(
     "chunk, message",
     [
-        (replace(make_chunk(0, 0, 4, 4), blocks=(b"x", b"y", b"z")), "column 'step' has 1 bytes"),
-        (make_chunk(0, 0, 8, 4), "leaves a gap"),
-        (replace(make_chunk(0, 0, 4, 4), step_count=9), "step_count is 9"),
+        (replace(make_chunk(0, 0, 4, 4), blocks=(b"x", b"y", b"z")), "column 'step' 1"),
+        (make_chunk(0, 0, 8, 4), "gap"),
+        (replace(make_chunk(0, 0, 4, 4), step_count=9), "step_count 9"),
     ],
 )
 def test_refused_message_leaves_no_trace_in_the_log(tmp_path: Path, chunk: Chunk, message: str) -> None:
@@ -84,7 +85,7 @@ def test_refused_message_leaves_no_trace_in_the_log(tmp_path: Path, chunk: Chunk
             assert appender.flush(WAIT_S)
             before = client.describe_table("t").log_bytes
             appender.append([chunk], [make_items(0, [(0, 0, 1)])])
-            with pytest.raises(TidemillError, match=message):
+            with pytest.raises(TidemillError, match=naming(message)):
                 appender.flush(WAIT_S)
         assert client.describe_table("t").log_bytes == before
         kill(server)

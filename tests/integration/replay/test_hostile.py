@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tests.support.replay_messages import field, opening
 from tests.support.replay_service import LocalServer, local_server, open_appender
 from tests.support.replay_streams import make_chunk, make_config, make_items
@@ -127,7 +128,7 @@ def test_priorities_of_a_long_list_are_checked_before_any_is_set(server: LocalSe
         before = table.counters.priority_updates
         with (
             open_channel(server.address) as channel,
-            pytest.raises(grpc.RpcError, match=r"priorities\[19999\] is -1e\+40"),
+            pytest.raises(grpc.RpcError, match=naming("priorities[19999] -1e+40")),
         ):
             replay_pb2_grpc.ReplayServiceStub(channel).UpdatePriorities(wrong, timeout=WAIT_S)
         assert table.counters.priority_updates == before

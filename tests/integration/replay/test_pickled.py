@@ -9,6 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
+from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S
@@ -44,6 +45,6 @@ def test_event_of_this_process_does_not_travel(server: LocalServer) -> None:
     """The error names the argument."""
     with (
         ReplayDataset(server.address, steps_table(), 1, create=True, stop=threading.Event()) as dataset,
-        pytest.raises(TypeError, match="a ReplayDataset with `stop` cannot be pickled"),
+        pytest.raises(TypeError, match=naming("ReplayDataset stop")),
     ):
         pickle.dumps(dataset)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.replay_service import server_process
 from tests.support.security import become
@@ -63,5 +64,5 @@ def test_each_brings_the_token_of_its_role(tmp_path: Path, monkeypatch: pytest.M
             ReplayDataset(server.address, "t", 1)
         become(monkeypatch)
         for tables in (table, "t"):
-            with pytest.raises(Unavailable, match="if it speaks TLS, set TIDEMILL_TLS_CA"):
+            with pytest.raises(Unavailable, match=naming("TLS TIDEMILL_TLS_CA")):
                 ReplayWriter(server.address, tables, timeout_s=0.5)

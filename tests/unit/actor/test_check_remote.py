@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.batches import CASES
+from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import SplitPolicy
@@ -29,13 +30,13 @@ def test_every_algorithm_is_split(name: str) -> None:
 def test_policy_without_the_two_methods_is_refused() -> None:
     """One's own algorithm may lack them; the message names them."""
     policy: Any = object()
-    with pytest.raises(ConfigError, match="'own' has no methods `forward` and `choose`"):
+    with pytest.raises(ConfigError, match=naming("'own' forward choose")):
         check_remote(policy, prioritized=False, max_policy_lag=-1, keeps_params=True, algorithm="own")
 
 
 def test_bound_on_the_policy_lag_is_refused() -> None:
     """The service takes each version as it comes."""
-    with pytest.raises(ConfigError, match=r"learner\.max_policy_lag is 2"):
+    with pytest.raises(ConfigError, match=naming("learner.max_policy_lag 2")):
         _check("dqn", max_policy_lag=2, keeps_params=True)
 
 
@@ -45,5 +46,5 @@ def test_priorities_that_need_parameters_ask_for_the_fallback(name: str, is_refu
     if not is_refused:
         _check(name, prioritized=True)
         return
-    with pytest.raises(ConfigError, match=r"set actor\.inference_fallback to 'local'"):
+    with pytest.raises(ConfigError, match=naming("actor.inference_fallback 'local'")):
         _check(name, prioritized=True)

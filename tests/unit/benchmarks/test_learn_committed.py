@@ -11,6 +11,7 @@ import pytest
 from benchmarks.learn.__main__ import _make, parser
 from benchmarks.learn.committed import read_committed
 from benchmarks.learn.report import write_report
+from tests.support.naming import naming
 from tests.unit.benchmarks.run_folders import add_test, make_run
 from tidemill.errors import ConfigError
 
@@ -64,7 +65,7 @@ def test_seeds_of_other_settings_are_refused(roots: tuple[Path, Path], config: s
     """They would not be one result; comments may differ."""
     write_report("task", runs_root=roots[0], results_root=roots[1])
     assert read_committed(roots[1] / "task", CONFIG.replace("as run", "said again"), [1])
-    with pytest.raises(ConfigError, match="other settings"):
+    with pytest.raises(ConfigError, match=naming("settings")):
         read_committed(roots[1] / "task", config, [1])
 
 
@@ -79,5 +80,5 @@ def test_result_with_a_peer_is_refused(roots: tuple[Path, Path]) -> None:
 def test_peer_of_the_new_seeds_alone_is_refused() -> None:
     """It would stand beside a mean over other seeds."""
     arguments = parser().parse_args(["configs/cartpole_dqn.yaml", "--extend", "--sb3", "folder"])
-    with pytest.raises(ConfigError, match="made whole"):
+    with pytest.raises(ConfigError, match=naming("--extend")):
         _make(arguments)

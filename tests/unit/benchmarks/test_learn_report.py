@@ -12,6 +12,7 @@ from benchmarks.learn.committed import read_committed
 from benchmarks.learn.curve import CURVE_COLUMNS
 from benchmarks.learn.ran import versions_to_test
 from benchmarks.learn.report import Document, write_report
+from tests.support.naming import naming
 from tests.unit.benchmarks.run_folders import COMMIT, add_test, make_run, store_params
 from tidemill.errors import NotFound
 
@@ -146,7 +147,7 @@ def test_peer_stands_beside_ours(roots: tuple[Path, Path]) -> None:
 
 def test_report_without_runs_is_refused(tmp_path: Path) -> None:
     """There is nothing to report, and the message names where it looked."""
-    with pytest.raises(NotFound, match="task has no run of the seeds 4"):
+    with pytest.raises(NotFound, match=naming("task seeds 4")):
         write_report("task", [4], runs_root=tmp_path, results_root=tmp_path)
 
 

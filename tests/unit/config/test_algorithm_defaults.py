@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.config.load import load, load_config
 from tidemill.config.sections import ReplayConfig, RunConfig
 from tidemill.errors import ConfigError
@@ -48,7 +49,7 @@ def test_what_is_said_stays() -> None:
     config = _read("--agent.algorithm", "ppo", "--agent.batch-size", "8", "--table.max-items", "64")
     agent: Any = config.agent
     assert (agent.batch_size, config.table.min_size, config.table.max_items) == (8, 8, 64)
-    with pytest.raises(ConfigError, match="set it to 'fifo'"):
+    with pytest.raises(ConfigError, match=naming("'fifo'")):
         _read("--agent.algorithm", "ppo", "--table.sampler", "uniform")
     assert load_config({"agent": {"algorithm": "ppo"}}).table.sampler == "fifo"
 
@@ -76,19 +77,19 @@ def test_preset_for_another_environment_loses_its_target(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     "text, line",
     [
-        ("agent: dqn", "agent is 'dqn', must be a mapping of settings, such as {algorithm: dqn}"),
-        ("run: {seed: 1}\nrun: {name: x}", "'run' is written twice"),
-        ("run: {seed: 1, seed: 2}", "'seed' is written twice"),
-        ("run: 3", "run is 3, must be a mapping of settings"),
-        ("agent: {lr: 1}", "unknown setting 'agent.lr'; here it is 'agent.learning_rate'"),
-        ("run: {total_timesteps: 1}", "unknown setting 'run.total_timesteps'; here it is 'run.max_env_steps'"),
-        ("run: {max_env_steps: 1.5}", "run.max_env_steps is 1.5, allowed: a whole number"),
+        ("agent: dqn", "agent 'dqn' {algorithm: dqn}"),
+        ("run: {seed: 1}\nrun: {name: x}", "'run'"),
+        ("run: {seed: 1, seed: 2}", "'seed'"),
+        ("run: 3", "run 3"),
+        ("agent: {lr: 1}", "'agent.lr' 'agent.learning_rate'"),
+        ("run: {total_timesteps: 1}", "'run.total_timesteps' 'run.max_env_steps'"),
+        ("run: {max_env_steps: 1.5}", "run.max_env_steps 1.5"),
     ],
 )
 def test_wrong_file_is_answered_in_a_line(tmp_path: Path, text: str, line: str) -> None:
     """Never by a traceback, and never by a part that is lost."""
     (tmp_path / "x.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=line.replace("{", r"\{")):
+    with pytest.raises(ConfigError, match=naming(line)):
         _read("--config", str(tmp_path / "x.yaml"))
 
 
@@ -112,7 +113,7 @@ def test_single_environment_explores_less_and_less(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", ["ppo", "impala", "pqn", "r2d2"])
 def test_refusal_of_lock_step_names_the_algorithms_that_can(algorithm: str) -> None:
     """It is not found out by trying."""
-    with pytest.raises(ConfigError, match=r"allows those .*: d4pg, ddpg, dqn, sac, sac_discrete, td3"):
+    with pytest.raises(ConfigError, match=naming("d4pg ddpg dqn sac sac_discrete td3")):
         _read("--agent.algorithm", algorithm, "--run.deterministic", "--run.max-learner-steps", "9")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.config.load import load, load_config
 from tidemill.config.sections import ActorConfig
 from tidemill.errors import ConfigError
@@ -35,24 +36,24 @@ def test_settings_that_fit_are_taken(algorithm: str) -> None:
     [
         (
             {"table": {"sampler": "prioritized"}},
-            "table.sampler is 'prioritized', but .*'ppo' learns .* set it to 'fifo'",
+            "table.sampler 'prioritized' 'ppo' 'fifo'",
         ),
-        ({"learner": {"updates_per_env_step": 0.5}}, r"updates_per_env_step is 0\.5, .* set it to 0"),
-        ({"table": {"chunk_length": 24}}, r"chunk_length is 24, but must divide agent.unroll \+ 1 \(32\)"),
-        ({"table": {"min_size": 5}}, r"min_size is 5, .* set it to agent.batch_size \(4\) or less"),
-        ({"table": {"max_items": 15}}, r"max_items is 15, .* four batches \(16\)"),
-        ({"learner": {"decode_threads": 2}}, "decode_threads is 2, but must be 1"),
-        ({"learner": {"batches_per_sample": 2}}, "batches_per_sample is 2, but must be 1"),
+        ({"learner": {"updates_per_env_step": 0.5}}, "updates_per_env_step 0.5 0"),
+        ({"table": {"chunk_length": 24}}, "chunk_length 24 agent.unroll 32"),
+        ({"table": {"min_size": 5}}, "min_size 5 agent.batch_size 4"),
+        ({"table": {"max_items": 15}}, "max_items 15 16"),
+        ({"learner": {"decode_threads": 2}}, "decode_threads 2 1"),
+        ({"learner": {"batches_per_sample": 2}}, "batches_per_sample 2 1"),
         (
             {"env": {"num_envs": 3}, "agent": {"batch_size": 4}},
-            "is 4 items per version, must be a multiple of the 3 environments",
+            "4 3",
         ),
         (
             {"launcher": {"actors": 2}, "agent": {"batch_size": 4}},
-            "must be a multiple of the 8 environments of all actors",
+            "8",
         ),
-        ({"agent": {"algorithm": "dqn", "unroll": None}}, "max_policy_lag is 0, but agent.algorithm 'dqn' learns from"),
-        ({"learner": {"max_policy_lag": -2}}, "max_policy_lag is -2, allowed: -1 or more"),
+        ({"agent": {"algorithm": "dqn", "unroll": None}}, "max_policy_lag 0 agent.algorithm 'dqn'"),
+        ({"learner": {"max_policy_lag": -2}}, "max_policy_lag -2 -1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changed: dict[str, dict[str, Any]], message: str) -> None:
@@ -60,12 +61,12 @@ def test_settings_that_do_not_fit_are_refused(changed: dict[str, dict[str, Any]]
     document = settings(**changed)
     if document["agent"]["unroll"] is None:
         del document["agent"]["unroll"]
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         load_config(document)
 
 
 def test_command_line_is_checked_as_a_whole() -> None:
     """An actor that is started by hand learns the same, once all of its settings are known."""
     words = ["--agent.algorithm", "ppo", "--table.sampler", "uniform"]
-    with pytest.raises(ConfigError, match="set it to 'fifo'"):
+    with pytest.raises(ConfigError, match=naming("'fifo'")):
         load(ActorConfig, words, prog="actor", description="")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.config.load import load
 from tidemill.config.presets import find_config, preset_names
 from tidemill.config.sections import RunConfig
@@ -36,7 +37,7 @@ def test_file_comes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_mistyped_preset_names_the_nearest() -> None:
     """And one that resembles none names the command that lists them."""
-    with pytest.raises(ConfigError, match="did you mean 'pendulum_sac'"):
+    with pytest.raises(ConfigError, match=naming("'pendulum_sac'")):
         find_config("pendulum_sack")
-    with pytest.raises(ConfigError, match="`tidemill configs` lists"):
+    with pytest.raises(ConfigError, match=naming("tidemill configs")):
         find_config("zzz")

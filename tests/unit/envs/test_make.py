@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tidemill.envs.atari_env import game_ids
 from tidemill.envs.make import make_env, spec_of
 from tidemill.envs.settings import EnvSettings
@@ -45,43 +46,43 @@ def test_kwargs_reach_the_environment() -> None:
 @pytest.mark.parametrize(
     "env_id, message",
     [
-        ("LunarLanderContinous-v3", "not a known environment; did you mean 'LunarLanderContinuous-v3'?"),
-        ("CartPole-v7", "not a known environment; did you mean 'CartPole-v1'?"),
-        ("Breakout-v5", "not a known environment; did you mean 'ALE/Breakout-v5'?"),
-        ("SpaceInvadersNoFrameskip-v5", "not a known environment; did you mean 'ALE/SpaceInvaders-v5'?"),
-        ("not an id", "env.id is 'not an id', which is not a known environment"),
-        ("ALE/Pung-v5", "not a known Atari game; did you mean 'ALE/Pong-v5'?"),
-        ("ALE/pong_v5", "not a known Atari game; did you mean 'ALE/Pong-v5'?"),
-        ("no_such_module:Env-v0", "No module named 'no_such_module': install it, or put it into /"),
-        (f"{HERE}:countin", "neither defines nor registers 'countin'; did you mean 'counting'?"),
-        (f"{HERE}:no_environment", "which made int, allowed: a gymnasium.Env"),
+        ("LunarLanderContinous-v3", "'LunarLanderContinuous-v3'"),
+        ("CartPole-v7", "'CartPole-v1'"),
+        ("Breakout-v5", "'ALE/Breakout-v5'"),
+        ("SpaceInvadersNoFrameskip-v5", "'ALE/SpaceInvaders-v5'"),
+        ("not an id", "env.id 'not an id'"),
+        ("ALE/Pung-v5", "'ALE/Pong-v5'"),
+        ("ALE/pong_v5", "'ALE/Pong-v5'"),
+        ("no_such_module:Env-v0", "'no_such_module'"),
+        (f"{HERE}:countin", "'countin' 'counting'"),
+        (f"{HERE}:no_environment", "gymnasium.Env"),
         (
             f"{HERE}:place",
-            r"^env.id is '.*:place', but observations of Discrete\(4\) are not an array.*; env.flatten makes",
+            "env.id place Discrete(4) array env.flatten",
         ),
         (
             f"{HERE}:sequence",
-            r"observations of Sequence\(.* are not an array .*; it takes an environment that returns one",
+            "Sequence array",
         ),
-        (f"{HERE}:unbounded", r"^env.id is '.*:unbounded', but .* have no bounds to scale \[-1, 1\] to"),
+        (f"{HERE}:unbounded", "env.id unbounded [-1, 1]"),
     ],
 )
 def test_id_that_cannot_be_played_is_refused_with_what_to_do(env_id: str, message: str) -> None:
     """The message names the id and the nearest known one, or what the environment lacks."""
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         make_env(EnvSettings(env_id), 1, training=True)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", f"{HERE}:counting"])
 def test_unknown_argument_is_refused_with_its_name(env_id: str) -> None:
     """An argument that the constructor does not know is named."""
-    with pytest.raises(ConfigError, match=rf"env.kwargs are {{'lenght': 3}}, which {env_id} refuses: .*lenght"):
+    with pytest.raises(ConfigError, match=naming("env.kwargs {'lenght': 3}", env_id, "'lenght'")):
         make_env(EnvSettings(env_id, {"lenght": 3}), 1, training=True)
 
 
 def test_batch_of_no_environments_is_refused() -> None:
     """A batch has at least one environment."""
-    with pytest.raises(ConfigError, match="num_envs is 0, allowed: at least 1"):
+    with pytest.raises(ConfigError, match=naming("num_envs 0 1")):
         make_env(EnvSettings("CartPole-v1"), 0, training=True)
 
 
@@ -94,7 +95,7 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "Needy-v0",
         gymnasium.envs.registration.EnvSpec("Needy-v0", entry_point="needs_something:Needy"),
     )
-    with pytest.raises(ConfigError, match=r"'Needy-v0', which needs a missing package: .*a_package_nobody_has"):
+    with pytest.raises(ConfigError, match=naming("'Needy-v0' a_package_nobody_has")):
         make_env(EnvSettings("Needy-v0"), 1, training=True)
     (tmp_path / "needs_mujoco.py").write_text("raise ImportError('MuJoCo is not installed, run `pip install x`')\n")
     needy = gymnasium.envs.registration.EnvSpec("Needy-v0", entry_point="needs_mujoco:Needy")
@@ -114,18 +115,18 @@ def test_every_single_player_game_that_gymnasium_knows_is_a_game_id() -> None:
 @pytest.mark.parametrize(
     "settings, message",
     [
-        (EnvSettings(f"{HERE}:sequence", flatten=True), "Sequence.* have no fixed size, and env.flatten needs one"),
+        (EnvSettings(f"{HERE}:sequence", flatten=True), "env.flatten"),
         (
             EnvSettings("CartPole-v1", observation_indices=(0, 4)),
-            r"env.observation_indices is \(0, 4\), but observations are Box.*\(4,\)",
+            "env.observation_indices (0, 4) Box (4,)",
         ),
         (
             EnvSettings(f"{HERE}:image", observation_indices=(0,)),
-            r"env.observation_indices is \(0,\), but .* positions in a vector",
+            "env.observation_indices (0,)",
         ),
     ],
 )
 def test_observation_that_cannot_be_made_as_asked_is_refused(settings: EnvSettings, message: str) -> None:
     """The message names the setting and the space."""
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         make_env(settings, 1, training=True)

@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from tests.support.naming import naming
 from tidemill.envs.batched_env import BatchedEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.errors import FatalError, InvalidArgument
@@ -19,13 +20,13 @@ from tidemill.observation_parts import stored
 _BYTES, _CLOCK, _CHOICE = spaces.Box(0, 255, (2, 2), np.uint8), spaces.Box(0, 2**40, (1,), np.int64), spaces.Discrete(4)
 
 _WRONG: list[tuple[gymnasium.Space[Any], Any, str]] = [
-    (_BYTES, np.full((2, 2), 0.7, np.float32), "float32 numbers from 0.69.* is stored as uint8.*0 to 255"),
-    (_BYTES, np.full((2, 2), np.nan), "float64 numbers from nan"),
-    (_BYTES, np.full((2, 2), -1), "int64 numbers from -1 to -1"),
-    (_BYTES, np.full((2, 2), 300), "int64 numbers from 300 to 300"),
-    (_BYTES, np.full((2, 2), 1j), "complex128 numbers"),
-    (_CLOCK, np.array([2**24 + 1]), "int64 numbers from 16777217.*is stored as float32"),
-    (_CLOCK, np.array(["noon"]), "stored as float32"),
+    (_BYTES, np.full((2, 2), 0.7, np.float32), "float32 uint8 0 255"),
+    (_BYTES, np.full((2, 2), np.nan), "float64 nan"),
+    (_BYTES, np.full((2, 2), -1), "int64 -1 -1"),
+    (_BYTES, np.full((2, 2), 300), "int64 300 300"),
+    (_BYTES, np.full((2, 2), 1j), "complex128"),
+    (_CLOCK, np.array([2**24 + 1]), "int64 16777217 float32"),
+    (_CLOCK, np.array(["noon"]), "float32"),
 ]
 _WRONG_CHOICES = [-1, 4, 7]
 
@@ -59,7 +60,7 @@ def test_number_of_another_kind_ends_the_actor(
 ) -> None:
     """The line says which environment, at which step, what came and what is allowed."""
     env = GymnasiumVectorEnv(lambda: _Says(space, value, at_reset=at_reset), 2)
-    with pytest.raises(FatalError, match=f"environment 0 at step {int(not at_reset)} .*{message}"):
+    with pytest.raises(FatalError, match=naming("environment 0", int(not at_reset), message)):
         _play(env)
 
 
@@ -70,7 +71,7 @@ def test_choice_that_its_space_lacks_ends_the_actor(value: int, *, at_reset: boo
     space = spaces.Dict({"a": spaces.Box(0, 1, (1,)), "b": _CHOICE})
     wrong = {"a": np.zeros(1, np.float32), "b": value}
     env = GymnasiumVectorEnv(lambda: _Says(space, wrong, at_reset=at_reset), 1)
-    with pytest.raises(FatalError, match=f"part 'b' of the observation with the value {value}, allowed: Discrete"):
+    with pytest.raises(FatalError, match=naming("part 'b' observation", value, "Discrete")):
         _play(env)
 
 
@@ -86,7 +87,7 @@ def test_batch_of_another_kind_ends_the_actor(space: gymnasium.Space[Any], value
         def reset(self, *, seed: object = None, options: object = None) -> tuple[Any, dict[str, Any]]:
             return np.array([value, value]), {}
 
-    with pytest.raises(FatalError, match=message):
+    with pytest.raises(FatalError, match=naming(message)):
         BatchedEnv(_Batch(), "a_test:make").reset(0)
 
 
@@ -118,5 +119,5 @@ def test_array_of_the_right_dtype_is_not_copied() -> None:
     """The usual case costs a comparison."""
     row = np.zeros(3, np.float32)
     assert stored(row, "float32") is row
-    with pytest.raises(InvalidArgument, match="speed of float64"):
+    with pytest.raises(InvalidArgument, match=naming("float64")):
         stored(np.array([0.5]), "uint8", "speed")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from tests.support.naming import naming
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.make import make_env, spec_of
 from tidemill.envs.observations import flattened, observation_format
@@ -92,11 +93,9 @@ def test_nested_observation_is_packed_like_the_environments() -> None:
     batch = {"camera": np.ones((4, 2, 3), np.uint8), "body": (np.full((4, 2), [1.0, 2.0]), np.full((4, 2), [0, 1]))}
     assert np.array_equal(packed(EXPECTED, batch), np.stack([single] * 4))
     assert packed(EXPECTED, single) is single
-    with pytest.raises(
-        InvalidArgument, match=r"with the parts \['camera'\], allowed: \['body__0', 'body__1', 'camera'\]"
-    ):
+    with pytest.raises(InvalidArgument, match=naming("['camera'] ['body__0', 'body__1', 'camera']")):
         packed(EXPECTED, {"camera": nested["camera"]})
-    with pytest.raises(InvalidArgument, match=r"part 'camera' of the observation has shape \(2,\), allowed: \(2, 3\)"):
+    with pytest.raises(InvalidArgument, match=naming("'camera' observation (2,) (2, 3)")):
         packed(EXPECTED, nested | {"camera": np.zeros(2)})
 
 
@@ -105,25 +104,24 @@ def test_number_that_is_not_finite_is_told_with_its_part() -> None:
     env = make_env(EnvSettings(PARTS, {"nan_step": 2}), 2, training=True)
     env.reset(0)
     env.step(np.zeros(2, np.int64))
-    message = r"environment 0 at step 2 of its episode returned a non-finite observation\.body__0: \[ 1\. nan\]"
-    with pytest.raises(FatalError, match=message):
+    with pytest.raises(FatalError, match=naming("environment 0 2 observation.body__0 [ 1. nan]")):
         env.step(np.zeros(2, np.int64))
 
 
 @pytest.mark.parametrize(
     "part, message",
     [
-        ({"a": spaces.Sequence(spaces.Discrete(2))}, r"part 'a' of .* has no fixed size"),
+        ({"a": spaces.Sequence(spaces.Discrete(2))}, "'a'"),
         (
             {"a.b": spaces.Discrete(2), "a_b": spaces.Discrete(2)},
-            r"part 'a_b' .* has the name of another in lower case",
+            "'a_b'",
         ),
-        ({"a" * 60: spaces.Discrete(2)}, r"which does not match \[a-z0-9_\]\{1,50\}"),
+        ({"a" * 60: spaces.Discrete(2)}, "[a-z0-9_]{1,50}"),
     ],
 )
 def test_parts_that_cannot_be_stored_are_refused(part: dict[str, gymnasium.Space[Any]], message: str) -> None:
     """With the part and the reason."""
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         observation_format(spaces.Dict(part))
 
 
@@ -141,10 +139,7 @@ class _Wrong(gymnasium.Env[Any, np.int64]):
 
 def test_missing_part_is_told_with_its_place() -> None:
     """Which parts came, and which are allowed."""
-    message = (
-        r"environment 0 at step 0 of its episode returned an observation with the parts \['a'\], allowed: \['a', 'b'\]"
-    )
-    with pytest.raises(FatalError, match=message):
+    with pytest.raises(FatalError, match=naming("environment 0 0 observation ['a'] ['a', 'b']")):
         GymnasiumVectorEnv(_Wrong, 1).reset(0)
 
 
@@ -173,9 +168,9 @@ def test_stack_of_vectors_is_what_the_learner_rebuilds() -> None:
 
 def test_stack_setting_is_for_others_than_our_games() -> None:
     """They have their own; and 17 are too many."""
-    with pytest.raises(ConfigError, match=r"allowed: 1 for an ALE/ game; set env\.frame_stack"):
+    with pytest.raises(ConfigError, match=naming("1 ALE/ env.frame_stack")):
         EnvSettings("ALE/Pong", observation_stack=2)
-    with pytest.raises(ConfigError, match="observation_stack is 17, allowed: 1 to 16"):
+    with pytest.raises(ConfigError, match=naming("observation_stack 17 1 16")):
         EnvSettings(PARTS, observation_stack=17)
 
 
@@ -212,5 +207,5 @@ def test_text_of_an_observation_is_left_out() -> None:
 
 def test_space_of_somebodys_own_is_refused_in_a_line() -> None:
     """By the setting that would flatten it, too."""
-    with pytest.raises(ConfigError, match=r"observations of .* have no fixed size"):
+    with pytest.raises(ConfigError, match=naming("env.flatten")):
         flattened(_WithText())

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.envs import HangingEnv
+from tests.support.naming import naming
 from tests.support.waiting import wait_until
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
@@ -136,5 +137,5 @@ def test_zero_watches_nothing() -> None:
     with EnvWatch(EnvSettings("x", step_timeout_s=0.0)) as watch:
         env = GymnasiumVectorEnv(HangingEnv, 1)
         assert watch.watched(env) is env
-    with pytest.raises(ConfigError, match=r"env\.step_timeout_s is -1"):
+    with pytest.raises(ConfigError, match=naming("env.step_timeout_s -1.0")):
         EnvSettings("x", step_timeout_s=-1.0)

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tidemill.errors import DataLoss
 from tidemill.params.version import ParamsMetadata, Version
-from tidemill.scores import Score, read_scores
+from tidemill.scores import COLUMNS, Score, read_scores
 from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
 from tidemill.services.evaluator.protocol import Evaluation
 
@@ -58,7 +59,7 @@ def test_log_refuses_a_file_of_something_else(tmp_path: Path) -> None:
     """Nothing is appended to a stranger's file, which stays as it is."""
     file = tmp_path / "scores.csv"
     file.write_text("a,b\n1,2\n")
-    with pytest.raises(DataLoss, match="does not start with the columns"):
+    with pytest.raises(DataLoss, match=naming(",".join(COLUMNS))):
         ScoreLog(file)
     assert file.read_text() == "a,b\n1,2\n"
 
@@ -67,7 +68,7 @@ def test_scores_name_the_line_that_is_none(tmp_path: Path) -> None:
     """A broken line in the middle is reported with its number."""
     file = tmp_path / "scores.csv"
     file.write_text(_HEADER + "1,2,3\n2.5,300,3000,3,25,1.5,0.25,-1.0,3.0\n")
-    with pytest.raises(DataLoss, match="line 2 is not a score"):
+    with pytest.raises(DataLoss, match=naming("line 2")):
         read_scores(file)
 
 

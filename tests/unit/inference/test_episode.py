@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.naming import naming
 from tidemill.errors import InvalidArgument
 from tidemill.inference.wire import Answer
 from tidemill.rl.agents.build import build_policy
@@ -95,7 +96,7 @@ def test_step_out_of_order_is_refused() -> None:
     episode = _episode()
     _play(episode, _seen(0))
     for wrong in (0, 2):
-        with pytest.raises(InvalidArgument, match=f"step is {wrong}, allowed: 1"):
+        with pytest.raises(InvalidArgument, match=naming("step", wrong, 1)):
             episode.see(_seen(wrong))
     assert _told(_play(episode, _seen(1, terminated=True))) == [(0.0, 1.0, "fe")]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.config.load import from_document
 from tidemill.config.sections import InferenceConfig
 from tidemill.errors import ConfigError
@@ -17,7 +18,7 @@ from tidemill.settings.check import is_safe_name
 def test_algorithm_of_rollouts_is_refused() -> None:
     """A program with its own main loop cannot wait for a version."""
     config = from_document(InferenceConfig, {"agent": {"algorithm": "ppo"}, "inference": {"simulators": 2}})
-    with pytest.raises(ConfigError, match=r"simulators is 2, but learner\.max_policy_lag is "):
+    with pytest.raises(ConfigError, match=naming("simulators 2 learner.max_policy_lag")):
         check_simulators(config)
     check_simulators(from_document(InferenceConfig, {"agent": {"algorithm": "dqn"}}))
 

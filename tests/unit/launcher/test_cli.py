@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.services.launcher import cli
@@ -241,5 +242,5 @@ def test_learner_of_status_and_ctl_may_be_a_variable(tmp_path: Path, monkeypatch
 
     assert target(None, None) == ("learner:7403", None)
     assert target(None, "127.0.0.1:1") == ("127.0.0.1:1", None)
-    with pytest.raises(ConfigError, match="no-run"):
+    with pytest.raises(ConfigError, match=naming("no-run")):
         target(tmp_path / "no-run", None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
@@ -80,7 +81,7 @@ def test_folder_that_holds_something_to_go_on_with_is_kept(tmp_path: Path, name:
     with RunFolder.create(_config(tmp_path), fresh=False) as folder:
         (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
         (folder.path / name).write_text(text)
-    with pytest.raises(AlreadyExists, match="already holds a run"):
+    with pytest.raises(AlreadyExists, match=naming("tidemill resume")):
         RunFolder.create(_config(tmp_path), fresh=False)
     assert (tmp_path / "lander" / name).read_text() == text
 
@@ -89,12 +90,12 @@ def test_folder_is_held_by_one_launcher_at_a_time(tmp_path: Path) -> None:
     """A second launcher is refused, also when it would move the folder away; afterwards it is free."""
     folder = RunFolder.create(_config(tmp_path), fresh=False)
     assert is_running(folder.path)
-    with pytest.raises(FailedPrecondition, match="is running"):
+    with pytest.raises(FailedPrecondition, match=naming("tidemill ctl stop")):
         RunFolder.open(folder.path)
-    with pytest.raises(FailedPrecondition, match="is running"):
+    with pytest.raises(FailedPrecondition, match=naming("tidemill ctl stop")):
         RunFolder.create(_config(tmp_path), fresh=False)
     _trained(folder.path)
-    with pytest.raises(FailedPrecondition, match="is running"):
+    with pytest.raises(FailedPrecondition, match=naming("tidemill ctl stop")):
         RunFolder.create(_config(tmp_path), fresh=True)
     folder.close()
     assert not is_running(folder.path)

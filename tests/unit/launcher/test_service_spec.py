@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.config.load import load, write_document
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import ActorConfig, ReplayConfig, RunConfig
@@ -121,7 +122,7 @@ def test_several_shards_are_processes_of_one_kind_with_an_address_each(tmp_path:
 def test_one_address_for_several_shards_is_refused(setting: str, server: ServerSettings) -> None:
     """They could not all listen there; the message says what to do."""
     config = RunConfig(replay=ReplaySettings(server=server, shards=2))
-    with pytest.raises(ConfigError, match=rf"replay.server.{setting} is '127.0.0.1:9001' and replay.shards is 2"):
+    with pytest.raises(ConfigError, match=naming(f"replay.server.{setting} '127.0.0.1:9001' replay.shards 2")):
         with_addresses(config, _SOCKETS)
 
 
@@ -190,13 +191,13 @@ def test_service_for_simulators_listens_where_other_programs_reach_it() -> None:
 @pytest.mark.parametrize(
     "started, address, message",
     [
-        (0, "127.0.0.1:7406", "inference.simulators is 2, but launcher.inference is 0: set it to 1"),
-        (2, "127.0.0.1:7406", "inference.simulators is 2, but launcher.inference is 2: set it to 1"),
-        (1, "127.0.0.1:0", "inference.server.address is '127.0.0.1:0', but simulators must know it"),
+        (0, "127.0.0.1:7406", "inference.simulators 2 launcher.inference 0 1"),
+        (2, "127.0.0.1:7406", "inference.simulators 2 launcher.inference 2 1"),
+        (1, "127.0.0.1:0", "inference.server.address '127.0.0.1:0'"),
     ],
 )
 def test_simulators_that_could_reach_nobody_are_refused(started: int, address: str, message: str) -> None:
     """Before anything is started."""
     settings = InferenceSettings(simulators=2, server=ServerSettings(address=address))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         check_addresses(RunConfig(inference=settings, launcher=LauncherSettings(inference=started)))

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
@@ -264,7 +265,7 @@ def test_connections_are_bounded(page: StatusPage) -> None:
 
 def test_port_that_is_taken_is_an_error(page: StatusPage) -> None:
     """It names the setting and how to do without the page."""
-    with pytest.raises(ConfigError, match=r"status_page_port is .*no-status-page"):
+    with pytest.raises(ConfigError, match=naming("launcher.status_page_port --launcher.no-status-page")):
         StatusPage(dict, {}, _control, port=page.port)
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Literal
@@ -15,6 +14,7 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
+from tests.support.naming import naming
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
@@ -438,6 +438,6 @@ def test_live_view_without_rich_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "tidemill.services.launcher.view.live")
     monkeypatch.setitem(sys.modules, "rich.console", None)
     live, plain = (RunConfig(launcher=LauncherSettings(view=view)) for view in ("live", "plain"))
-    with pytest.raises(ConfigError, match=f"rich.console is not installed, .* {re.escape(how_to_install('learn'))}"):
+    with pytest.raises(ConfigError, match=naming("rich.console", how_to_install("learn"))):
         make_view(live, io.StringIO())
     assert isinstance(make_view(plain, io.StringIO()), PlainView)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.support.naming import naming
 from tests.support.publishing import METADATA
 from tidemill.errors import InvalidArgument, ResourceExhausted
 from tidemill.params.blob import half, pack, unpack
@@ -54,22 +55,22 @@ def test_packing_is_repeatable() -> None:
 def test_size_limits_are_checked_first() -> None:
     """Too much to pack or unpack is refused with both sizes."""
     array = np.zeros(100, np.float32)
-    with pytest.raises(ResourceExhausted, match="400 bytes, allowed: 399"):
+    with pytest.raises(ResourceExhausted, match=naming("400 399")):
         pack({"w": array}, max_bytes=399)
-    with pytest.raises(ResourceExhausted, match="allowed: 400"):
+    with pytest.raises(ResourceExhausted, match=naming("400")):
         unpack(pack({"w": array}), max_bytes=400)
 
 
 @pytest.mark.parametrize("blob", [b"", b"12345678", b"\xff" * 64, (2**62).to_bytes(8, "little") + b"{}"])
 def test_bytes_of_something_else_are_invalid(blob: bytes) -> None:
     """A malformed file is an error in words, not a crash or a large allocation."""
-    with pytest.raises(InvalidArgument, match="not a safetensors file"):
+    with pytest.raises(InvalidArgument, match=naming("safetensors")):
         unpack(blob)
 
 
 def test_dtype_without_a_file_format_is_invalid() -> None:
     """Complex numbers are not parameters."""
-    with pytest.raises(InvalidArgument, match="cannot be stored"):
+    with pytest.raises(InvalidArgument, match=naming("safetensors")):
         pack({"w": np.array(["text"])})
 
 

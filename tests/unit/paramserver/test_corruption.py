@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
 from tests.support.publishing import OpenStore, names, publish, read, small_store
 from tidemill.errors import DataLoss
 from tidemill.params.document import seal, unseal
@@ -235,10 +236,10 @@ def test_version_corrupted_while_the_server_runs_is_not_served(tmp_path: Path, o
     publish(store, b"one")
     publish(store, b"two")
     _flip(tmp_path / "0000000001.full.safetensors")
-    with pytest.raises(DataLoss, match="does not match its SHA-256"):
+    with pytest.raises(DataLoss, match=naming("SHA-256")):
         read(store, 1)
     _tear(tmp_path / "0000000001.full.safetensors")
-    with pytest.raises(DataLoss, match="has 1 of 3 bytes"):
+    with pytest.raises(DataLoss, match=naming("1 3")):
         read(store, 1)
 
 

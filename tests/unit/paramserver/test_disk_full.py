@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
 from tests.support.publishing import OpenStore, names, publish, read
 from tidemill.errors import ResourceExhausted
 from tidemill.services.paramserver.version_store import VersionStore
@@ -84,7 +85,7 @@ def test_disk_filled_by_pieces_is_reported_at_the_piece(
         return path_open(path, *arguments, **named)  # type: ignore[call-overload]
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ResourceExhausted, match="disk is full"):
+    with pytest.raises(ResourceExhausted, match=naming("disk")):
         publish(store, b"new")
     monkeypatch.undo()
     assert publish(store, b"new").version == 2
@@ -109,7 +110,7 @@ def test_real_disk_without_space_refuses_and_recovers(small_disk: Path, open_sto
     filler = small_disk / "filler"
     filler.write_bytes(b"x" * 20_000)
     files = names(small_disk)
-    with pytest.raises(ResourceExhausted, match="disk is full"):
+    with pytest.raises(ResourceExhausted, match=naming("disk")):
         publish(store, b"b" * 80_000)
     assert names(small_disk) == files
     assert len(read(store, 1)) == 1000

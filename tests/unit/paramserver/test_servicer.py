@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.naming import naming
 from tests.support.publishing import NOON, OpenStore, request_of
 from tidemill.errors import Unavailable
 from tidemill.params.v1 import params_pb2 as pb
@@ -102,7 +103,7 @@ async def test_fetch_without_a_turn_in_time_is_unavailable(
     first: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)
     await anext(first)
     second: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)
-    with pytest.raises(Unavailable, match=r"paramserver\.max_fetch_bytes allows, 1,"):
+    with pytest.raises(Unavailable, match=naming("paramserver.max_fetch_bytes 1")):
         await anext(second)
     await first.aclose()
     writer.close()

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.naming import naming
 from tests.support.publishing import (
     METADATA,
     NOON,
@@ -126,7 +127,7 @@ def test_removed_versions_that_are_read_take_no_more_than_the_budget(tmp_path: P
         blobs += [store.open(number, Precision.FULL) for _ in range(2)]
     assert [blob.closed for blob in blobs] == [True] * 2 + [False] * 6
     assert [blob.read_disk(9) for blob in blobs[2:6:2]] == [b"22222", b"33333"]
-    with pytest.raises(Unavailable, match="version 1 was removed while it was read"):
+    with pytest.raises(Unavailable, match=naming("version 1")):
         blobs[0].read_disk(9)
     for blob in blobs:
         blob.close()
@@ -143,7 +144,7 @@ def test_old_versions_are_removed_but_tagged_ones_stay(tmp_path: Path, open_stor
     store.set_tag("best", 3)
     assert list(store.catalog.versions) == [3, 4]
     assert {name[:10] for name in names(tmp_path)} == {"0000000003", "0000000004"}
-    with pytest.raises(NotFound, match="no version 1"):
+    with pytest.raises(NotFound, match=naming("version 1")):
         store.open(1, Precision.FULL)
 
 
@@ -202,9 +203,9 @@ def test_request_beyond_the_limits_is_refused_before_its_bytes_are_taken(tmp_pat
     """One byte more than `max_blob_bytes`, or no full precision; the largest allowed is stored."""
     store = open_store(tmp_path, max_blob_bytes=5)
     fencing_token = store.acquire_fencing_token().fencing_token
-    with pytest.raises(ResourceExhausted, match=r"size_bytes is 6, allowed: .* 5"):
+    with pytest.raises(ResourceExhausted, match=naming("size_bytes 6 5")):
         store.check(request_of(b"123456", fencing_token=fencing_token))
-    with pytest.raises(InvalidArgument, match="full precision first"):
+    with pytest.raises(InvalidArgument, match=naming("encodings")):
         store.check(dataclasses.replace(request_of(b"1", b"2", fencing_token=fencing_token), encodings=()))
     assert store_request(store, request_of(b"12345", fencing_token=fencing_token), b"12345").version == 1
 
@@ -260,7 +261,7 @@ def test_pieces_may_be_cut_anywhere(cuts: list[int]) -> None:
 def test_folder_serves_one_server_only(tmp_path: Path, open_store: OpenStore) -> None:
     """A second server on the folder is refused until the first closes."""
     store = open_store(tmp_path)
-    with pytest.raises(FatalError, match="another parameter server uses"):
+    with pytest.raises(FatalError, match=naming(tmp_path)):
         open_store(tmp_path)
     store.close()
     open_store(tmp_path).close()
@@ -269,7 +270,7 @@ def test_folder_serves_one_server_only(tmp_path: Path, open_store: OpenStore) ->
 def test_folder_that_cannot_be_made_is_fatal(tmp_path: Path, open_store: OpenStore) -> None:
     """The message names the folder."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(FatalError, match=r"cannot use the folder .*file"):
+    with pytest.raises(FatalError, match=naming(tmp_path / "file")):
         open_store(tmp_path / "file" / "params")
 
 

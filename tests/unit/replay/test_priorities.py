@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.naming import naming
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender
@@ -78,7 +79,7 @@ def test_refusal_is_raised_by_the_next_call() -> None:
 
 def test_count_of_priorities_is_checked() -> None:
     """Before anything is sent."""
-    with pytest.raises(InvalidArgument, match="1 entries, must have 2"):
+    with pytest.raises(InvalidArgument, match=naming("1 2")):
         PrioritySender([_Table()]).send(KEYS, [1.0])
 
 

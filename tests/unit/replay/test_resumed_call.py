@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.naming import naming
 from tests.support.replay_messages import opening
 from tests.support.replay_streams import append, make_chunk, make_config, make_replay, open_streams
 from tests.unit.replay.log.logs import empty_replay
@@ -86,7 +87,7 @@ async def two_calls_of_one_epoch() -> list[int]:
     first = asyncio.create_task(converse(0, told))
     epoch = (await told.get()).epoch
     second = asyncio.create_task(converse(epoch, told))
-    with pytest.raises(Unavailable, match=f"another call has resumed epoch {epoch}"):
+    with pytest.raises(Unavailable, match=naming("epoch", epoch)):
         await asyncio.wait_for(first, _WAIT_S)
     answer = await told.get()
     assert answer.epoch == epoch

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tidemill.errors import DataLoss
 from tidemill.replay.sampling.shared_arrays import SharedArrays
 
@@ -52,7 +53,7 @@ def test_no_memory_is_taken_before_it_is_written(kept: SharedArrays) -> None:
 def test_arrays_beyond_the_end_are_refused(kept: SharedArrays) -> None:
     """To read there would end the process without a word."""
     kept.reserve((10,), _FLOATS)
-    with closing(SharedArrays(os.dup(kept.descriptor))) as other, pytest.raises(DataLoss, match="ends before"):
+    with closing(SharedArrays(os.dup(kept.descriptor))) as other, pytest.raises(DataLoss, match=naming("byte")):
         other.reserve((10_000,), _FLOATS)
 
 

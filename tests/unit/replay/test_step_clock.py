@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.errors import FailedPrecondition
 from tidemill.services.replay.admission import StepClock
 
@@ -35,11 +36,11 @@ async def test_count_that_has_passed_is_refused() -> None:
     """A call that comes too late, or is jumped over, is an error that says so."""
     count = 4
     clock = StepClock(lambda: count)
-    with pytest.raises(FailedPrecondition, match="at_step_count is 3, but the streams have 4 steps"):
+    with pytest.raises(FailedPrecondition, match=naming("at_step_count 3 4")):
         await clock.reach(3)
     late = asyncio.create_task(clock.reach(6))
     await asyncio.sleep(0)
     count = 7
     clock.advanced()
-    with pytest.raises(FailedPrecondition, match="at_step_count is 6, but the streams have 7 steps"):
+    with pytest.raises(FailedPrecondition, match=naming("at_step_count 6 7")):
         await late

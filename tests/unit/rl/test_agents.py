@@ -22,6 +22,7 @@ from tests.support.batches import (
     recurrent_state_size,
     sampled_batch,
 )
+from tests.support.naming import naming
 from tidemill.arrays import Array
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
@@ -285,22 +286,22 @@ def test_initial_priority_is_one_positive_number_an_environment(config: AgentCon
 @pytest.mark.parametrize(
     "config,env_spec,message",
     [
-        (TD3Config(), VECTOR, "'td3', but the environment's actions are discrete"),
-        (DQNConfig(), CONTINUOUS, "'dqn', but the environment's actions are continuous"),
-        (SACConfig(), VECTOR, "'sac', but the environment's actions are discrete"),
-        (SACConfig(network="mlp"), CONTINUOUS_PIXELS, r"'mlp', which takes vectors, but .* images \(84, 84\)"),
-        (TD3Config(network="mlp"), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
-        (DDPGConfig(network="mlp"), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
-        (D4PGConfig(network="mlp"), CONTINUOUS_PIXELS, "agent.network is 'mlp', which takes vectors"),
-        (DQNConfig(network="nature"), VECTOR, r"'nature', which takes images .* shape \(3,\).* mlp"),
-        (DQNConfig(network="nature"), EnvSpec((20, 84), "uint8", 4, 3), "at least 36x36"),
+        (TD3Config(), VECTOR, "'td3'"),
+        (DQNConfig(), CONTINUOUS, "'dqn' continuous"),
+        (SACConfig(), VECTOR, "'sac'"),
+        (SACConfig(network="mlp"), CONTINUOUS_PIXELS, "'mlp' (84, 84)"),
+        (TD3Config(network="mlp"), CONTINUOUS_PIXELS, "agent.network 'mlp'"),
+        (DDPGConfig(network="mlp"), CONTINUOUS_PIXELS, "agent.network 'mlp'"),
+        (D4PGConfig(network="mlp"), CONTINUOUS_PIXELS, "agent.network 'mlp'"),
+        (DQNConfig(network="nature"), VECTOR, "'nature' (3,) mlp"),
+        (DQNConfig(network="nature"), EnvSpec((20, 84), "uint8", 4, 3), "36x36"),
     ],
 )
 def test_algorithm_that_does_not_fit_the_environment_is_refused(
     config: AgentConfig, env_spec: EnvSpec, message: str
 ) -> None:
     """The message names the setting, its value and what the environment has."""
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         build_agent(config, env_spec)
 
 

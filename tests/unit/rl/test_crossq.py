@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.support.batches import CONTINUOUS, policy_input, random_batch
+from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.sac import SACAgent, SACPolicy
@@ -164,9 +165,9 @@ def test_running_statistics_correct_batches_after_the_warm_up() -> None:
 
 @pytest.mark.parametrize(
     "settings, message",
-    [({"actor_ema_decay": 0.9}, "actor_ema_decay is 0.9"), ({"crossq_warmup_updates": -1}, "crossq_warmup_updates")],
+    [({"actor_ema_decay": 0.9}, "actor_ema_decay 0.9"), ({"crossq_warmup_updates": -1}, "crossq_warmup_updates")],
 )
 def test_setting_that_does_not_fit_is_refused(settings: dict[str, Any], message: str) -> None:
     """By its name and value."""
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         _agent(**settings)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.batches import policy_input
+from tests.support.naming import naming
 from tests.unit.rl.test_dqn import CHAIN, chain_batch
 from tidemill.config.load import from_document, load
 from tidemill.config.sections import LearnerConfig, RunConfig
@@ -98,23 +99,23 @@ def test_documented_algorithm_is_configured_like_any_other() -> None:
     arguments = ["--agent.algorithm", NAME, "--agent.hidden-sizes", "8", "9"]
     learner = load(LearnerConfig, arguments, prog="learner", description="Trains.")
     assert learner.agent.hidden_sizes == (8, 9)  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"epsilon is 2\.0, but must be between 0 and 1"):
+    with pytest.raises(ConfigError, match=naming("epsilon 2.0 0 1")):
         from_document(RunConfig, {"agent": {"algorithm": NAME, "epsilon": 2.0}})
-    with pytest.raises(ConfigError, match="environment's actions are continuous"):
+    with pytest.raises(ConfigError, match=naming("continuous")):
         build_agent(run.agent, EnvSpec((3,), "float32", action_shape=(1,)))
 
 
 @pytest.mark.parametrize(
     "name,message",
     [
-        ("dqm", "agent.algorithm is 'dqm', allowed: .*did you mean 'dqn'"),
-        ("my_project.nothing", "importing my_project.nothing.config failed"),
-        ("tests.unit", "has no dataclass whose `algorithm` it is"),
+        ("dqm", "agent.algorithm 'dqm' 'dqn'"),
+        ("my_project.nothing", "my_project.nothing.config"),
+        ("tests.unit", "algorithm"),
     ],
 )
 def test_algorithm_that_is_not_there_is_refused(name: str, message: str) -> None:
     """The message says what was looked for."""
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         config_class(name)
 
 

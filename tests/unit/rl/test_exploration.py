@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tidemill.errors import InvalidArgument
 from tidemill.rl.exploration import ActorSlot, epsilon_ladder, epsilon_schedule
 
@@ -35,7 +36,7 @@ def test_actor_beyond_the_planned_number_shares_a_rung() -> None:
 
 def test_place_without_an_environment_is_refused() -> None:
     """The message shows the place."""
-    with pytest.raises(InvalidArgument, match="num_envs=0"):
+    with pytest.raises(InvalidArgument, match=naming("num_envs=0")):
         ActorSlot(num_envs=0)
 
 

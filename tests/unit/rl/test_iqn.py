@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.batches import policy_input
+from tests.support.naming import naming
 from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.errors import ConfigError
 from tidemill.rl import losses
@@ -139,5 +140,5 @@ def test_resumed_agent_draws_what_the_first_would_have() -> None:
 @pytest.mark.parametrize("extra, word", [({"compile": "default"}, "iqn"), ({"loss": "math:fsum"}, "levels")])
 def test_what_drawn_levels_do_not_go_with_is_refused(extra: dict[str, str], word: str) -> None:
     """Compiled passes, between which nothing is drawn, and a user's loss, which knows no levels."""
-    with pytest.raises(ConfigError, match=word):
+    with pytest.raises(ConfigError, match=naming(word)):
         DQNConfig(distribution="iqn", **extra)  # type: ignore[arg-type]

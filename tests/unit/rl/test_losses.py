@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tests.support.naming import naming
 from tidemill.rl import losses
 from tidemill.rl.agents import sac_heads
 from tidemill.rl.agents.dqn import gather_argmax
@@ -135,7 +136,7 @@ def test_targets_carry_no_gradient() -> None:
 
 def test_tensor_of_the_wrong_rank_is_refused_by_name() -> None:
     """Broadcasting [B, 1] against [B] would be a silent [B, B]."""
-    with pytest.raises(AssertionError, match="prediction must have rank 1"):
+    with pytest.raises(AssertionError, match=naming("prediction rank 1")):
         losses.td_loss(torch.zeros(2, 1), torch.zeros(2), torch.zeros(2), huber=True)
-    with pytest.raises(AssertionError, match="log_prob must have rank 1"):
+    with pytest.raises(AssertionError, match=naming("log_prob rank 1")):
         sac_heads.soft_target(torch.zeros(2), torch.zeros(2), torch.zeros(2, 2), torch.zeros(2, 1), torch.tensor(0.1))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.batches import COLOURS, IMAGE, random_batch
+from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn import build_network
@@ -125,7 +126,7 @@ def test_unknown_torso_is_refused_with_the_nearest_name() -> None:
     """The message names what there is."""
     with pytest.raises(
         ConfigError,
-        match=r"network is 'impla', but must be auto, one of data_efficient, impala, .*did you mean 'impala'",
+        match=naming("network 'impla' auto data_efficient impala 'impala'"),
     ):
         check_torso("impla")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.rl.action_noise import ActionNoise, NoiseConfig, OrnsteinUhlenbeck
 
@@ -102,5 +103,5 @@ def test_noise_follows_its_seed() -> None:
 )
 def test_noise_setting_out_of_range_is_refused(field: str, value: object) -> None:
     """The message names the field and the value."""
-    with pytest.raises(ConfigError, match=rf"noise.{field} is {value!r}, but must be "):
+    with pytest.raises(ConfigError, match=naming(f"noise.{field}", repr(value))):
         NoiseConfig(**{field: value})  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support.batches import policy_input
+from tests.support.naming import naming
 from tests.unit.rl.test_on_policy import CONTINUOUS, CPU, DISCRETE, GAMMA, STEPS, STREAMS, rollout
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_policy
@@ -182,5 +183,5 @@ def test_scaled_rewards_are_by_the_deviation_of_the_returns() -> None:
 
 def test_images_are_not_counted() -> None:
     """Their torsos scale them by what a byte can be."""
-    with pytest.raises(ConfigError, match="network is 'nature', but must be mlp, where normalize_observations is on"):
+    with pytest.raises(ConfigError, match=naming("network 'nature' mlp normalize_observations")):
         PPOConfig(network="nature", normalize_observations=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.batches import policy_input
+from tests.support.naming import naming
 from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tests.unit.rl.test_on_policy import DISCRETE, STEPS, STREAMS, rollout
 from tidemill.errors import ConfigError
@@ -119,5 +120,5 @@ def test_policy_explores_by_its_schedule() -> None:
 
 def test_continuous_actions_are_refused() -> None:
     """By the name of what fits."""
-    with pytest.raises(ConfigError, match=r"'pqn', but the environment's actions are continuous.*sac"):
+    with pytest.raises(ConfigError, match=naming("'pqn' continuous sac")):
         PQNConfig().validate_env(EnvSpec((3,), "float32", action_shape=(2,)))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tests.support.envs import RecallEnv
+from tests.support.naming import naming
 from tests.support.playing import play
 from tidemill.envs.make import spec_of
 from tidemill.envs.settings import EnvSettings
@@ -311,11 +312,11 @@ def test_without_an_lstm_nothing_of_it_is_there() -> None:
     agent = build_agent(PPOConfig(), DISCRETE, seed=0)
     assert agent.recurrent_state_size == 0
     assert {name.split(".")[0] for name in agent.policy_state()} == {"policy", "value"}
-    with pytest.raises(ConfigError, match=r"encoder_sizes is \(0,\), but must be positive sizes"):
+    with pytest.raises(ConfigError, match=naming("encoder_sizes (0,)")):
         IMPALAConfig(encoder_sizes=(0,))
-    with pytest.raises(ConfigError, match="lstm_size is -1, but must be 0 or more"):
+    with pytest.raises(ConfigError, match=naming("lstm_size -1 0")):
         IMPALAConfig(lstm_size=-1)
-    with pytest.raises(ConfigError, match=r"minibatches is 5, but must be at most batch_size \(4\): with an LSTM"):
+    with pytest.raises(ConfigError, match=naming("minibatches 5 batch_size 4 LSTM")):
         PPOConfig(lstm_size=8, minibatches=5)
 
 
@@ -370,5 +371,5 @@ def test_clip_falls_to_nothing_over_its_updates() -> None:
         constant.update(batch, torch.ones(STREAMS))
     assert clips == pytest.approx([0.2, 0.15, 0.1, 0.05, 0.0, 0.0])
     assert constant.clip == 0.2
-    with pytest.raises(ConfigError, match="clip_decay_updates is -1, but must be 0 or more"):
+    with pytest.raises(ConfigError, match=naming("clip_decay_updates -1 0")):
         PPOConfig(clip_decay_updates=-1)

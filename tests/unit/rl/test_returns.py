@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tidemill.rl.returns import NStep, n_step
 
 
@@ -81,5 +82,5 @@ def test_windows_of_a_batch_are_independent_and_typed() -> None:
 def test_arguments_of_different_shapes_are_refused() -> None:
     """A mistake in the caller stops at the border."""
     flags = np.zeros((1, 2), dtype=bool)
-    with pytest.raises(AssertionError, match="differ in shape"):
+    with pytest.raises(AssertionError, match=naming("reward terminated truncated")):
         n_step(np.zeros((1, 3), dtype=np.float32), flags, flags, gamma=0.9)

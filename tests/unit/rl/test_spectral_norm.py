@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.batches import policy_input, random_batch
+from tests.support.naming import naming
 from tests.unit.rl.test_networks import GRAY, generator, images
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
@@ -118,5 +119,5 @@ def test_policy_acts_with_what_the_learner_has() -> None:
 )
 def test_bad_setting_is_refused_by_its_name(name: str, value: object) -> None:
     """One line that says which, what it is and what it must be."""
-    with pytest.raises(ConfigError, match=rf"network_settings.*{name}"):
+    with pytest.raises(ConfigError, match=naming("network_settings", name)):
         build_torso("impala", GRAY, generator(), {name: value})  # type: ignore[dict-item]

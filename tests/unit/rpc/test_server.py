@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
+from tests.support.naming import naming
 from tests.support.waiting import wait_until
 from tidemill.errors import ConfigError, FatalError, InvalidArgument, NotFound, TidemillError
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -121,11 +122,11 @@ def test_request_that_is_no_message_is_invalid_and_told_once(
         stream: Any = channel.stream_stream(f"/{_SERVICE}/Sample")
         good = pb.SampleRequest(credit=7).SerializeToString()
         for _ in range(20):
-            with pytest.raises(InvalidArgument, match="the request's 3 bytes are not a message of"), translated():
+            with pytest.raises(InvalidArgument, match=naming("3")), translated():
                 call(b"\xff\xff\xff", timeout=5)
         answers = stream(iter([good, b"\xff\xff\xff"]), timeout=5)
         assert pb.SampleResponse.FromString(next(answers)).table_items == 7
-        with pytest.raises(InvalidArgument, match=f"not a message of {_SERVICE}/Sample"), translated():
+        with pytest.raises(InvalidArgument, match=naming(f"{_SERVICE}/Sample")), translated():
             next(answers)
         assert _check(channel, "") == health_pb2.HealthCheckResponse.NOT_SERVING
     assert _undecodable() - before == 21
@@ -156,7 +157,7 @@ def test_stream_that_fails_midway_delivers_what_came_before(server: BackgroundSe
         requests = iter([pb.SampleRequest(credit=1), pb.SampleRequest(credit=3)])
         responses = replay_pb2_grpc.ReplayServiceStub(channel).Sample(requests, timeout=5)
         assert next(responses).table_items == 1
-        with pytest.raises(InvalidArgument, match="credit is 3"), translated():
+        with pytest.raises(InvalidArgument, match=naming("credit 3")), translated():
             next(responses)
 
 
@@ -187,7 +188,7 @@ def test_port_in_use_is_an_error_that_says_so(server: BackgroundServer) -> None:
     address = server.start()
     with (
         BackgroundServer("second", ServerSettings(address=address)) as second,
-        pytest.raises(FatalError, match=f"cannot listen on {address}"),
+        pytest.raises(FatalError, match=naming(address)),
     ):
         second.start()
 
@@ -209,14 +210,14 @@ def test_loopback_address_needs_no_permission(address: str) -> None:
 def test_exposed_address_needs_permission(address: str) -> None:
     """Addresses that others reach are refused unless insecure is set."""
     check_exposure(address, insecure=True)
-    with pytest.raises(ConfigError, match="can be reached from other machines"):
+    with pytest.raises(ConfigError, match=naming("127.0.0.1")):
         check_exposure(address, insecure=False)
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:", "host:port"])
 def test_malformed_address_is_refused(address: str) -> None:
     """The message says what an address looks like."""
-    with pytest.raises(ConfigError, match="allowed: host:port"):
+    with pytest.raises(ConfigError, match=naming("host:port")):
         check_exposure(address, insecure=True)
 
 

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.support.naming import naming
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import InvalidArgument
 from tidemill.replay.shards.directory import ShardDirectory, is_sharded, resolve
@@ -61,7 +62,7 @@ def test_system_resolver_answers_with_every_address_once() -> None:
 @pytest.mark.parametrize("addresses", [[], [""], ["a:1", "a:1"], ["a:1", "dns:///b:1"]])
 def test_addresses_that_cannot_be_meant_are_refused(addresses: list[str]) -> None:
     """The message has them."""
-    with pytest.raises(InvalidArgument, match="addresses are"):
+    with pytest.raises(InvalidArgument, match=naming("addresses")):
         ShardDirectory(addresses)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.naming import naming
 from tests.support.replay_streams import make_config
 from tidemill.errors import FailedPrecondition, InvalidArgument
 from tidemill.replay.sampling.priority_calls import PriorityCalls
@@ -139,7 +140,7 @@ def test_refusal_is_raised_by_the_next_send() -> None:
 def test_priority_that_is_none_is_refused_by_place_and_value(value: float) -> None:
     """No shard gets any of the message."""
     first, second = _Shard(), _Shard()
-    with pytest.raises(InvalidArgument, match=rf"priorities\[1\] is {value}, must be finite and not negative"):
+    with pytest.raises(InvalidArgument, match=naming("priorities[1]", value)):
         made(first, second).send(keys((1, 0), (2, 1)), np.array([1.0, value]))
     assert not first.sent
     assert not second.sent

@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.support.naming import naming
 from tidemill import formats
 from tidemill.errors import FatalError, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
@@ -121,7 +122,7 @@ def test_older_fencing_token_writes_nothing_beside_a_newer_one(tmp_path: Path) -
     store = CheckpointStore(tmp_path, keep=9)
     store.write(_checkpoint(6, fencing_token=3))
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(StalePublisher, match="a checkpoint with fencing token 3, this learner has 2"):
+    with pytest.raises(StalePublisher, match=naming("fencing 3 learner 2")):
         store.write(_checkpoint(9, fencing_token=2))
     assert sorted(tmp_path.iterdir()) == before
 
@@ -233,13 +234,13 @@ def test_checkpoint_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: py
     store = CheckpointStore(tmp_path, keep=1)
     store.write(_checkpoint())
     monkeypatch.setattr(formats, "NEWEST", {**formats.NEWEST, formats.CHECKPOINT: 3})
-    with pytest.raises(FatalError, match=r"safetensors: format 4; this Tidemill reads up to 3: use a newer Tidemill"):
+    with pytest.raises(FatalError, match=naming("safetensors 4 3")):
         store.newest()
 
 
 def test_checkpoint_of_another_algorithm_is_refused() -> None:
     """The message names both algorithms and the way out."""
-    with pytest.raises(FatalError, match=r"holds dqn, this run trains sac: choose another run\.name"):
+    with pytest.raises(FatalError, match=naming("dqn sac run.name")):
         check_fits(Path("c/x"), _checkpoint(algorithm="dqn"), _checkpoint())
 
 

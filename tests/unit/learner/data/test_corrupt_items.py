@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.support.learner_decoder import LearnerDecoder
 from tests.support.learner_fakes import Clock, FakeAgent
+from tests.support.naming import naming
 from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss, Unavailable
 from tidemill.replay.batch import Blocks, SampledBatch
@@ -183,6 +184,6 @@ def test_sample_of_another_signature_is_still_an_error(table: Table) -> None:
     """No item of it could be trusted: a learner must not continue and empty the table."""
     sample = sample_with(set())
     short = dataclasses.replace(sample, blocks=(sample.blocks[0], Blocks(b"1234", sample.blocks[1].sizes)))
-    with pytest.raises(DataLoss, match="column 'reward' has 4 bytes where its signature says 96"):
+    with pytest.raises(DataLoss, match=naming("column 'reward' 4 96")):
         decoder_of(table.delete).decode(short, 7.0)
     assert not table.removed

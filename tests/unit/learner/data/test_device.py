@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
+from tests.support.naming import naming
 from tidemill.config.load import from_document
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import named_device
@@ -61,7 +62,7 @@ def test_machine_without_a_gpu_computes_on_its_cpu(name: str, monkeypatch: pytes
 def test_gpu_that_is_not_there_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the setting and how many there are."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ConfigError, match=rf"learner\.device is '{name}', but torch finds 0 GPUs"):
+    with pytest.raises(ConfigError, match=naming("learner.device", f"'{name}'", "0 GPUs")):
         resolve_device(name)
 
 
@@ -141,7 +142,7 @@ def test_learner_without_a_gpu_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_misspelt_device_is_told() -> None:
     """With the names that are allowed."""
-    with pytest.raises(ConfigError, match=r"learner\.device is 'gpu', allowed: auto, cpu, cuda or cuda:N"):
+    with pytest.raises(ConfigError, match=naming("learner.device 'gpu' auto cpu cuda cuda:N")):
         resolve_device("gpu")
 
 

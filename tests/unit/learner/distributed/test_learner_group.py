@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.learner_fakes import Clock, FakeAgent, FakePriorities, FakeSource
+from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal, draw_uniform
@@ -185,7 +186,7 @@ def test_torchrun_says_which_machine_it_is_and_how_many_ranks_it_has() -> None:
 
 def test_batch_that_cannot_be_shared_is_refused() -> None:
     """The message names both numbers."""
-    with pytest.raises(ConfigError, match="batch_size is 32, which 3 learners cannot share evenly"):
+    with pytest.raises(ConfigError, match=naming("batch_size 32 3")):
         RankInfo(0, 3, 0).local_batch_size(SACConfig(batch_size=32))
 
 
@@ -193,13 +194,13 @@ def test_share_that_gives_a_minibatch_no_item_is_refused() -> None:
     """PPO with an LSTM has whole items in a minibatch; with fewer of them there would be fewer gradient steps."""
     recurrent = PPOConfig(batch_size=8, minibatches=4, lstm_size=16)
     assert RankInfo(0, 2, 0).local_batch_size(recurrent) == 4
-    with pytest.raises(ConfigError, match=r"4 learners take 2 of agent.batch_size each, and then .*minibatches is 4"):
+    with pytest.raises(ConfigError, match=naming("4 2 agent.batch_size 4")):
         RankInfo(0, 4, 0).local_batch_size(recurrent)
 
 
 def test_ranks_cannot_all_be_sent_to_one_gpu() -> None:
     """A device with a number is for a learner alone."""
-    with pytest.raises(ConfigError, match="'cuda:0', which 2 learners cannot share"):
+    with pytest.raises(ConfigError, match=naming("'cuda:0' 2")):
         resolve_device("cuda:0", RankInfo(0, 2, 0))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.naming import naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.unit.replay.log.logs import Log, open_log
 from tidemill.errors import DataLoss
@@ -187,7 +188,7 @@ def test_draw_with_a_seed_is_refused_once_a_chunk_was_corrupt(log: Log) -> None:
     corrupt(log, oldest)
     assert any(step < 4 for _, *steps in steps_of(before) for step in steps), "the seed must draw the corrupt chunk"
     for _ in range(2):
-        with pytest.raises(DataLoss, match=r"table 't' has lost 6 items, .* start the run from scratch"):
+        with pytest.raises(DataLoss, match=naming("table 't' 6")):
             read(log, 400, False, seed=3)
     assert len(read(log, 400, False).keys) == 400
 

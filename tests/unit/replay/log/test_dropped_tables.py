@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.unit.replay.log.logs import Log, open_log, sample_all
 from tidemill.errors import NotFound
@@ -105,6 +106,6 @@ def test_a_writer_of_a_dropped_table_is_told(tmp_path: Path) -> None:
     session = open_streams(log.replay, "actor", tables=("a", "b"))
     write(log, session)
     log.replay.drop_table(log.replay.find("a"))
-    with pytest.raises(NotFound, match="table 'a' was dropped"):
+    with pytest.raises(NotFound, match=naming("table 'a'")):
         write(log, session, 8)
     assert log.replay.find("b").size == 8

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.naming import naming
 from tidemill.errors import FatalError
 from tidemill.services.replay.log.frame import (
     FORMAT,
@@ -147,7 +148,7 @@ def test_only_a_file_of_another_format_is_refused_for_its_format() -> None:
     for data in (preamble(MARK), preamble(MARK)[:-1], bytes(100)):
         check_format(data, "here")
     other = preamble(MARK).replace(struct.pack("<I", FORMAT), struct.pack("<I", FORMAT + 1))
-    with pytest.raises(FatalError, match=f"here: format {FORMAT + 1}; this Tidemill reads up to {FORMAT}"):
+    with pytest.raises(FatalError, match=naming("here", FORMAT, FORMAT + 1)):
         check_format(other, "here")
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.naming import naming
 from tests.support.replay_streams import (
     FIFO,
     UNIFORM,
@@ -185,9 +186,9 @@ def test_sampled_age_counts_the_items_inserted_after() -> None:
 def test_batch_that_a_full_table_cannot_serve_is_refused() -> None:
     """A batch of 9 from a queue of at most 8 items, or 9 distinct ones, would wait forever."""
     _, table, _ = filled(make_config(max_items=8, max_times_sampled=1), 4)
-    with pytest.raises(InvalidArgument, match="batch_size is 9"):
+    with pytest.raises(InvalidArgument, match=naming("batch_size 9")):
         table.check_batch_size(9, without_replacement=False)
-    with pytest.raises(InvalidArgument, match="batch_size is 9"):
+    with pytest.raises(InvalidArgument, match=naming("batch_size 9")):
         table.check_batch_size(9, without_replacement=True)
     table.check_batch_size(8, without_replacement=True)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launched import ROOT
+from tests.support.naming import naming
 from tidemill.errors import DataLoss
 from tidemill.services.tools.sweep.journal import Journal, Trial
 from tidemill.services.tools.sweep.plan import Sweep, SweepSettings
@@ -55,7 +56,7 @@ def test_journal_of_something_else_is_refused(tmp_path: Path, line: str) -> None
     """The file and the line are named."""
     file = tmp_path / "trials.jsonl"
     file.write_text(line + "\n")
-    with pytest.raises(DataLoss, match=r"trials\.jsonl, line 1 is not a sweep record"):
+    with pytest.raises(DataLoss, match=naming("trials.jsonl 1")):
         Journal(file)
     assert file.read_text() == line + "\n"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.naming import naming
 from tidemill.config.load import load_config
 from tidemill.errors import ConfigError
 from tidemill.services.tools.sweep.plan import merged, read_sweep
@@ -44,31 +45,31 @@ def test_grid_has_as_many_trials_as_combinations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"base": None}, "base is '', allowed: the name of a preset"),
-        ({"base": "cartpole_dqm"}, "did you mean 'cartpole_dqn'"),
-        ({"metod": "grid"}, "unknown setting 'metod'; did you mean 'method'"),
-        ({"method": "bayes"}, "method is 'bayes', allowed: one of 'grid', 'random', 'tpe'"),
-        ({"trials": 0}, "trials is 0, allowed: at least 1"),
-        ({"seeds": [1, 1]}, "seeds is .*, allowed: different numbers"),
-        ({"space": {"agent.learning_rat": [1]}}, "unknown setting 'agent.learning_rat'; did you mean"),
-        ({"space": {"agent.gamma": {"uniform": [0.9, 1.5]}}}, "gamma is 1.5"),
-        ({"space": {"agent.n_step": [1, 0, 2]}, "method": "grid"}, "n_step is 0"),
-        ({"space": {"run.seed": [1, 2]}}, "run.seed: the sweep's own; seeds are listed by its setting `seeds`"),
-        ({"settings": {"run.target_return": None, "run.max_wall_s": 0}}, "a run would never end"),
-        ({"share_replay": True, "space": {"replay.max_streams": [1, 2]}}, "replay.max_streams: with share_replay"),
-        ({"share_replay": True, "space": {"table.name": ["a", "b"]}}, "table.name: with share_replay the same for all"),
-        ({"share_replay": True, "settings": {"replay.shards": 2}}, "replay.shards is 2, allowed: 1 with share_replay"),
+        ({"base": None}, "base ''"),
+        ({"base": "cartpole_dqm"}, "'cartpole_dqn'"),
+        ({"metod": "grid"}, "'metod' 'method'"),
+        ({"method": "bayes"}, "method 'bayes' 'grid' 'random' 'tpe'"),
+        ({"trials": 0}, "trials 0 1"),
+        ({"seeds": [1, 1]}, "seeds"),
+        ({"space": {"agent.learning_rat": [1]}}, "'agent.learning_rat'"),
+        ({"space": {"agent.gamma": {"uniform": [0.9, 1.5]}}}, "gamma 1.5"),
+        ({"space": {"agent.n_step": [1, 0, 2]}, "method": "grid"}, "n_step 0"),
+        ({"space": {"run.seed": [1, 2]}}, "run.seed seeds"),
+        ({"settings": {"run.target_return": None, "run.max_wall_s": 0}}, "run.max_env_steps"),
+        ({"share_replay": True, "space": {"replay.max_streams": [1, 2]}}, "replay.max_streams share_replay"),
+        ({"share_replay": True, "space": {"table.name": ["a", "b"]}}, "table.name share_replay"),
+        ({"share_replay": True, "settings": {"replay.shards": 2}}, "replay.shards 2 1 share_replay"),
     ],
 )
 def test_wrong_file_is_refused_before_any_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     """With the name of what is wrong."""
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         read_sweep(_written(tmp_path, changes))
 
 
 def test_file_that_is_not_there_is_named_as_what_was_given(tmp_path: Path) -> None:
     """It is no --config, and no config is proposed for it."""
-    with pytest.raises(ConfigError, match=r"^cannot read the sweep's FILE '.*/space.yaml': No such file or directory$"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / "space.yaml")):
         read_sweep(tmp_path / "space.yaml")
 
 
