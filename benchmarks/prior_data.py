@@ -58,7 +58,9 @@ def main() -> None:
                     curves[kind].append(_curve(cluster.folder))
                     print(f"seed {seed}, {kind}: {curves[kind][-1][-1]}", flush=True)
     rows = [_row(kind, options.seeds, curves[kind]) for kind in kinds]
-    rows.append({"name": "demonstrations", "episodes": options.episodes, "steps": steps, "mean": round(shown, 1)})
+    rows.append(
+        {"name": "demonstrations", "episodes": options.episodes, "steps": steps, "mean": round(float(shown), 1)}
+    )
     if options.dry_run:
         for each in rows:
             print(each)
