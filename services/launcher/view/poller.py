@@ -67,7 +67,9 @@ class StatusPoller:
         """
         self._client = LearnerClient(config.cluster.learner, deadline_s=_DEADLINE_S)
         self._tables = ReplayTables(config.cluster.replay)
-        self._tracker = WarningTracker(folder, config.learner.publish_every)
+        waits_for_simulators = config.inference.simulators and not config.launcher.actors
+        simulators_at = config.inference.server.address if waits_for_simulators else ""
+        self._tracker = WarningTracker(folder, config.learner.publish_every, simulators_at)
         self._folder, self._scores_file = folder, folder / "scores.csv"
         self._processes = processes
         self._env_rate = RateMeter()

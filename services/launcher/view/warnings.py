@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidemill.learner.status import LearnerStatus
+from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.replay.table_config import TableDescription
 
 FULL_BYTES = 32 * 2**20
@@ -45,9 +45,16 @@ class ClusterSample:
 class WarningTracker:
     """Warns of problems of a run. Services that wait for each other are its normal state, which gets no warning."""
 
-    def __init__(self, folder: Path, publish_every: int) -> None:
-        """Know the run's folder and after how many updates the learner publishes."""
-        self._folder, self._publish_every = folder, publish_every
+    def __init__(self, folder: Path, publish_every: int, simulators_at: str = "") -> None:
+        """Take the settings of a run.
+
+        Args:
+            folder: Of the run.
+            publish_every: Updates after which the learner publishes.
+            simulators_at: Where simulators connect, in a run that has no actors; empty for any other.
+        """
+        self._folder, self._publish_every, self._simulators_at = folder, publish_every, simulators_at
+        self._played = (-1, 0.0)  # env steps, and when there was the last one
         self._env_failed = (0, 0.0)  # failures so far, and when there was the last one
         self._published = (0, 0, 0.0)  # newest version, updates and time when it was first seen
 
@@ -63,6 +70,7 @@ class WarningTracker:
             found += [
                 self._checkpoint(sample.learner),
                 self._params(sample.learner, now_s),
+                self._simulators(sample.learner, now_s),
             ]
         found.append(self._env_failures(sample.env_failures, now_s))
         return tuple(line for line in found if line)
@@ -101,6 +109,17 @@ class WarningTracker:
         return (
             f"no parameters were published for {now_s - seen_s:.0f} s and {late:,} updates: actors act by version "
             f"{version}; see {self._folder / 'logs' / 'paramserver.log'}"
+        )
+
+    def _simulators(self, learner: LearnerStatus, now_s: float) -> str:
+        steps, seen_s = self._played
+        if learner.env_steps != steps:
+            self._played = steps, seen_s = learner.env_steps, now_s
+        if not self._simulators_at or learner.state is not LearnerState.WAITING or now_s - seen_s < _STALE_S:
+            return ""
+        return (
+            f"no simulator has played for {now_s - seen_s:.0f} s, and the learner waits for data: simulators connect "
+            f"to {self._simulators_at}"
         )
 
     def _env_failures(self, counts: Mapping[str, int], now_s: float) -> str:

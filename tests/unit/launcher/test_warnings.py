@@ -67,6 +67,21 @@ def test_environments_that_fail_are_told_for_ten_minutes(tracker: WarningTracker
     assert len(tracker.warnings(replace(_WELL, env_failures={"raised": 3, "hung": 1}), 607.0)) == 1
 
 
+def test_run_whose_simulators_do_not_play_says_where_they_connect() -> None:
+    """After half a minute in which the learner waits; not if it has data, nor in a run with actors."""
+    tracker = WarningTracker(Path("runs/lander"), publish_every=100, simulators_at="127.0.0.1:7406")
+    waits = replace(_WELL, learner=replace(_LEARNER, state=LearnerState.WAITING, env_steps=0))
+    assert tracker.warnings(waits, 10.0) == ()
+    assert tracker.warnings(waits, 39.0) == ()
+    (line,) = tracker.warnings(waits, 40.0)
+    assert "no simulator has played for 30 s" in line
+    assert "simulators connect to 127.0.0.1:7406" in line
+    assert tracker.warnings(replace(waits, learner=replace(_LEARNER, env_steps=5)), 41.0) == ()
+    has_actors = WarningTracker(Path("runs/lander"), publish_every=100)
+    for now_s in (0.0, 60.0):
+        assert has_actors.warnings(waits, now_s) == ()
+
+
 def test_services_that_wait_for_each_other_are_the_normal_state(tracker: WarningTracker) -> None:
     """Whichever side sets the pace, the rate limiter holds back the other one: nothing is wrong."""
     for now_s in range(90):
