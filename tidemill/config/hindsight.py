@@ -71,7 +71,8 @@ def check_hindsight(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
     if window.stride != 1 or window.keep_all or window.history:
         raise ConfigError(
             f"table.hindsight is {table.hindsight:g}, but agent.algorithm {agent.algorithm!r} learns from sequences: "
-            "goals are relabelled for algorithms of single transitions, such as sac, td3, ddpg and dqn"
+            "goals are relabelled for algorithms of single transitions, such as sac, td3, ddpg and dqn, with "
+            "agent.lstm_size 0"
         )
     if window.steps != 1:
         raise ConfigError(

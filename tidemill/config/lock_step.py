@@ -133,6 +133,11 @@ def _check_agent(agent: Any) -> None:  # noqa: ANN401 - the settings of any algo
     reason = "each item once" if isinstance(agent, LearnsOnPolicy) else "sequences"
     if not _may_lock_step(agent):
         allowed = ", ".join(name for name in algorithms() if _may_lock_step(config_class(name)()))
+        if agent.algorithm in allowed.split(", ") and (lstm_size := getattr(agent, "lstm_size", 0)):
+            raise ConfigError(
+                f"agent.lstm_size is {lstm_size}, with which {agent.algorithm!r} learns from sequences, but must be 0 "
+                "with run.deterministic"
+            )
         raise ConfigError(
             f"agent.algorithm is {agent.algorithm!r}, which learns from {reason}; run.deterministic allows those that "
             f"draw single transitions from a replay table: {allowed}"
@@ -140,7 +145,8 @@ def _check_agent(agent: Any) -> None:  # noqa: ANN401 - the settings of any algo
 
 
 def _may_lock_step(agent: AgentConfig) -> bool:
-    return not isinstance(agent, LearnsOnPolicy) and agent.window(1).stride == 1
+    window = agent.window(1)
+    return not isinstance(agent, LearnsOnPolicy) and window.stride == 1 and window.history == 0
 
 
 def _check_cluster(cluster: ClusterSettings, launcher: LauncherSettings | None, replay: Any) -> None:  # noqa: ANN401

@@ -49,6 +49,7 @@ def test_first_priority_is_of_the_transition_alone() -> None:
     [
         ({"agent": {"algorithm": "dqn"}}, "agent.n_step 3 1 table.hindsight"),
         ({"agent": {"algorithm": "r2d2"}}, "'r2d2'"),
+        ({"agent": {"algorithm": "sac", "lstm_size": 8}}, "'sac' agent.lstm_size 0"),
         ({"agent": DQN, "env": {"vector": "a:b"}}, "env.vector 'a:b' table.hindsight"),
         ({"agent": DQN, "table": {"hindsight": 1.5}}, "table.hindsight 1.5 0 1"),
         ({"agent": DQN, "table": {"hindsight_steps": 0}}, "table.hindsight_steps 0 1 10000"),

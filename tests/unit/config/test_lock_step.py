@@ -64,6 +64,8 @@ def test_settings_that_fit_are_taken(changed: dict[str, dict[str, Any]]) -> None
         ({"env": {"isolate": True}}, "env.isolate run.deterministic"),
         ({"table": {"sampler": "fifo"}}, "table.sampler 'fifo' 'uniform' 'prioritized'"),
         ({"agent": {"algorithm": "r2d2"}}, "agent.algorithm 'r2d2'"),
+        ({"agent": {"algorithm": "sac", "lstm_size": 8}}, "agent.lstm_size 8 'sac' 0"),
+        ({"agent": {"algorithm": "td3", "lstm_size": 8, "period": 1}}, "agent.lstm_size 8 'td3' 0"),
         ({"replay": {"shards": 2}}, "2 replay.shards 1"),
         ({"cluster": {"replay": ["a:1", "b:1"]}}, "2 a:1 b:1"),
         ({"cluster": {"replay": ["dns:///a:1"]}}, "dns:///a:1 run.deterministic"),
