@@ -91,13 +91,14 @@ class SnapshotHistory:
     by the training thread alone.
     """
 
-    def __init__(self, take_snapshot: Callable[[], LearnerSnapshot]) -> None:
+    def __init__(self, take_snapshot: Callable[[], LearnerSnapshot], max_bytes: int = MAX_BYTES) -> None:
         """Start empty.
 
         Args:
             take_snapshot: Returns a copy of the present state.
+            max_bytes: Bytes that the snapshots may take.
         """
-        self._take_snapshot = take_snapshot
+        self._take_snapshot, self._max_bytes = take_snapshot, max_bytes
         self._snapshots: dict[int, LearnerSnapshot] = {}
         self._capacity = 0
 
@@ -109,7 +110,7 @@ class SnapshotHistory:
         """
         snapshot = self._take_snapshot()
         self._capacity = self._capacity or max(
-            _MIN_SNAPSHOTS, min(_MAX_SNAPSHOTS, MAX_BYTES // max(snapshot.size_bytes, 1))
+            _MIN_SNAPSHOTS, min(_MAX_SNAPSHOTS, self._max_bytes // max(snapshot.size_bytes, 1))
         )
         self._snapshots.pop(snapshot.learner_steps, None)  # so that it is the newest
         self._snapshots[snapshot.learner_steps] = snapshot

@@ -26,8 +26,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     """Answers the callers of `LearnerService`; runs on the server's own thread."""
 
-    def __init__(self, control: Control, status: Callable[[], LearnerStatus]) -> None:
-        self._control, self._status = control, status
+    def __init__(
+        self,
+        control: Control,
+        status: Callable[[], LearnerStatus],
+        checkpoint_timeout_s: float = CHECKPOINT_TIMEOUT_S,
+    ) -> None:
+        self._control, self._status, self._checkpoint_timeout_s = control, status, checkpoint_timeout_s
 
     def add_to(self, server: RpcServer) -> None:
         """Serve this API, with health and reflection."""
@@ -52,10 +57,10 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         """Write a checkpoint between two steps and answer when it is on disk."""
         future = asyncio.wrap_future(self._control.request_checkpoint())
         try:
-            saved = await asyncio.wait_for(future, CHECKPOINT_TIMEOUT_S)
+            saved = await asyncio.wait_for(future, self._checkpoint_timeout_s)
         except TimeoutError as error:
             raise Unavailable(
-                f"no checkpoint within {CHECKPOINT_TIMEOUT_S:g} s; the learner may be starting"
+                f"no checkpoint within {self._checkpoint_timeout_s:g} s; the learner may be starting"
             ) from error
         return pb.SaveCheckpointResponse(path=saved.path, learner_steps=saved.learner_steps)
 

@@ -64,6 +64,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         metrics: Metrics,
         *,
         max_fetch_bytes: int,
+        fetch_timeout_s: float = FETCH_SLOT_TIMEOUT_S,
     ) -> None:
         """Create the servicer.
 
@@ -74,9 +75,11 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             metrics: Counts every call.
             max_fetch_bytes: Half of it is for what is on its way to readers, and so bounds how many there are at a
                 time; the other half is the store's.
+            fetch_timeout_s: Longest wait of a fetch for that memory.
         """
         self._max_fetches = max(max_fetch_bytes // 2 // FETCH_BYTES, 1)
         self._fetch_slots = asyncio.Semaphore(self._max_fetches)
+        self._fetch_timeout_s = fetch_timeout_s
         self._store, self._writer, self._notifier, self._metrics = store, writer, notifier, metrics
 
     def add_to(self, server: RpcServer) -> None:
@@ -159,12 +162,12 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
     async def _fetch_slot(self) -> AsyncIterator[None]:
         """Wait until there is memory for one more reader, and hold it until the end."""
         try:
-            async with asyncio.timeout(FETCH_SLOT_TIMEOUT_S):
+            async with asyncio.timeout(self._fetch_timeout_s):
                 await self._fetch_slots.acquire()
         except TimeoutError:
             raise Unavailable(
                 f"as many versions are being fetched as paramserver.max_fetch_bytes allows, {self._max_fetches}, "
-                f"and none ended for {FETCH_SLOT_TIMEOUT_S:g} s; fetch again"
+                f"and none ended for {self._fetch_timeout_s:g} s; fetch again"
             ) from None
         try:
             yield

@@ -103,17 +103,17 @@ def test_neighbouring_frames_cost_little() -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda c: c.pop("reward"), "column 'reward' is missing"),
-        (lambda c: c.update(reward=c["reward"].astype(np.float64)), "column 'reward' is float64"),
-        (lambda c: c.update(reward=c["reward"][:-1]), r"column 'reward' is float32 \(7,\), must be float32 \(8,\)"),
-        (lambda c: c.update(flags=c["flags"][:, :1]), r"column 'flags' is bool \(8, 1\)"),
+        (lambda c: c.pop("reward"), "column 'reward'"),
+        (lambda c: c.update(reward=c["reward"].astype(np.float64)), "column 'reward' float64"),
+        (lambda c: c.update(reward=c["reward"][:-1]), "column 'reward' float32 (7,) float32 (8,)"),
+        (lambda c: c.update(flags=c["flags"][:, :1]), "column 'flags' bool (8, 1)"),
     ],
 )
 def test_wrong_column_is_refused_by_name(change: Any, message: str) -> None:  # noqa: ANN401 - a lambda
     """A column that is missing or of another dtype, shape or length is named with what it should be."""
     columns = columns_of(8)
     change(columns)
-    with pytest.raises(InvalidArgument, match=message):
+    with pytest.raises(InvalidArgument, match=naming(message)):
         encode(SIGNATURE, columns)
 
 
@@ -125,17 +125,17 @@ def with_block(chunk: tuple[bytes, ...], index: int, block: bytes) -> tuple[byte
 @pytest.mark.parametrize(
     "index, block, message",
     [
-        (0, b"", "blocks of column 'observation' are corrupt in 1 chunks"),
+        (0, b"", "column 'observation' corrupt 1"),
         (0, b"\xff" * 40, "observation"),
         (0, lz4.block.compress(bytes(7 * 12), store_size=False), "observation"),
         (0, lz4.block.compress(bytes(9 * 12), store_size=False), "observation"),
-        (1, bytes(31), "column 'reward' has 31 bytes where its signature says 32"),
+        (1, bytes(31), "column 'reward' 31 32"),
     ],
 )
 def test_corrupt_block_is_data_loss(index: int, block: bytes, message: str) -> None:
     """Blocks that do not decode, or to another size, are reported with their column and never served."""
     chunk = with_block(encode(SIGNATURE, columns_of(8)), index, block)
-    with pytest.raises(DataLoss, match=message):
+    with pytest.raises(DataLoss, match=naming(message)):
         decode(SIGNATURE, batch_of(SIGNATURE, [chunk], [8], [(0, 8)]), 8)
 
 

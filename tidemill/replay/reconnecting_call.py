@@ -18,7 +18,6 @@ from tidemill.rpc.status import from_rpc_error
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
-_PAUSE_LIMIT_S = 2.0
 _JOIN_S = 5.0
 _USUAL_WAITS = 6
 """Attempts, some ten seconds, for which a server or a table that was never there is no news: a cluster is starting."""
@@ -50,6 +49,7 @@ class ReconnectingCall(Generic[Request, Response]):
         failed: Callable[[BaseException], None],
         prepare: Callable[[], None] = lambda: None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        pause_limit_s: float = 2.0,
     ) -> None:
         """Prepare; `start` starts the thread.
 
@@ -63,10 +63,11 @@ class ReconnectingCall(Generic[Request, Response]):
             failed: Called at most once and last, with an error that another attempt does not cure.
             prepare: Called before each attempt; what it raises counts as if the call had.
             max_message_bytes: Bytes of the largest message that is sent or taken.
+            pause_limit_s: Longest pause between two attempts.
         """
         self._address = address
         self._opened, self._answered, self._lost, self._failed = opened, answered, lost, failed
-        self._prepare = prepare
+        self._prepare, self._pause_limit_s = prepare, pause_limit_s
         self.closed = threading.Event()
         self.last_failure: TidemillError | None = None
         self._silent_attempts = 0  # before the first answer
@@ -115,7 +116,7 @@ class ReconnectingCall(Generic[Request, Response]):
         self._channel.close()
 
     def _run(self) -> None:
-        backoff = Backoff(limit_s=_PAUSE_LIMIT_S)
+        backoff = Backoff(limit_s=self._pause_limit_s)
         try:
             while not self.closed.is_set():
                 self._attempt(backoff)

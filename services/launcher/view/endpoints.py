@@ -16,7 +16,6 @@ from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view.status import ProcessRow, ProcessUsage
 
 _ANSWER_S = 2.0
-_EVERY_S = 5.0
 _MOST = 128
 """Addresses that are asked; more of them are counted in one row."""
 _ASKED_AT_ONCE = 16
@@ -45,22 +44,25 @@ class AskedEndpoints:
     One whose host says another start time than before was restarted, also under another address.
     """
 
-    def __init__(self, endpoints: Sequence[str], event: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], event: Callable[[str], None] = lambda _: None, every_s: float = 5.0
+    ) -> None:
         """Prepare; nothing is contacted yet.
 
         Args:
             endpoints: `HOST:PORT` of each service.
             event: Told what changes, in words.
+            every_s: How often they are asked at most.
         """
-        self._endpoints, self._event = endpoints, event
+        self._endpoints, self._event, self._every_s = endpoints, event, every_s
         self._processes: dict[str, _Process] = {}
         self._lives: dict[str, list[str]] = {}  # start times by host
-        self._asked_s = -_EVERY_S
+        self._asked_s = -every_s
         self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="endpoints")
 
     def __call__(self) -> tuple[ProcessRow, ...]:
-        """Return a row for each; they are asked at most every five seconds."""
-        if time.monotonic() - self._asked_s >= _EVERY_S:
+        """Return a row for each; they are asked at most every `every_s`."""
+        if time.monotonic() - self._asked_s >= self._every_s:
             self._asked_s = time.monotonic()
             self._find()
             before = {address: process.phase for address, process in self._processes.items()}

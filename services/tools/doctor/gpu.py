@@ -20,27 +20,31 @@ _GIB = 1024**3
 _OTHERS_BYTES = 2 * _GIB
 """Memory that is in use and not ours; the process that asks holds half a GiB itself."""
 _MIN_SHM_BYTES = 1 * _GIB
-_SHM = linux.SHM
 _CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 Answer = Mapping[str, Any]
 
 
-def gpus() -> list[Finding]:
-    """Return torch's abilities on each GPU, from a separate process: the launcher never imports torch."""
+def gpus(timeout_s: float = _TIMEOUT_S, shm: Path = linux.SHM) -> list[Finding]:
+    """Return torch's abilities on each GPU, from a separate process: the launcher never imports torch.
+
+    Args:
+        timeout_s: Longest wait for that process.
+        shm: Where shared memory is mounted.
+    """
     command = [sys.executable, "-W", "ignore", "-m", "tidemill.gpu_probe"]
     try:
         ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
         )
         said, error, code = ended.stdout, ended.stderr, ended.returncode
     except subprocess.TimeoutExpired as late:
         said = (late.stdout or b"").decode(errors="replace")  # bytes, whatever `text` says
-        error, code = f"no answer within {_TIMEOUT_S:.0f} s", 1
+        error, code = f"no answer within {timeout_s:.0f} s", 1
     seen = says("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     answers = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     found = findings(answers, "" if code == 0 else _last_line(error) or f"it ended with code {code}", seen or "")
-    return [*found, *shared_memory(_SHM)] if sum("gpu" in answer for answer in answers) > 1 else found
+    return [*found, *shared_memory(shm)] if sum("gpu" in answer for answer in answers) > 1 else found
 
 
 def findings(answers: Sequence[Answer], error: str, seen: str) -> list[Finding]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tidemill.services.launcher.view import endpoints
 from tidemill.services.launcher.view.endpoints import AskedEndpoints
 
 
@@ -52,7 +51,6 @@ class _Process:
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Process, _Process]]:
     """Two actors behind one name, at once asked again."""
-    monkeypatch.setattr(endpoints, "_EVERY_S", 0.0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -72,7 +70,7 @@ def test_name_stands_for_as_many_processes_as_it_has_addresses(two: tuple[_Proce
     """Each has a row, its state, its memory and its log lines."""
     two[1].health = "no parameters yet"
     port = two[0].server.server_port
-    with closing(AskedEndpoints([f"actor:{port}", "127.0.0.1:1"])) as asked:
+    with closing(AskedEndpoints([f"actor:{port}", "127.0.0.1:1"], every_s=0.0)) as asked:
         rows = {row.name: row for row in asked()}
     assert {name: row.phase.value for name, row in rows.items()} == {
         "127.0.0.1": "silent",
@@ -92,7 +90,7 @@ def test_process_at_an_ipv6_address_is_asked() -> None:
     """Listed with brackets, as everywhere."""
     with closing(_Process("::1", 0, "one")) as process:
         port = process.server.server_port
-        with closing(AskedEndpoints([f"[::1]:{port}"])) as asked:
+        with closing(AskedEndpoints([f"[::1]:{port}"], every_s=0.0)) as asked:
             (row,) = asked()
             assert row.phase.value == "serving", row.reason
             assert asked.lines(row.name) == ["a line of one", "another"]
@@ -101,7 +99,7 @@ def test_process_at_an_ipv6_address_is_asked() -> None:
 def test_restart_and_silence_are_events(two: tuple[_Process, _Process]) -> None:
     """A host that says another start time was restarted, as often as that happens."""
     told: list[str] = []
-    with closing(AskedEndpoints([f"actor:{two[0].server.server_port}"], told.append)) as asked:
+    with closing(AskedEndpoints([f"actor:{two[0].server.server_port}"], told.append, every_s=0.0)) as asked:
         asked()
         for start in ("1.6e+09", "1.7e+09"):
             two[0].start = start

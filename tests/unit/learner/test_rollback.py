@@ -30,11 +30,10 @@ def _kept(history: SnapshotHistory, numbers: range) -> list[int]:
     return [number for number in numbers if history.find(number) is not None]
 
 
-def test_newest_states_are_kept_within_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_states_are_kept_within_their_memory() -> None:
     """Of states of 1,000 bytes 4,000 bytes hold four, and a state that is no longer among them is gone."""
-    monkeypatch.setattr(rollback, "MAX_BYTES", 4_000)
     take, move = _snapshots(1_000)
-    history = SnapshotHistory(take)
+    history = SnapshotHistory(take, max_bytes=4_000)
     for steps in range(10):
         move(steps)
         history.add(None)
@@ -53,11 +52,10 @@ def test_number_of_kept_states_has_bounds(size_bytes: int, kept: int, monkeypatc
     assert _kept(history, range(100)) == list(range(100 - kept, 100))
 
 
-def test_state_under_evaluation_outlives_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_under_evaluation_outlives_newer_ones() -> None:
     """However many versions are published meanwhile; it goes when another one is under evaluation."""
-    monkeypatch.setattr(rollback, "MAX_BYTES", 2_000)
     take, move = _snapshots(1_000)
-    history = SnapshotHistory(take)
+    history = SnapshotHistory(take, max_bytes=2_000)
     for steps in range(10):
         move(steps)
         history.add(3 if steps > 3 else None)

@@ -19,7 +19,6 @@ from tidemill.learner.v1 import learner_pb2_grpc
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.settings import ServerSettings
-from tidemill.services.learner import servicer
 from tidemill.services.learner.servicer import LearnerServicer
 from tidemill.services.learner.status.control import Control
 
@@ -132,13 +131,15 @@ def test_full_disk_reaches_the_caller(client: LearnerClient, control: Control) -
     thread.join(10)
 
 
-def test_checkpoint_nobody_makes_is_not_waited_for_forever(
-    client: LearnerClient, control: Control, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_nobody_makes_is_not_waited_for_forever(control: Control) -> None:
     """The wait is bounded, and the request is withdrawn."""
-    monkeypatch.setattr(servicer, "CHECKPOINT_TIMEOUT_S", 0.1)
-    with pytest.raises(Unavailable, match=naming("0.1")):
-        client.save_checkpoint()
+    with BackgroundServer("learner", ServerSettings(grace_s=0.2)) as server:
+        LearnerServicer(control, lambda: _STATUS, checkpoint_timeout_s=0.1).add_to(server.server)
+        with (
+            LearnerClient(server.start(), deadline_s=10) as client,
+            pytest.raises(Unavailable, match=naming("0.1")),
+        ):
+            client.save_checkpoint()
     request = control.take_checkpoint_request()
     assert request is not None
     assert request.cancelled()

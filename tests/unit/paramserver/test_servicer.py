@@ -14,7 +14,6 @@ from tests.support.naming import naming
 from tests.support.publishing import NOON, OpenStore, request_of
 from tidemill.errors import Unavailable
 from tidemill.params.v1 import params_pb2 as pb
-from tidemill.services.paramserver import servicer as servicer_module
 from tidemill.services.paramserver.catalog import Catalog
 from tidemill.services.paramserver.metrics import Metrics
 from tidemill.services.paramserver.servicer import ParamServicer
@@ -25,10 +24,12 @@ from tidemill.services.paramserver.writer import StoreWriter
 _CONTEXT: Any = None
 
 
-def _servicer(store: VersionStore, writer: StoreWriter, notifier: VersionNotifier) -> ParamServicer:
+def _servicer(
+    store: VersionStore, writer: StoreWriter, notifier: VersionNotifier, fetch_timeout_s: float = 30.0
+) -> ParamServicer:
     """Return a servicer that sends one version at a time."""
     metrics = Metrics(lambda: store.catalog, CollectorRegistry())
-    return ParamServicer(store, writer, notifier, metrics, max_fetch_bytes=1)
+    return ParamServicer(store, writer, notifier, metrics, max_fetch_bytes=1, fetch_timeout_s=fetch_timeout_s)
 
 
 async def _one(blob: bytes) -> AsyncIterator[bytes]:
@@ -90,14 +91,11 @@ async def test_fetch_waits_for_its_fetch_slot(tmp_path: Path, open_store: OpenSt
     writer.close()
 
 
-async def test_fetch_without_a_turn_in_time_is_unavailable(
-    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_fetch_without_a_turn_in_time_is_unavailable(tmp_path: Path, open_store: OpenStore) -> None:
     """The wait is bounded, and the message names the setting."""
-    monkeypatch.setattr(servicer_module, "FETCH_SLOT_TIMEOUT_S", 0.01)
     store, notifier = open_store(tmp_path), VersionNotifier()
     writer = StoreWriter(store, notifier, clock=lambda: NOON)
-    servicer = _servicer(store, writer, notifier)
+    servicer = _servicer(store, writer, notifier, fetch_timeout_s=0.01)
     await writer.acquire_fencing_token()
     await writer.publish(request_of(b"one"), _one(b"one"))
     first: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)

@@ -16,7 +16,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
-from tidemill.replay import reconnecting_call
 from tidemill.replay.reconnecting_call import ReconnectingCall
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -58,7 +57,7 @@ def serving(status: grpc.StatusCode) -> Iterator[str]:
 class _Owner:
     """Notes what its call reports, in order."""
 
-    def __init__(self, address: str, prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, address: str, prepare: Callable[[], None] = lambda: None, pause_limit_s: float = 2.0) -> None:
         self.events: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.call = _Call(
             "test",
@@ -69,6 +68,7 @@ class _Owner:
             lost=lambda: self.events.put("lost"),
             failed=self.events.put,
             prepare=prepare,
+            pause_limit_s=pause_limit_s,
         )
         self.call.start()
 
@@ -94,7 +94,10 @@ def test_call_that_breaks_is_opened_again(how: str) -> None:
     def prepare() -> None:
         assert may_open.wait(_BOUND_S)
 
-    with serving(grpc.StatusCode.UNAVAILABLE) as address, closing(_Owner(address, prepare)) as owner:
+    with (
+        serving(grpc.StatusCode.UNAVAILABLE) as address,
+        closing(_Owner(address, prepare)) as owner,
+    ):
         assert owner.next() == "opened"
         owner.send(1)
         owner.send(2)
@@ -148,9 +151,8 @@ def test_close_ends_a_call_that_nobody_answers() -> None:
         assert not [thread for thread in threading.enumerate() if thread.name == "test"]
 
 
-def test_start_of_a_cluster_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_of_a_cluster_is_no_warning() -> None:
     """A server or table that is not there yet is waited for; what lasts, or loses what was there, is a warning."""
-    monkeypatch.setattr(reconnecting_call, "_PAUSE_LIMIT_S", 0.01)
     attempts = itertools.count(1)
 
     def prepare() -> None:
@@ -160,7 +162,7 @@ def test_start_of_a_cluster_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> No
     with (
         capture_logs() as lines,
         serving(grpc.StatusCode.UNAVAILABLE) as address,
-        closing(_Owner(address, prepare)) as owner,
+        closing(_Owner(address, prepare, pause_limit_s=0.01)) as owner,
     ):
         assert owner.next() == "opened"
         waits = list(lines)

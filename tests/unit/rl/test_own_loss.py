@@ -14,6 +14,7 @@ import torch
 
 from losses import log_cosh
 from tests.support.batches import VECTOR, sampled_batch
+from tests.support.naming import naming
 from tidemill.config.load import load_config
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
@@ -103,25 +104,25 @@ def test_any_representation_of_values_takes_it(distribution: str) -> None:
 @pytest.mark.parametrize(
     "name,message",
     [
-        ("odd_losses:distanse", "odd_losses has no 'distanse'; did you mean 'distance'"),
-        ("odd_losses:summed", r"returned a loss \(\) and a priority \(2,\), must be \(2,\) each"),
-        ("odd_losses:detached", "returned a loss without a gradient by its first argument"),
-        ("odd_losses:fails", r"\(2, 1\), \(2,\), \(2,\) and \(2, 1\), failed: RuntimeError"),
-        ("odd_losses:alone", r"returned a loss \(\) and a priority \(\), must be"),
+        ("odd_losses:distanse", "odd_losses 'distanse' 'distance'"),
+        ("odd_losses:summed", "loss () priority (2,) (2,)"),
+        ("odd_losses:detached", "loss gradient"),
+        ("odd_losses:fails", "(2, 1) (2,) (2,) (2, 1) RuntimeError"),
+        ("odd_losses:alone", "loss () priority ()"),
     ],
 )
 def test_loss_that_does_not_fit_is_refused(name: str, message: str) -> None:
     """Before anything is trained; the message says what it was called with and what it returned."""
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         build_value_head(DQNConfig(**SMALL, loss=name), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
-    "name, words", [("hubert", "must be 'huber', 'mse' or module:name"), ("no_such_losses:huber", "there is no module")]
+    "name, words", [("hubert", "'huber' 'mse' module:name"), ("no_such_losses:huber", "module 'no_such_losses'")]
 )
 def test_loss_that_is_not_there_is_refused(name: str, words: str) -> None:
     """When settings are read."""
-    with pytest.raises(ConfigError, match=f"agent.loss is '{name}', but {words}"):
+    with pytest.raises(ConfigError, match=naming("agent.loss", f"'{name}'", words)):
         load_config({"agent": {"algorithm": "dqn", "loss": name}})
 
 

@@ -61,7 +61,6 @@ def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("GPUS", "2")
-    monkeypatch.setattr(gpu, "_SHM", tmp_path)
     return monkeypatch
 
 
@@ -71,7 +70,7 @@ def _said(findings: list[Finding]) -> list[tuple[str, str]]:
 
 def test_two_gpus_that_work_are_each_multiplied_on_and_summed_over(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The child process is the real one, and so is all that it asks torch for."""
-    found = _said(gpu.gpus())
+    found = _said(gpu.gpus(shm=tmp_path))
     card = "NVIDIA H100, compute capability 9.0, products in float32 and bfloat16 are right, 79.0 of 80.0 GiB free"
     needs = "torch 2.13.0 with CUDA 13.0 needs driver 580 or newer and compute capability 7.5 or newer"
     assert found[:4] == [
@@ -96,11 +95,11 @@ def test_two_gpus_that_work_are_each_multiplied_on_and_summed_over(machine: pyte
     ],
 )
 def test_gpu_that_fails_is_named_with_its_reason(
-    machine: pytest.MonkeyPatch, variable: str, value: str, mark: str, parts: tuple[str, ...]
+    machine: pytest.MonkeyPatch, tmp_path: Path, variable: str, value: str, mark: str, parts: tuple[str, ...]
 ) -> None:
     """What the driver lists is no proof; each has its own remedy, and what was found before it stays."""
     machine.setenv(variable, value)
-    found = [finding for finding in gpu.gpus() if finding.mark != "ok"]
+    found = [finding for finding in gpu.gpus(shm=tmp_path) if finding.mark != "ok"]
     assert found[0].mark == mark
     assert [part for part in parts if part not in found[0].text] == []
     assert found[0].advice
@@ -108,9 +107,8 @@ def test_gpu_that_fails_is_named_with_its_reason(
 
 def test_driver_that_hangs_is_named_by_the_step(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Links between GPUs that are set up wrongly let NCCL wait for ever."""
-    machine.setattr(gpu, "_TIMEOUT_S", 1.5)
     (tmp_path / "torch" / "cuda" / "nccl.py").write_text("import threading\nthreading.Event().wait(30)\n")
-    found = gpu.gpus()
+    found = gpu.gpus(timeout_s=1.5)
     assert [finding.mark for finding in found[:3]] == ["ok", "ok", "FAIL"]
     assert found[2].text == "torch did not get past a sum over all GPUs with NCCL: no answer within 2 s"
     assert "NCCL_P2P_DISABLE=1" in found[2].advice
@@ -119,7 +117,7 @@ def test_driver_that_hangs_is_named_by_the_step(machine: pytest.MonkeyPatch, tmp
 def test_torch_that_is_not_installed_fails(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With the last line of the error: it may be installed and lack a library."""
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open')")
-    assert _said(gpu.gpus()) == [
+    assert _said(gpu.gpus(shm=tmp_path)) == [
         ("FAIL", "torch cannot be imported: ImportError: libcudart.so.13: cannot open"),
     ]
 
@@ -130,10 +128,10 @@ def test_build_for_cpus_is_named_only_where_there_is_a_gpu(machine: pytest.Monke
         dedent(_TORCH).replace('cuda = "13.0"', "cuda = None") + "from . import cuda\n"
     )
     machine.setenv("GPUS", "0")
-    (finding,) = gpu.gpus()
+    (finding,) = gpu.gpus(shm=tmp_path)
     assert finding.text == "the driver sees a GPU (NVIDIA H100, 580.95.05), but torch 2.13.0 is a build for CPUs"
     (tmp_path / "nvidia-smi").unlink()
-    assert _said(gpu.gpus()) == [("note", "no GPU: learning runs on the CPU")]
+    assert _said(gpu.gpus(shm=tmp_path)) == [("note", "no GPU: learning runs on the CPU")]
 
 
 @pytest.mark.parametrize(
