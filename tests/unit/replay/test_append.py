@@ -308,15 +308,6 @@ def test_table_with_another_configuration_is_refused(replay: ReplayState) -> Non
         replay.create_table(make_config(max_items=7))
 
 
-def test_table_too_large_for_memory_is_refused() -> None:
-    """Neither the number of tables nor their size takes the server down."""
-    replay = make_replay()
-    for i in range(16):
-        replay.create_table(make_config(f"t{i}"))
-    with pytest.raises(ResourceExhausted, match="max_tables"):
-        replay.create_table(make_config("one_more"))
-
-
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 112_896])
 def test_lz4_bound_is_that_of_the_library(size: int) -> None:
     """Incompressible data stay within the bound."""
