@@ -30,6 +30,17 @@ _CASES: dict[str, dict[str, Any]] = {
         "table": {**_SETTINGS["table"], "sampler": "prioritized", "hindsight": 0.8, "hindsight_steps": 6},
     },
     "sac": {**_CONTINUOUS, "agent": {"algorithm": "sac", "start_steps": 100, "hidden_sizes": [16], "batch_size": 16}},
+    "sac normalized": {
+        **_CONTINUOUS,
+        "agent": {
+            "algorithm": "sac",
+            "start_steps": 100,
+            "hidden_sizes": [16],
+            "batch_size": 16,
+            "normalize_observations": True,
+            "normalize_rewards": True,
+        },
+    },
     "ddpg": {  # whose noise lasts over steps
         **_CONTINUOUS,
         "agent": {

@@ -65,7 +65,8 @@ def _assert_equal(first: dict[str, Tensor], *others: dict[str, Tensor]) -> None:
 
 def test_four_ranks_stay_equal_and_agree(tmp_path: Path) -> None:
     """After 12 updates all ranks hold the same bits; what one says all hear, and what rank 0 shares all get."""
-    cases = ("dqn", "sac", "sac_crossq", "sac_lstm", "td3_lstm", "ppo", "ppo_normalized", "ppo_lstm", "impala", "pqn")
+    cases: tuple[str, ...] = ("dqn", "sac", "sac_crossq", "sac_lstm", "td3_lstm", "ppo", "ppo_normalized", "ppo_lstm")
+    cases = (*cases, "impala", "pqn", "sac_normalized", "dqn_normalized")
     _assert_equal(*_train_together(4, tmp_path, cases))
 
 
@@ -86,7 +87,18 @@ def test_every_agent_learns_from_shares_what_it_learns_from_the_whole(tmp_path: 
 
 def test_recorded_updates_of_two_ranks_are_their_eager_ones(tmp_path: Path) -> None:
     """Bit for bit, with gradients that gloo adds up between the recorded parts."""
-    cases = ("dqn_rainbow", "dqn_soft_target", "sac", "td3", "sac_discrete", "d4pg", "ppo_lstm_image", "impala", "pqn")
+    cases: tuple[str, ...] = (
+        "dqn_rainbow",
+        "dqn_soft_target",
+        "sac",
+        "td3",
+        "sac_discrete",
+        "d4pg",
+        "ppo_lstm_image",
+        "impala",
+        "pqn",
+    )
+    cases = (*cases, "sac_normalized", "dqn_normalized", "td3_normalized")
     first, second = _train_together(2, tmp_path, (*cases, *(RECORDED + case for case in cases)))
     _assert_equal(first, second)
     recordings, repeats = first["recordings"].tolist()

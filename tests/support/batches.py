@@ -273,6 +273,35 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         PIXELS,
     ),
     "sac_image": (SACConfig(network="nature", hidden_sizes=(16, 16), update_precision="float32"), PIXELS),
+    "dqn_normalized": (
+        DQNConfig(hidden_sizes=(16,), target_update_period=10, normalize_observations=True, normalize_rewards=True),
+        VECTOR,
+    ),
+    "r2d2_normalized": (R2D2Config(**SMALL_R2D2, target_update_period=5, normalize_observations=True), VECTOR),
+    "sac_normalized": (
+        SACConfig(
+            hidden_sizes=(16,), policy_delay=2, actor_ema_decay=0.9, normalize_observations=True, normalize_rewards=True
+        ),
+        CONTINUOUS,
+    ),
+    "sac_discrete_normalized": (
+        SACDiscreteConfig(hidden_sizes=(16,), normalize_observations=True, normalize_rewards=True),
+        VECTOR,
+    ),
+    "ddpg_normalized": (
+        DDPGConfig(
+            actor_sizes=(16,), critic_sizes=(16,), action_layer=0, normalize_observations=True, normalize_rewards=True
+        ),
+        CONTINUOUS_BYTES,
+    ),
+    "td3_normalized": (
+        TD3Config(hidden_sizes=(16,), n_step=3, normalize_observations=True, normalize_rewards=True),
+        CONTINUOUS,
+    ),
+    "d4pg_normalized": (
+        D4PGConfig(actor_sizes=(16,), critic_sizes=(16, 16), target_update_period=3, normalize_observations=True),
+        CONTINUOUS,
+    ),
     "ddpg": (DDPGConfig(actor_sizes=(16,), critic_sizes=(16, 16)), CONTINUOUS),
     "ddpg_all_options": (
         DDPGConfig(

@@ -40,6 +40,8 @@ CASES: list[tuple[EnvSpec, dict[str, Any]]] = [
     (BOX, {"algorithm": "sac", "hidden_sizes": [8], "actor_ema_decay": 0.9}),
     (BOX, {"algorithm": "sac", "hidden_sizes": [8], "crossq": True}),
     (BOX, {"algorithm": "td3"}),
+    (BOX, {"algorithm": "sac", "hidden_sizes": [8], "normalize_observations": True, "normalize_rewards": True}),
+    (DISCRETE, {"algorithm": "dqn", "hidden_sizes": [8], "normalize_observations": True, "normalize_rewards": True}),
     (BOX, {"algorithm": "ddpg"}),
     (BOX, {"algorithm": "d4pg"}),
     (BOX, {"algorithm": "ppo"}),

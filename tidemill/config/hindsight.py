@@ -79,6 +79,11 @@ def check_hindsight(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
             f"agent.n_step is {window.steps}, but must be 1 with table.hindsight: the rewards of later steps are not "
             "relabelled"
         )
+    if getattr(agent, "normalize_rewards", False):
+        raise ConfigError(
+            "agent.normalize_rewards is True, but must be false with table.hindsight: the returns of the episodes are "
+            "not those of the goals that replace theirs"
+        )
     if env is not None and env.vector:
         raise ConfigError(
             f"env.vector is {env.vector!r}, but table.hindsight needs the compute_reward of one environment: name it "

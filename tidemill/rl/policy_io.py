@@ -84,6 +84,7 @@ class PolicyInput:
         recurrent_state: What the policy's last decision said it remembers, [N, M]; M is `Policy.recurrent_state_size`.
         action_mask: Whether each action is legal, bool [N, num_actions], at least one of each environment's; None if
             the environments have no masks.
+        last_extras: `PolicyOutput.extras` of the last step, each [N, ...]; empty before the first.
     """
 
     observation: Array
@@ -92,6 +93,7 @@ class PolicyInput:
     last_reward: NDArray[np.float32]
     recurrent_state: NDArray[np.float32]
     action_mask: NDArray[np.bool_] | None = None
+    last_extras: Mapping[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return N."""
@@ -203,6 +205,7 @@ class PolicyInputBuilder:
         self._stack = FrameStack(num_envs, spec.frame_stack, spec.observation_shape, spec.observation_dtype)
         self._action: Array = np.zeros((num_envs, *spec.action_shape), dtype=spec.action_dtype)
         self._recurrent_state = np.zeros((num_envs, recurrent_state_size), dtype=np.float32)
+        self._extras: Mapping[str, Array] = {}
 
     def build(
         self,
@@ -225,7 +228,9 @@ class PolicyInputBuilder:
         if last_reward is None:
             last_reward = np.zeros(len(is_first), dtype=np.float32)
         stacks = self._stack.push(observation, is_first)
-        return PolicyInput(stacks, is_first, self._action, last_reward, self._recurrent_state, action_mask)
+        return PolicyInput(
+            stacks, is_first, self._action, last_reward, self._recurrent_state, action_mask, self._extras
+        )
 
     def record(self, output: PolicyOutput, env: slice = slice(None)) -> None:
         """Keep what the policy chose, for the next input.
@@ -235,5 +240,6 @@ class PolicyInputBuilder:
             env: Which of its rows are these environments.
         """
         self._action = output.action[env]
+        self._extras = {name: column[env] for name, column in output.extras.items()}
         if output.recurrent_state is not None:
             self._recurrent_state = output.recurrent_state[env]

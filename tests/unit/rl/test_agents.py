@@ -115,6 +115,7 @@ def observations(env_spec: EnvSpec, count: int = 5) -> Array:
         ("td3", 60),
         ("td3_lstm", 30),
         ("td3_lstm_image", 4),
+        *((f"{algorithm}_normalized", 60) for algorithm in ("dqn", "r2d2", "sac", "sac_discrete", "td3", "d4pg")),
         ("d4pg", 60),
         *((f"{algorithm}_own_network", 30) for algorithm, *_ in OWN_NETWORK),
     ],

@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.support.batches import policy_input
 from tests.support.naming import naming
 from tests.unit.rl.test_on_policy import CONTINUOUS, CPU, DISCRETE, GAMMA, STEPS, STREAMS, rollout
+from tidemill.arrays import Array
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.impala import IMPALAAgent
@@ -96,10 +97,12 @@ def test_actor_stores_the_sum_of_the_episode_before_each_step(config_class: Any)
     policy = build_policy(config_class(hidden_sizes=(8,), gamma=0.5, normalize_rewards=True), DISCRETE)
     rewards = np.array([[7, 7], [1, 2], [3, 4], [5, 6]], np.float32)  # with the observation; the first mean nothing
     is_first = np.array([[True, True], [False, False], [False, True], [False, False]])
-    found = []
+    found: list[Array] = []
+    extras: dict[str, Array] = {}
     for reward, first in zip(rewards, is_first, strict=True):
-        seen = policy_input(np.zeros((2, 3), np.float32))
-        found.append(policy.act(replace(seen, last_reward=reward, is_first=first)).extras["earlier_return"])
+        seen = replace(policy_input(np.zeros((2, 3), np.float32)), last_extras=extras)
+        extras = policy.act(replace(seen, last_reward=reward, is_first=first)).extras
+        found.append(extras["earlier_return"])
     assert np.stack(found).tolist() == [[0, 0], [1, 2], [3.5, 0], [6.75, 6]]
     assert found[0].dtype == np.float32
 

@@ -18,6 +18,7 @@ from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.recurrent import one_step, remembered
+from tidemill.rl.normalization import ActedRewards, ReplayNormalizer
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.returns import n_step
@@ -138,15 +139,17 @@ class DeterministicAgent(TrainedAgent):
         self.window = settings.window(env_spec.frame_stack)
         self._networks = networks
         self._state = networks.state
-        self._learn = learn
+        device = next(networks.actor.parameters()).device
         self._items = items or SingleTransitions(settings, env_spec.frame_stack)
+        self._normalizer = ReplayNormalizer(settings, self._state.networks.values(), self._items.sequences).to(device)
+        self._state.networks = {**self._state.networks, **self._normalizer.modules_by_name}
+        self._learn = learn
         self.observation_columns = self._items.observation_columns
         self.recurrent_state_size = recurrent_state_size
         self._policy_delay = policy_delay
         recording = settings.compile == "cuda-graphs"
         optimizers = self._state.optimizers.values()
         self._decay = LearningRateDecay(optimizers, settings.learning_rate_decay_updates, on_device=recording)
-        device = next(networks.actor.parameters()).device
         self._run_update = recorded(self._updated, settings.compile, device, self._state)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
@@ -163,15 +166,18 @@ class DeterministicAgent(TrainedAgent):
         return update
 
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        update = self._learn(batch, weight)
+        update = self._learn(self._normalizer.counted(batch, weight, self._state.group), weight)
         update.metrics.update(self._networks.take_grad_norms())
         return update
 
     def policy_state(self) -> dict[str, Tensor]:
-        """Return copies of the parameters: `actor.*`, and for initial priorities `critic.*` or their mean."""
+        """Return copies of the parameters: `actor.*`, and for initial priorities their mean, or `critic.*`.
+
+        With `critic.*` goes the scale of rewards.
+        """
         if self._networks.mean_priority is not None:
             return self._state.copy_of("actor") | self._networks.mean_priority.published()
-        return self._state.copy_of("actor", "critic")
+        return self._state.copy_of("actor", "critic") | self._normalizer.published()
 
 
 class DeterministicPolicy:
@@ -207,13 +213,15 @@ class DeterministicPolicy:
         self._new_item_priority = NewItemPriority()
         self.recurrent_state_size = recurrent_state_size
         self._gamma = settings.gamma
+        self._rewards = ActedRewards(settings)
         self._start_steps = settings.start_steps
         self._action_shape = action_shape
         self._device = context.device
         self._noise = ActionNoise(settings.noise, context.seed)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take `actor.*`, and `critic.*` or the mean priority."""
+        """Take `actor.*`, and `critic.*` or the mean priority; and the scale of rewards if it is there."""
+        self._rewards.load(state)
         self._actor.load_state_dict(subdict("actor", state))
         self._new_item_priority.load(state)
         if self._critic is not None:
@@ -252,12 +260,12 @@ class DeterministicPolicy:
             flat_action = self._noise.uniform((len(policy_input), math.prod(self._action_shape)))
         else:
             flat_action = self._noise.add_noise(output["action"].cpu().numpy(), policy_input.is_first)
-        action = self._shaped(flat_action)
+        action, extras = self._shaped(flat_action), dict[str, Array](self._rewards.extras(policy_input))
         if self._critic is None:
-            return PolicyOutput(action, recurrent_state=remembered(output))
+            return PolicyOutput(action, recurrent_state=remembered(output), extras=extras)
         # not by the names of stored columns, which have single observations
         inputs = {"seen_observation": policy_input.observation, "taken_action": action}
-        return PolicyOutput(action, inputs, remembered(output))
+        return PolicyOutput(action, inputs, remembered(output), extras)
 
     @torch.inference_mode()
     def initial_priority(self, steps: Mapping[str, Array]) -> NDArray[np.float32]:
@@ -273,7 +281,7 @@ class DeterministicPolicy:
         arrays = {
             "observation": steps["seen_observation"][0],
             "action": steps["taken_action"][0],
-            "n_step_return": target.return_,
+            "n_step_return": self._rewards.scaled(target.return_),
             "bootstrap_discount": target.discount,
             "bootstrap_observation": steps["seen_observation"][target.bootstrap_index, np.arange(len(target.return_))],
         }

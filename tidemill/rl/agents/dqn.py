@@ -24,6 +24,7 @@ from tidemill.rl.networks.layers.noisy import disable_noise, reset_noise, reset_
 from tidemill.rl.networks.precision import MixedPrecision, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.normalization import ActedRewards, reward_columns
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import draw_uniform
 from tidemill.rl.returns import n_step
@@ -87,7 +88,9 @@ class QNetwork(MixedPrecision):
 
     def __init__(self, config: DQNConfig, env_spec: EnvSpec, rng: torch.Generator) -> None:
         super().__init__()
-        self.torso = build_torso(config.network, env_spec, rng, config.network_settings)
+        self.torso = build_torso(
+            config.network, env_spec, rng, config.network_settings, standardized=config.normalize_observations
+        )
         features = int(self.torso.outputs)  # type: ignore[arg-type]  # every torso has it
         self._levels = config.atoms if config.distribution == "iqn" else 0
         self.embedding = QuantileEmbedding(features, config.cosines, rng) if self._levels else None
@@ -161,7 +164,7 @@ class DQNAgent(QLearningAgent[QNetwork]):
             self._config.n_step,
             self._config.gamma,
             stack_on_device=self._stack_on_device,
-            extras=self._masks if self._config.munchausen_scale else (),
+            extras=(*(self._masks if self._config.munchausen_scale else ()), *reward_columns(self._config)),
             bootstrap_extras=self._masks,
         )
 
@@ -223,10 +226,11 @@ class DQNPolicy:
     """Epsilon-greedy on a Q-network, which may be noisy besides."""
 
     recurrent_state_size = 0
-    priority_uses_params = False
 
     def __init__(self, config: DQNConfig, env_spec: EnvSpec, context: PolicyContext) -> None:
         self._config = config
+        self._rewards = ActedRewards(config)
+        self.priority_uses_params = self._rewards.are_normalized
         self._device = context.device
         self._value_head = build_value_head(config, context.device)
         self._network = build_network(config, env_spec, context.seed).to(context.device).requires_grad_(False).eval()
@@ -237,8 +241,8 @@ class DQNPolicy:
         self._noise = torch.Generator(context.device).manual_seed(context.seed)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take the Q-network's parameters."""
-        self._network.load_state_dict(dict(state))
+        """Take the Q-network's parameters, and the scale of rewards if it is there."""
+        self._network.load_state_dict(self._rewards.load(state))
 
     def act(self, policy_input: PolicyInput, env_steps: int = 0, *, evaluation: bool = False) -> PolicyOutput:
         """Return epsilon-greedy actions [N], or in evaluation those of largest Q, without noise.
@@ -273,12 +277,13 @@ class DQNPolicy:
         action = self._chance.explore(q, env_steps, legal) if taken is None else taken
         chosen = gather_action(numbers, self._on_device(action)).cpu().numpy()
         best = gather_action(numbers, self._on_device(greedy(q, legal))).cpu().numpy()
+        extras: dict[str, Array] = {**self._rewards.extras(policy_input)}
         if not self._config.munchausen_scale:
-            return PolicyOutput(action, {"chosen": chosen, "best": best})
+            return PolicyOutput(action, {"chosen": chosen, "best": best}, extras=extras)
         legal_q = mask_illegal(mean, None if legal is None else self._on_device(legal))
         soft = soft_value(numbers, legal_q, self._config.munchausen_temperature).cpu().numpy()
         bonus = munchausen_bonus(self._config, legal_q, self._on_device(action)).cpu().numpy()
-        return PolicyOutput(action, {"chosen": chosen, "best": soft, "bonus": bonus})
+        return PolicyOutput(action, {"chosen": chosen, "best": soft, "bonus": bonus}, extras=extras)
 
     def q_values(self, observation: Array) -> NDArray[np.float32]:
         """Return Q of every action without noise, float32 [N, A], for stacked observations, [N, ...]."""
@@ -301,7 +306,8 @@ class DQNPolicy:
             self._config.gamma,
         )
         bootstrap = steps["best"][target.bootstrap_index, np.arange(len(target.return_))]
-        return_ = target.return_ + steps["bonus"][0] if self._config.munchausen_scale else target.return_
+        return_ = self._rewards.scaled(target.return_)
+        return_ = return_ + steps["bonus"][0] if self._config.munchausen_scale else return_
         item = self._value_head.loss(
             chosen_q=self._on_device(steps["chosen"][0]),
             n_step_return=self._on_device(return_),

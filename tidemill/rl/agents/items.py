@@ -17,8 +17,9 @@ from torch import Tensor
 from tidemill.arrays import Array
 from tidemill.rl.losses import sequence_priority
 from tidemill.rl.networks.recurrent import Seen, Steps, observations_of
-from tidemill.rl.sequences import sequences
-from tidemill.rl.settings.base import OffPolicySettings, SequenceSettings
+from tidemill.rl.normalization import reward_columns
+from tidemill.rl.sequences import SequenceShape, sequences
+from tidemill.rl.settings.base import NormalizingSettings, SequenceSettings
 from tidemill.rl.transitions import transitions
 
 
@@ -57,6 +58,10 @@ class Items(Protocol):
     def observation_columns(self) -> tuple[str, ...]:
         """See `tidemill.rl.agents.interface.observation_columns_of`."""
 
+    @property
+    def sequences(self) -> SequenceShape | None:
+        """How sequences are divided; None: items are single transitions."""
+
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return a batch from rows of streams; see `Agent.decode`."""
 
@@ -71,14 +76,22 @@ class SingleTransitions:
     """An item is a transition."""
 
     observation_columns = ("observation", "bootstrap_observation")
+    sequences = None
 
-    def __init__(self, settings: OffPolicySettings, frame_stack: int) -> None:
+    def __init__(self, settings: NormalizingSettings, frame_stack: int) -> None:
         self._settings = settings
         self._frame_stack = frame_stack
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
-        return transitions(columns, index, self._frame_stack, self._settings.n_step, self._settings.gamma)
+        return transitions(
+            columns,
+            index,
+            self._frame_stack,
+            self._settings.n_step,
+            self._settings.gamma,
+            extras=reward_columns(self._settings),
+        )
 
     def transitions(self, batch: Mapping[str, Tensor], weight: Tensor) -> Transitions:
         """Return the batch."""
@@ -102,16 +115,17 @@ class Sequences:
     observation_columns = ("observation",)
 
     def __init__(self, settings: SequenceSettings, frame_stack: int) -> None:
-        self._shape = settings.shape(frame_stack)
+        self.sequences = settings.shape(frame_stack)
         self._gamma, self._priority_mix = settings.gamma, settings.priority_mix
+        self._extras = reward_columns(settings)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return sequences; see `tidemill.rl.sequences.sequences`."""
-        return sequences(columns, index, self._shape, self._gamma)
+        return sequences(columns, index, self.sequences, self._gamma, extras=self._extras)
 
     def transitions(self, batch: Mapping[str, Tensor], weight: Tensor) -> Transitions:
         """Return the transitions of the unrolls."""
-        shape, is_trained = self._shape, batch["is_trained"]
+        shape, is_trained = self.sequences, batch["is_trained"]
         steps = Steps(
             observation=observations_of(batch).transpose(0, 1),
             last_action=batch["last_action"].transpose(0, 1).flatten(2),

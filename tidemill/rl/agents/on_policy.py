@@ -23,11 +23,12 @@ from tidemill.rl.networks.actor_critic import ActionDistribution, ActorCritic, b
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.lstm import Recurrence
 from tidemill.rl.networks.recurrent import remembered
-from tidemill.rl.normalization import CLIP, RunningMoments, discounted_sums
+from tidemill.rl.normalization import ActedRewards, Normalizer, discounted_sums
 from tidemill.rl.optimizers import Adam, LearningRateDecay
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import ProcessGroup
-from tidemill.rl.settings.on_policy import EARLIER_RETURN, LOG_PROB, ActorCriticSettings
+from tidemill.rl.settings.base import EARLIER_RETURN
+from tidemill.rl.settings.on_policy import LOG_PROB, ActorCriticSettings
 from tidemill.rl.train_state import TrainedAgent, TrainState
 from tidemill.rl.transitions import unrolled_transitions
 from tidemill.types import ACTION_MASK, EnvSpec, WindowSpec
@@ -97,26 +98,13 @@ class Rollout(NamedTuple):
         return cls(**columns)
 
 
-class RolloutNormalizer(nn.Module):
-    """Statistics of rollouts, for observations and rewards of unit scale; part of the state of the training."""
+class RolloutNormalizer(Normalizer):
+    """Statistics of rollouts, for observations and rewards of unit scale."""
 
     def __init__(self, settings: ActorCriticSettings, network: ActorCritic) -> None:
         """Count as the settings say; the network's standardization follows what is counted of observations."""
-        super().__init__()
-        self._gamma = settings.gamma
+        super().__init__(settings, [network])
         self._network = (network,)  # not a module of this one
-        features = int(network.torso.outputs)  # type: ignore[arg-type]  # every torso has it
-        self.observations = RunningMoments(features) if settings.normalize_observations else None
-        self.returns = RunningMoments() if settings.normalize_rewards else None
-
-    @property
-    def modules_by_name(self) -> dict[str, nn.Module]:
-        """This, for `TrainState`, if it counts anything."""
-        return {} if self.observations is None and self.returns is None else {"normalizer": self}
-
-    def scaled(self, reward: Tensor) -> Tensor:
-        """Return rewards by the standard deviation of the discounted returns, within `CLIP`; or as they are."""
-        return reward if self.returns is None else (reward / self.returns.std).clamp(-CLIP, CLIP)
 
     def before_update(self, rollout: Rollout, weight: Tensor, group: ProcessGroup) -> None:
         """Count the discounted sum of the episode's rewards up to each transition, if rewards are normalized."""
@@ -132,10 +120,9 @@ class RolloutNormalizer(nn.Module):
         That is after the update, so that it saw what the policy that acted saw.
         """
         (network,) = self._network
-        if self.observations is not None and network.standardization is not None:
+        if self.observations is not None:
             features = network.torso(rollout.observation[:-1].flatten(0, 1)).float()
-            self.observations.add(features, (rollout.is_trained * weight).flatten(), group)
-            network.standardization.take(self.observations)
+            self.count_features(features, (rollout.is_trained * weight).flatten(), group)
 
 
 class ActorCriticAgent(TrainedAgent, ABC):
@@ -183,20 +170,6 @@ class ActorCriticAgent(TrainedAgent, ABC):
         return rollouts(columns, index, self.window, self._frame_stack, self._gamma)
 
 
-class EarlierReturns:
-    """Adds up the rewards of N environments' episodes, discounted, for the column `EARLIER_RETURN`."""
-
-    def __init__(self, gamma: float) -> None:
-        self._gamma = gamma
-        self._sums = np.zeros(0, np.float32)
-
-    def before(self, policy_input: PolicyInput) -> NDArray[np.float32]:
-        """Return the sums before the present step, float32 [N], given every step in turn."""
-        sums = self._sums if len(self._sums) == len(policy_input) else np.zeros(len(policy_input), np.float32)
-        self._sums = np.where(policy_input.is_first, np.float32(0), policy_input.last_reward + self._gamma * sums)
-        return self._sums.astype(np.float32)
-
-
 class ActorCriticPolicy:
     """Draws actions, and reports how likely each was; in evaluation it takes the most likely.
 
@@ -206,7 +179,7 @@ class ActorCriticPolicy:
     priority_uses_params = False
 
     def __init__(self, settings: ActorCriticSettings, env_spec: EnvSpec, context: PolicyContext) -> None:
-        self._earlier_returns = EarlierReturns(settings.gamma) if settings.normalize_rewards else None
+        self._rewards = ActedRewards(settings)
         self._network = build_actor_critic(settings, env_spec, context.seed).to(context.device).requires_grad_(False)
         self._network.eval()
         self.recurrent_state_size = 2 * settings.lstm_size
@@ -248,9 +221,7 @@ class ActorCriticPolicy:
         """Return actions drawn from the policy and their log-probabilities."""
         distribution = self._distribution(policy_input, output)
         action = distribution.sample(self._rng)
-        extras = {LOG_PROB: distribution.log_prob(action).cpu().numpy()}
-        if self._earlier_returns is not None:
-            extras[EARLIER_RETURN] = self._earlier_returns.before(policy_input)
+        extras = {LOG_PROB: distribution.log_prob(action).cpu().numpy(), **self._rewards.extras(policy_input)}
         return PolicyOutput(self._shaped(action), recurrent_state=remembered(output), extras=extras)
 
     def _distribution(self, policy_input: PolicyInput, output: Mapping[str, Tensor]) -> ActionDistribution:

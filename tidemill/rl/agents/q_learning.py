@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.networks.precision import MixedPrecision
+from tidemill.rl.normalization import ReplayNormalizer
 from tidemill.rl.optimizers import Adam, LearningRateDecay, Optimizer, RMSProp, clip_
+from tidemill.rl.sequences import SequenceShape
 from tidemill.rl.settings.q_learning import QLearningSettings
 from tidemill.rl.target_network import TargetNetwork
 from tidemill.rl.train_state import TrainedAgent, TrainState
@@ -32,6 +34,7 @@ class QLearningAgent(TrainedAgent, ABC, Generic[N]):
         device: torch.device,
         online: N,
         noise: torch.Generator | None = None,
+        sequences: SequenceShape | None = None,
     ) -> None:
         """Copy the network to its target.
 
@@ -41,6 +44,7 @@ class QLearningAgent(TrainedAgent, ABC, Generic[N]):
             device: Where the agent computes.
             online: The network that learns, on the device.
             noise: Draws what the loss needs; None if it draws nothing.
+            sequences: How the items are divided; None: they are single transitions.
         """
         online.set_update_format(config, env_spec, device)
         self._online = online
@@ -50,7 +54,9 @@ class QLearningAgent(TrainedAgent, ABC, Generic[N]):
         recording = config.compile == "cuda-graphs"
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
         self._loss = compiled(self._loss_of, config.compile, device)
-        networks = {"online": online, "target": self._target.network}
+        networks: dict[str, nn.Module] = {"online": online, "target": self._target.network}
+        self._normalizer = ReplayNormalizer(config, networks.values(), sequences).to(device)
+        networks |= self._normalizer.modules_by_name
         self._state = TrainState(networks, {"optimizer": self._optimizer}, noise)
         self._run_update = recorded(self._updated, config.compile, device, self._state)
 
@@ -65,7 +71,12 @@ class QLearningAgent(TrainedAgent, ABC, Generic[N]):
         self._state.updates += 1
         return update
 
+    def policy_state(self) -> dict[str, Tensor]:
+        """Return copies of the online network's parameters, and for initial priorities the scale of rewards."""
+        return super().policy_state() | self._normalizer.published()
+
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        batch = self._normalizer.counted(batch, weight, self._state.group)
         loss, priority, q = self._loss(batch, weight)
         gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
         grad_norm = clip_(gradients, self._max_grad_norm)

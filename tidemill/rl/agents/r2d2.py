@@ -61,7 +61,9 @@ class RecurrentQNetwork(MixedPrecision):
     def __init__(self, config: R2D2Config, env_spec: EnvSpec, rng: torch.Generator) -> None:
         super().__init__()
         self._num_actions = env_spec.num_actions
-        self.torso = build_torso(config.network, env_spec, rng, config.network_settings)
+        self.torso = build_torso(
+            config.network, env_spec, rng, config.network_settings, standardized=config.normalize_observations
+        )
         widths = (int(self.torso.outputs), *config.hidden_sizes)  # type: ignore[arg-type]  # every torso has it
         self.hidden = nn.ModuleList(linear(a, b, rng) for a, b in pairwise(widths))
         self.lstm = LSTM(widths[-1] + env_spec.num_actions + 1, config.lstm_size, rng)
@@ -137,14 +139,15 @@ class R2D2Agent(QLearningAgent[RecurrentQNetwork]):
         self.recurrent_state_size = config.recurrent_state_size
         self._masks = (ACTION_MASK,) if env_spec.masks_actions else ()
         online = build_network(config, env_spec, seed).to(device)
-        super().__init__(config, env_spec, device, online)
+        super().__init__(config, env_spec, device, online, sequences=self._shape)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return sequences; see `tidemill.rl.sequences.sequences`."""
         return sequences(columns, index, self._shape, self._config.gamma, row_extras=self._masks)
 
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        return super()._updated({**batch, "observation": observations_of(batch)}, weight)
+        rest = {name: column for name, column in batch.items() if name != "stack"}
+        return super()._updated({**rest, "observation": observations_of(batch)}, weight)
 
     def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
         """Return the loss, [], the sequences' new priorities, [B], and the mean value of the actions taken, []."""

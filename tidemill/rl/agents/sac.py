@@ -24,6 +24,7 @@ from tidemill.rl.networks.layers.batch_renorm import BATCH_NORM, RENORM, RenormB
 from tidemill.rl.networks.recurrent import RecurrentTorso, one_step, remembered
 from tidemill.rl.networks.squashed_gaussian import head_gradient, mode, sample, split
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.normalization import ActedRewards, ReplayNormalizer
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import draw_normal
@@ -68,8 +69,11 @@ def _behind_torso(
     layer_norm: bool = False,
 ) -> EnsembleMLP:
     """Return an ensemble whose gradients are written out, behind a torso unless that is `mlp`, and behind an LSTM."""
-    plain = config.network == "mlp" and not env_spec.observation_parts and not config.lstm_size
-    torso = None if plain else build_torso(config.network, env_spec, rng, config.network_settings)
+    standardized = config.normalize_observations
+    plain = config.network == "mlp" and not env_spec.observation_parts and not config.lstm_size and not standardized
+    torso = None
+    if not plain:
+        torso = build_torso(config.network, env_spec, rng, config.network_settings, standardized=standardized)
     if torso is not None and config.lstm_size:
         is_critic = actions > 0
         torso = RecurrentTorso(torso, env_spec.action_size, config.lstm_size, rng, starts_empty=is_critic)
@@ -113,6 +117,8 @@ class SACAgent(TrainedAgent):
             networks["target"] = self._target.network
         if config.actor_ema_decay:
             networks["average"] = self._average.network
+        self._normalizer = ReplayNormalizer(config, networks.values(), self._items.sequences).to(device)
+        networks |= self._normalizer.modules_by_name
         self._state = TrainState(
             networks,
             {
@@ -149,6 +155,7 @@ class SACAgent(TrainedAgent):
         return self._state.updates % self._config.policy_delay == 0
 
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        batch = self._normalizer.counted(batch, weight, self._state.group)
         learned = self._items.transitions(batch, weight)
         shape = (2, len(learned.weight), self._action_size)
         noise = draw_normal(shape, self._state.group, self._noise, weight.device, dim=1)
@@ -283,6 +290,7 @@ class SACPolicy:
         self._noise_rng = torch.Generator(context.device).manual_seed(context.seed)
         self._noise: Tensor | None = None  # of the last step, [N, A]
         self._new_item_priority = NewItemPriority()
+        self._rewards = ActedRewards(config)
         self._held = HeldActions(config.hold_probability, config.hold_steps, np.random.default_rng(context.seed + 1))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -329,13 +337,13 @@ class SACPolicy:
         taken: Array | None = None,
     ) -> PolicyOutput:
         """Return uniform actions for the first `start_steps`, then samples; see `act`."""
-        recurrent_state = remembered(output)
+        recurrent_state, extras = remembered(output), dict[str, Array](self._rewards.extras(policy_input))
         if taken is not None:
-            return PolicyOutput(taken, recurrent_state=recurrent_state)
+            return PolicyOutput(taken, recurrent_state=recurrent_state, extras=extras)
         shape = (len(policy_input), *self._action_shape)
         if env_steps < self._config.start_steps:
             action = self._rng.uniform(-1.0, 1.0, shape).astype(np.float32)
-            return PolicyOutput(action, recurrent_state=recurrent_state)
+            return PolicyOutput(action, recurrent_state=recurrent_state, extras=extras)
         mean, log_std = split(output["head"])
         noise = self._next_noise(mean.shape, policy_input.is_first)
         quiet = round(self._config.greedy_fraction * len(policy_input))
@@ -343,7 +351,7 @@ class SACPolicy:
         action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise)).cpu().numpy()
         if self._config.hold_probability:
             action = self._held.replace(action, may_hold=np.arange(len(action)) >= quiet)
-        return PolicyOutput(action.reshape(shape), recurrent_state=recurrent_state)
+        return PolicyOutput(action.reshape(shape), recurrent_state=recurrent_state, extras=extras)
 
     def _next_noise(self, shape: torch.Size, is_first: NDArray[np.bool_]) -> Tensor:
         """Return standard normal noise [N, A], a first-order autoregressive process in each episode."""

@@ -26,6 +26,7 @@ from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.precision import MixedPrecision, in_float32
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.normalization import ActedRewards, ReplayNormalizer, reward_columns
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.settings.soft_actor_critic import SACDiscreteConfig
@@ -84,7 +85,9 @@ class PerAction(MixedPrecision):
 
     def __init__(self, config: SACDiscreteConfig, env_spec: EnvSpec, rng: torch.Generator, stacks: int) -> None:
         super().__init__()
-        self.torso = build_torso(config.network, env_spec, rng, config.network_settings)
+        self.torso = build_torso(
+            config.network, env_spec, rng, config.network_settings, standardized=config.normalize_observations
+        )
         features = int(self.torso.outputs)  # type: ignore[arg-type]  # every torso has it
         widths = (features, *config.hidden_sizes, env_spec.num_actions)
         self.stacks = nn.ModuleList(
@@ -140,8 +143,10 @@ class SACDiscreteAgent(TrainedAgent):
         self._actor_optimizer = Adam(self._actor.parameters(), rate, epsilon=epsilon)
         self._critic_optimizer = Adam(self._critic.parameters(), rate, epsilon=epsilon)
         self._temperature_optimizer = Adam([self._log_temperature], rate, epsilon=epsilon)
+        networks: dict[str, nn.Module] = {"actor": self._actor, "critic": self._critic, "target": self._target.network}
+        self._normalizer = ReplayNormalizer(config, networks.values()).to(device)
         self._state = TrainState(
-            {"actor": self._actor, "critic": self._critic, "target": self._target.network},
+            networks | self._normalizer.modules_by_name,
             {
                 "actor_optimizer": self._actor_optimizer,
                 "critic_optimizer": self._critic_optimizer,
@@ -162,7 +167,7 @@ class SACDiscreteAgent(TrainedAgent):
             self._frame_stack,
             self._config.n_step,
             self._config.gamma,
-            extras=self._masks,
+            extras=(*self._masks, *reward_columns(self._config)),
             bootstrap_extras=self._masks,
         )
 
@@ -174,6 +179,7 @@ class SACDiscreteAgent(TrainedAgent):
         return update
 
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        batch = self._normalizer.counted(batch, weight, self._state.group)
         temperature = self._log_temperature.exp()
         q, priority, metrics = self._update_critic(batch, weight, temperature)
         metrics |= self._update_actor(batch, q, temperature)
@@ -242,6 +248,7 @@ class SACDiscretePolicy:
         self._rng = np.random.default_rng(context.seed)
         self._noise = torch.Generator(context.device).manual_seed(context.seed)
         self._new_item_priority = NewItemPriority()
+        self._rewards = ActedRewards(config)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take `actor.*`, and `initial_priority` if it is there."""
@@ -271,13 +278,15 @@ class SACDiscretePolicy:
         taken: Array | None = None,
     ) -> PolicyOutput:
         """Return random legal actions [N] for the first `start_steps`, then samples."""
+        extras: dict[str, Array] = {**self._rewards.extras(policy_input)}
         if taken is not None:
-            return PolicyOutput(taken)
+            return PolicyOutput(taken, extras=extras)
         if env_steps < self._config.start_steps:
             legal = policy_input.action_mask
             allowed = np.ones((len(policy_input), self._num_actions), dtype=np.bool_) if legal is None else legal
-            return PolicyOutput(random_legal(self._rng, allowed))
-        return PolicyOutput(self._distribution(policy_input, output).sample(self._noise).cpu().numpy())
+            return PolicyOutput(random_legal(self._rng, allowed), extras=extras)
+        action = self._distribution(policy_input, output).sample(self._noise).cpu().numpy()
+        return PolicyOutput(action, extras=extras)
 
     def _distribution(self, policy_input: PolicyInput, output: Mapping[str, Tensor]) -> ActionDistribution:
         legal = policy_input.action_mask

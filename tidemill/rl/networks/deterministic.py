@@ -12,7 +12,7 @@ from tidemill.rl.networks.layers.linear import flat, linear
 from tidemill.rl.networks.recurrent import RecurrentTorso, Seen
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos import MLP, chosen_torso
-from tidemill.rl.settings.base import AgentSettings
+from tidemill.rl.settings.base import NormalizingSettings
 from tidemill.types import EnvSpec
 
 
@@ -34,7 +34,7 @@ class BehindTorso(nn.Module):
 
 
 def behind_torso(
-    settings: AgentSettings,
+    settings: NormalizingSettings,
     env_spec: EnvSpec,
     rng: torch.Generator,
     build: Callable[[int], nn.Module],
@@ -47,9 +47,11 @@ def behind_torso(
     The torso `mlp` only lays an observation's numbers side by side, which networks of vectors do themselves. With
     `lstm_size` an LSTM follows the torso; for `starts_empty` see `RecurrentTorso`.
     """
-    if chosen_torso(settings.network, env_spec) == MLP and not env_spec.observation_parts and not lstm_size:
+    plain = chosen_torso(settings.network, env_spec) == MLP and not env_spec.observation_parts
+    standardized = settings.normalize_observations
+    if plain and not lstm_size and not standardized:
         return build(env_spec.observation_size)
-    torso = build_torso(settings.network, env_spec, rng, settings.network_settings)
+    torso = build_torso(settings.network, env_spec, rng, settings.network_settings, standardized=standardized)
     if lstm_size:
         torso = RecurrentTorso(torso, env_spec.action_size, lstm_size, rng, starts_empty=starts_empty)
     return BehindTorso(torso, build(int(torso.outputs)))  # type: ignore[arg-type]  # every torso has it

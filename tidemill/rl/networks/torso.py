@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def build_torso(
-    name: str, env_spec: EnvSpec, rng: torch.Generator, settings: Mapping[str, NetworkSetting] | None = None
+    name: str,
+    env_spec: EnvSpec,
+    rng: torch.Generator,
+    settings: Mapping[str, NetworkSetting] | None = None,
+    *,
+    standardized: bool = False,
 ) -> nn.Module:
     """Return a torso whose parameters come from `rng`, on the CPU.
 
@@ -37,12 +42,17 @@ def build_torso(
         rng: Draws the initial parameters. Layers that draw from torch's default generator, as torch's own do, get
             theirs from `rng` too.
         settings: Its own, by name.
+        standardized: Whether a `StandardizedTorso` is wanted: of vectors.
 
     Raises:
         ConfigError: The torso does not take such observations or settings, or what it makes of them has not the
             shape that it says.
     """
     settings = settings or {}
+    if standardized:
+        from tidemill.rl.normalization import StandardizedTorso
+
+        return StandardizedTorso(build_torso(name, env_spec, rng, settings))
     if env_spec.observation_parts:
         from tidemill.rl.networks.parts import PartsTorso
 

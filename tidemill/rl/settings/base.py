@@ -7,18 +7,21 @@ import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from tidemill.rl.checks import require, require_at_least, require_fractions
-from tidemill.rl.networks.torsos import NetworkSetting, check_observations, check_torso
+from tidemill.rl.networks.torsos import AUTO, MLP, NetworkSetting, check_observations, check_torso, chosen_torso
 from tidemill.rl.sequences import SequenceShape
 from tidemill.rl.settings.registry import require_actions
-from tidemill.types import EnvSpec, WindowSpec
+from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec
 
 Actions = Literal["discrete", "continuous", "any"]
 
 RunDefaults = Mapping[str, Mapping[str, Any]]
 """Settings of other sections, by section and setting."""
+
+EARLIER_RETURN = "earlier_return"
+"""The extra column of a run with normalized rewards: the discounted sum of its episode's rewards before the step."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,69 @@ class OffPolicySettings(AgentSettings):
         return WindowSpec(history=frame_stack - 1, steps=self.n_step)
 
 
+class Normalizes(Protocol):
+    """Settings of an algorithm whose learner counts what observations and rewards are normalized by."""
+
+    @property
+    def normalize_observations(self) -> bool:
+        """Whether the network sees observations less their mean, by their standard deviation."""
+
+    @property
+    def normalize_rewards(self) -> bool:
+        """Whether rewards are divided by the standard deviation of discounted returns."""
+
+    @property
+    def network(self) -> str:
+        """Torso of each network."""
+
+    @property
+    def gamma(self) -> float:
+        """Discount per environment step."""
+
+
+def check_counted(settings: Normalizes, env_spec: EnvSpec | None = None) -> None:
+    """Raise ConfigError if observations that are no vectors, or not vectors alone, are to be normalized."""
+    if not settings.normalize_observations:
+        return
+    network = settings.network if env_spec is None else chosen_torso(settings.network, env_spec)
+    counted = "mlp, where normalize_observations is on: it counts numbers of vectors"
+    require(network in (AUTO, MLP), "network", network, counted)
+    images = [part.name for part in env_spec.observation_parts if part.is_image] if env_spec else []
+    alone = f"false: the environment observes images ({', '.join(images)})"
+    require(not images, "normalize_observations", settings.normalize_observations, alone)
+
+
+def earlier_return_column(settings: Normalizes) -> Signature:
+    """Return the extra column of each step that normalized rewards need, float32; () if they are not normalized."""
+    return (ColumnSpec(EARLIER_RETURN, "float32", ()),) if settings.normalize_rewards else ()
+
+
 @dataclass(frozen=True)
-class SequenceSettings(OffPolicySettings):
+class NormalizingSettings(OffPolicySettings):
+    """Settings of the algorithms that learn from replay and may normalize what they learn from."""
+
+    normalize_observations: bool = False
+    """Normalize observations by the mean and standard deviation of all transitions learned from. For `mlp` only."""
+    normalize_rewards: bool = False
+    """Divide rewards by the standard deviation of discounted returns so far, which values are then in units of. Scores
+    stay raw."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counted(self)
+
+    def validate_env(self, env_spec: EnvSpec) -> None:
+        """Raise ConfigError if actions are of another kind, or the network does not take the observations."""
+        super().validate_env(env_spec)
+        check_counted(self, env_spec)
+
+    def extra_columns(self, env_spec: EnvSpec) -> Signature:  # noqa: ARG002 - the same for every environment
+        """Return the extra columns of each step: what normalized rewards need."""
+        return earlier_return_column(self)
+
+
+@dataclass(frozen=True)
+class SequenceSettings(NormalizingSettings):
     """Settings of the algorithms that may learn from replayed sequences, with an LSTM."""
 
     lstm_size: int = 0

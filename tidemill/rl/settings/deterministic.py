@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.checks import require, require_at_least, require_positive, require_sizes
-from tidemill.rl.settings.base import EVERY_FOURTH, Actions, OffPolicySettings, RunDefaults, SequenceSettings
+from tidemill.rl.settings.base import EVERY_FOURTH, Actions, NormalizingSettings, RunDefaults, SequenceSettings
 
 
 @dataclass(frozen=True)
-class DeterministicSettings(OffPolicySettings):
+class DeterministicSettings(NormalizingSettings):
     """Settings that DDPG, TD3 and D4PG share."""
 
     actions: ClassVar[Actions] = "continuous"

@@ -7,15 +7,19 @@ from typing import ClassVar, Literal
 
 from tidemill.rl.checks import require, require_at_least, require_fractions, require_positive, require_sizes
 from tidemill.rl.exploration import EpsilonSettings, check_epsilons
-from tidemill.rl.networks.torsos import chosen_torso
-from tidemill.rl.settings.base import ROLLOUTS, Actions, AgentSettings, MatmulSettings, RunDefaults
+from tidemill.rl.settings.base import (
+    ROLLOUTS,
+    Actions,
+    AgentSettings,
+    MatmulSettings,
+    RunDefaults,
+    check_counted,
+    earlier_return_column,
+)
 from tidemill.types import ColumnSpec, EnvSpec, Signature, WindowSpec
 
 LOG_PROB = "log_prob"
 """The extra column: the log-probability, by the policy that acted, of the action that it took."""
-
-EARLIER_RETURN = "earlier_return"
-"""The extra column of a run with normalized rewards: the discounted sum of its episode's rewards before the step."""
 
 
 @dataclass(frozen=True)
@@ -86,24 +90,19 @@ class ActorCriticSettings(RolloutSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_counted(self.network)
+        check_counted(self)
         require(min(self.hidden_sizes, default=1) > 0, "hidden_sizes", self.hidden_sizes, "positive sizes")
         require(min(self.encoder_sizes, default=1) > 0, "encoder_sizes", self.encoder_sizes, "positive sizes")
         require_at_least(0, self, "lstm_size", "value_coefficient", "entropy_coefficient")
 
-    def _check_counted(self, network: str) -> None:
-        counted = "mlp, where normalize_observations is on: it counts numbers of vectors"
-        require(not self.normalize_observations or network in ("auto", "mlp"), "network", network, counted)
-
     def validate_env(self, env_spec: EnvSpec) -> None:
         """Raise ConfigError if the network does not take the observations; actions of all kinds are accepted."""
         super().validate_env(env_spec)
-        self._check_counted(chosen_torso(self.network, env_spec))
+        check_counted(self, env_spec)
 
     def extra_columns(self, env_spec: EnvSpec) -> Signature:  # noqa: ARG002 - the same for every environment
         """Return the extra columns of each step, float32: `LOG_PROB`, and what normalized rewards need."""
-        names = (LOG_PROB, EARLIER_RETURN) if self.normalize_rewards else (LOG_PROB,)
-        return tuple(ColumnSpec(name, "float32", ()) for name in names)
+        return (ColumnSpec(LOG_PROB, "float32", ()), *earlier_return_column(self))
 
 
 @dataclass(frozen=True)

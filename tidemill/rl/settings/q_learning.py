@@ -11,7 +11,7 @@ from tidemill.rl.settings.base import (
     EVERY_FOURTH,
     Actions,
     MatmulSettings,
-    OffPolicySettings,
+    NormalizingSettings,
     RunDefaults,
     SequenceSettings,
 )
@@ -19,7 +19,7 @@ from tidemill.settings.user_code import check_user_module
 
 
 @dataclass(frozen=True)
-class QLearningSettings(EpsilonSettings, MatmulSettings, OffPolicySettings):
+class QLearningSettings(EpsilonSettings, MatmulSettings, NormalizingSettings):
     """Settings that DQN and R2D2 share."""
 
     actions: ClassVar[Actions] = "discrete"
@@ -178,3 +178,5 @@ class R2D2Config(QLearningSettings, SequenceSettings):
         require(min(self.hidden_sizes, default=1) > 0, "hidden_sizes", self.hidden_sizes, "0 or more positive sizes")
         require_sizes(self, "head_sizes")
         require_at_least(1, self, "lstm_size")
+        rule = "false with r2d2, which bounds values by value_rescaling instead"
+        require(not self.normalize_rewards, "normalize_rewards", self.normalize_rewards, rule)

@@ -11,14 +11,14 @@ from tidemill.rl.settings.base import (
     EVERY_FOURTH,
     Actions,
     MatmulSettings,
-    OffPolicySettings,
+    NormalizingSettings,
     RunDefaults,
     SequenceSettings,
 )
 
 
 @dataclass(frozen=True)
-class SoftSettings(MatmulSettings, OffPolicySettings):
+class SoftSettings(MatmulSettings, NormalizingSettings):
     """Settings that SAC and discrete SAC share."""
 
     compile: Literal["auto", "none", "cuda-graphs"] = "auto"

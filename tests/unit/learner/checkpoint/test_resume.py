@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.support.batches import policy_input
 from tests.support.naming import naming
 from tidemill.errors import FatalError
-from tidemill.rl.agents.build import build_agent
+from tidemill.params.blob import unpack
+from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -23,6 +28,7 @@ from tidemill.services.learner.status.counters import Counters
 from tidemill.types import EnvSpec
 
 _FORMAT_1 = Path(__file__).parent / "format-1"
+_PPO_NORMALIZED = Path(__file__).parent / "ppo-normalized"
 
 _CONTINUOUS = EnvSpec((8,), "float32", action_shape=(2,))
 _DISCRETE = EnvSpec((4,), "float32", num_actions=3)
@@ -127,6 +133,24 @@ def test_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
     assert sums["actor.layers.0.weight"] == pytest.approx(0.37803, abs=1e-4)
     assert sums["actor.layers.1.bias"] == pytest.approx(-0.84059, abs=1e-4)
     assert agent.state_dict()["updates"] == 3
+
+
+def test_normalizer_of_an_earlier_program_is_read(tmp_path: Path) -> None:
+    """A checkpoint and parameters of PPO, whose mean and deviation of observations were float32: it acts as it did."""
+    for each in _PPO_NORMALIZED.iterdir():
+        shutil.copy(each, tmp_path)
+    config = PPOConfig(hidden_sizes=(4,), unroll=5, normalize_observations=True, normalize_rewards=True)
+    spec = EnvSpec((3,), "float32", action_shape=(1,))
+    agent = build_agent(config, spec, seed=9)
+    restored = _resumable(agent, Counters(), "ppo").restore(CheckpointStore(tmp_path, keep=1))
+    assert ": 2 updates" in restored
+    stored = unpack((tmp_path / "policy.safetensors").read_bytes())
+    seen = policy_input(np.linspace(-20, 20, 24, dtype=np.float32).reshape(8, 3))
+    expected = np.array(json.loads((tmp_path / "actions.json").read_text()))
+    for state in (agent.policy_state(), {name: torch.from_numpy(value) for name, value in stored.items()}):
+        policy = build_policy(config, spec, seed=7)
+        policy.load(state)
+        np.testing.assert_allclose(policy.act(seen, evaluation=True).action, expected, atol=1e-6)
 
 
 def test_what_came_back_and_what_did_not_is_said(tmp_path: Path) -> None:
