@@ -137,7 +137,7 @@ def test_a_trace_leads_from_an_append_to_the_updates_that_used_its_item(tmp_path
 _OFF = """
 import sys
 from tidemill import ReplayDataset, ReplayWriter
-from tests.integration.replay.test_item_counts import TABLE, write
+from tests.support.numbered_items import TABLE, write
 from tests.support.replay_service import local_server
 import tidemill.services.actor.__main__, tidemill.services.learner.__main__, tidemill.services.replay.__main__
 

@@ -8,31 +8,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tests.support.numbered_items import TABLE, UNIFORM, write
 from tests.support.replay_service import LocalServer, local_server
 from tests.support.waiting import WAIT_S
 from tidemill.replay import (
     HostRows,
     ReplayDataset,
     ReplaySampler,
-    ReplayWriter,
     SelectorConfig,
     SelectorKind,
     TableConfig,
-    signature_like,
 )
 from tidemill.replay.table_config import shard_config
-
-UNIFORM = SelectorConfig(SelectorKind.UNIFORM)
-TABLE = TableConfig("t", signature_like({"number": 0}), UNIFORM, max_items=100, max_item_steps=1)
-
-
-def write(address: str, count: int, table: TableConfig = TABLE) -> None:
-    """Write items whose only step is their number."""
-    with ReplayWriter(address, table, chunk_length=1) as writer:
-        for number in range(count):
-            writer.append({"number": number})
-            writer.create_item(table.name, last=1)
-        writer.flush(WAIT_S)
 
 
 def test_age_is_what_was_inserted_since_and_each_sample_counts(server: LocalServer) -> None:

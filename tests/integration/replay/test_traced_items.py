@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.integration.replay.test_item_counts import TABLE, write
+from tests.support.numbered_items import TABLE, write
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S
 from tidemill.replay import HostRows, ReplayDataset
