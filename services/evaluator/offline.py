@@ -18,6 +18,7 @@ import torch
 from tidemill import formats
 from tidemill.atomic_files import write_atomically
 from tidemill.bundle.files import check_trusted, read_policy_params
+from tidemill.bundle.hub import local_folder
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.atari_scores import human_normalised
@@ -146,7 +147,9 @@ def _parser() -> argparse.ArgumentParser:
         "each seed counted once.",
     )
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="folder of the run, for example runs/quickstart, or an exported folder"
+        "run",
+        metavar="RUN",
+        help="folder of the run, for example runs/quickstart, or an exported folder, or hf://OWNER/NAME on the Hub",
     )
     parser.add_argument(
         "--trust",
@@ -193,6 +196,7 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
+    arguments.run = local_folder(arguments.run)
     config = _config_of(arguments)
     tag = arguments.tag
     params = read_policy_params(arguments.run, int(tag) if tag and tag.isdigit() else tag)

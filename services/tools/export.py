@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import re
 import sys
 import tarfile
@@ -22,6 +23,7 @@ from tidemill.bundle.files import (
     read_policy_params,
     write_bundle,
 )
+from tidemill.bundle.hub import open_repository, upload
 from tidemill.bundle.onnx_report import NAME, OnnxReport, try_onnx
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
@@ -32,12 +34,13 @@ from tidemill.scores import Score, read_scores
 from tidemill.settings.overlay import to_document
 
 _ABOUT = """Write a run's trained policy into one folder to pass on: parameters, settings, scores, curve, video and a
-model card. `tidemill evaluate FOLDER` tests it on another machine, and tidemill.load_policy(FOLDER) acts with it."""
+model card; or put them on the Hugging Face Hub. `tidemill evaluate FOLDER` tests it on another machine, and
+tidemill.load_policy(FOLDER) acts with it."""
 
 _CARD = """---
 library_name: tidemill
 tags: [reinforcement-learning, {algorithm}, {tag}]
----
+{index}---
 
 # {algorithm} on {env_id}
 
@@ -53,7 +56,7 @@ for {env_steps:,} agent decisions and {learner_steps:,} updates{each} (seed {see
 ```python
 import tidemill
 
-policy = tidemill.load_policy("."{trusted})  # this folder
+policy = tidemill.load_policy("{source}"{trusted}){here}
 env = policy.make_env()
 observation, is_first = env.reset(seed=0), None
 for _ in range(1000):
@@ -61,7 +64,7 @@ for _ in range(1000):
     observation, is_first = step.observation, step.is_first
 ```
 
-`tidemill evaluate .{trust}` plays fresh episodes by the run's protocol and writes every return.
+`tidemill evaluate {source}{trust}` plays fresh episodes by the run's protocol and writes every return.
 {code}
 {onnx}
 
@@ -72,9 +75,21 @@ observations or time limits are outside of what it has seen. One seed says littl
 
 ## Trained with
 
+`tidemill train --config config.yaml` with the settings of this folder, and
+
 {versions}
 """
 
+
+_INDEX = """model-index:
+- name: {run}
+  results:
+  - task: {{type: reinforcement-learning, name: reinforcement-learning}}
+    dataset: {{type: {env}, name: {env}}}
+    metrics:
+    - {{type: mean_reward, name: mean_reward, value: "{score.mean:.2f} +/- {score.std:.2f}"}}
+"""
+"""The score in the form in which the Hub lists it."""
 
 _PICTURES = {"learning_curve.png": "Learning curve", "contact_sheet.png": "Pictures of one episode"}
 """What the card shows, if it is there."""
@@ -92,7 +107,17 @@ def export(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--tag", metavar="TAG", help="parameters: best, latest or a version's number (default: best, or else latest)"
     )
+    parser.add_argument(
+        "--to-hub",
+        metavar="OWNER/NAME",
+        help="also put it into this repository of the Hugging Face Hub, with the token of HF_TOKEN or `hf auth login`",
+    )
+    parser.add_argument("--private", action="store_true", help="with --to-hub, make a new repository private")
     arguments = parser.parse_args(list(argv))
+    if arguments.private and not arguments.to_hub:
+        raise ConfigError("--private is given without --to-hub; add --to-hub OWNER/NAME")
+    if arguments.to_hub:
+        return _to_hub(arguments)
     name = f"{arguments.run.resolve().name}-policy"
     if arguments.out == "-":
         _write_archive(arguments.run, name, arguments.tag)
@@ -103,6 +128,21 @@ def export(argv: Sequence[str]) -> int:
     for path in sorted(folder.iterdir()):
         print(f"  {path.name:20} {path.stat().st_size:>12,} bytes")
     print(f"\nTest it anywhere:  {typed('evaluate', folder)}{_trust(folder)}")
+    return 0
+
+
+def _to_hub(arguments: argparse.Namespace) -> int:
+    """Put a bundle on the Hub, and in a folder if one is named."""
+    name = arguments.to_hub
+    if arguments.out == "-":
+        raise ConfigError("--out - is given with --to-hub; give a folder, or leave it out")
+    address = open_repository(name, private=arguments.private)  # refused before anything is exported
+    with tempfile.TemporaryDirectory(prefix="tidemill-export-") as made:
+        folder = Path(arguments.out or Path(made) / "policy")
+        _export(arguments.run, folder, arguments.tag, source=f"hf://{name}")
+        upload(folder, name)
+        trust = _trust(folder)
+    print(f"{address}\n\nTest it anywhere:  {typed('evaluate', f'hf://{name}')}{trust}")
     return 0
 
 
@@ -137,7 +177,7 @@ def _trust(folder: Path) -> str:
     return ""
 
 
-def _export(run: Path, folder: Path, tag: str | None) -> None:
+def _export(run: Path, folder: Path, tag: str | None, source: str = ".") -> None:
     if not (run / CONFIG).is_file():
         raise ConfigError(f"{run} is not a run: it has no {CONFIG}")
     config = from_document(EvaluatorConfig, read_document(run / CONFIG))
@@ -150,7 +190,7 @@ def _export(run: Path, folder: Path, tag: str | None) -> None:
     with tempfile.TemporaryDirectory(prefix="tidemill-onnx-") as made:
         file = Path(made) / NAME
         onnx = try_onnx(run, params.number, file)
-        card = model_card(bundle, config, scores.get(params.number), tests, list(find_shown(run)), onnx)
+        card = model_card(bundle, config, scores.get(params.number), tests, list(find_shown(run)), onnx, source)
         write_bundle(bundle, run, folder, card, {} if onnx.reason else {NAME: file})
     if onnx.reason:
         print(f"No {NAME}: {onnx.reason}\n")
@@ -169,6 +209,7 @@ def model_card(
     tests: Sequence[Mapping[str, Any]],
     shown: Sequence[str],
     onnx: OnnxReport,
+    source: str = ".",
 ) -> str:
     """Return the README.md of a bundle.
 
@@ -179,6 +220,7 @@ def model_card(
         tests: Reports that `tidemill evaluate` has written on the version.
         shown: Names of the files that a person looks at.
         onnx: Whether there is policy.onnx.
+        source: What the policy is loaded by: `hf://OWNER/NAME`, or the folder itself.
     """
     trained = bundle.params.version.metadata
     named = named_code(to_document(config))
@@ -186,6 +228,11 @@ def model_card(
         algorithm=trained.algorithm,
         env_id=config.env.id,
         tag=re.sub(r"[^A-Za-z0-9._-]+", "-", config.env.id),
+        index=""
+        if score is None
+        else _INDEX.format(run=json.dumps(config.run.name), env=json.dumps(config.env.id), score=score),
+        source=source,
+        here="  # this folder" if source == "." else "",
         version=bundle.params.number,
         run=config.run.name,
         seed=config.run.seed,

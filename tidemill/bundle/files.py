@@ -41,6 +41,9 @@ _SHOWN = {
 }
 """What a person looks at: its name in the bundle, and where a run has it; of several the newest."""
 
+FILES = (DOCUMENT, POLICY, CONFIG, CARD, "policy.onnx", *_SHOWN)
+"""Names of all files that a bundle may have."""
+
 _SECTIONS = ("run", "env", "agent", "table", "learner", "actor", "evaluator")
 """Of the settings, those that say how the policy was trained and is evaluated."""
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.bundle.files import CONFIG, check_trusted, is_bundle, read_bundle, read_policy_params
+from tidemill.bundle.hub import local_folder
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
@@ -38,7 +39,8 @@ def load_policy(
     """Load the policy that a run has trained, or that `tidemill export` has written.
 
     Args:
-        folder: Of the run, which may still be running, or of the bundle.
+        folder: Of the run, which may still be running, or of the bundle; or `hf://OWNER/NAME` for a bundle on the
+            Hugging Face Hub, with `@REVISION` for another than its newest.
         version: Number of a version or a tag; None: what a bundle holds, a run's best, or else its latest.
         action_space: Of one environment of gymnasium that takes the actions; None: for `TrainedPolicy.make_env`.
         device: A torch device, e.g. `cpu` or `cuda:0`.
@@ -60,7 +62,7 @@ def load_policy(
         ...     step = env.step(policy.act(observation, is_first=is_first))
         ...     observation, is_first = step.observation, step.is_first
     """
-    path = Path(folder)
+    path = local_folder(folder)
     return TrainedPolicy(path, version, action_space=action_space, device=device, seed=seed, trusted=trusted)
 
 
