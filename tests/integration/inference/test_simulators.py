@@ -34,7 +34,20 @@ _SPEC = EnvSpec((2,), "float32", num_actions=3)
 _DQN = DQNConfig(network="mlp", hidden_sizes=(8,), dueling=False, n_step=1)
 
 
-_PLAYED = ("dqn", "dqn_image", "dqn_rainbow", "dqn_munchausen", "r2d2", "sac", "sac_lstm", "td3", "td3_lstm", "d4pg")
+_PLAYED = (
+    "dqn",
+    "dqn_image",
+    "dqn_rainbow",
+    "dqn_munchausen",
+    "r2d2",
+    "sac",
+    "sac_lstm",
+    "td3",
+    "td3_lstm",
+    "d4pg",
+    "dqn_normalized",
+    "sac_normalized",
+)
 
 
 def _play(client: SimulatorClient, episode: int, length: int, end: str = "terminated", first: int = 0) -> list[int]:
