@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _MOST_ITEMS = 1024
 """Traced items that a table remembers; the oldest go."""
 
+_CONTEXT_CHARACTERS = 55  # of a `traceparent`; what a caller sends beyond is not kept
+
 MOST_DRAWS = 8
 """Batches that an item is traced in."""
 
@@ -53,7 +55,7 @@ class ItemTraces:
             inserted: Tables that got items, each with their slots.
             durable: Ends once the message may be acknowledged.
         """
-        own, stored = tracer(), context
+        own, stored = tracer(), context[:_CONTEXT_CHARACTERS]
         if own is not None:
             from tidemill.tracing.tracer import header
 
