@@ -14,11 +14,11 @@ from tidemill.arrays import Array
 from tidemill.rl.action_noise import ActionNoise
 from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.items import Items, SingleTransitions
+from tidemill.rl.agents.normalizer import ActedRewards, ReplayNormalizer
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.recurrent import one_step, remembered
-from tidemill.rl.normalization import ActedRewards, ReplayNormalizer
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.returns import n_step

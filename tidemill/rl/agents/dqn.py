@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tidemill.arrays import Array
 from tidemill.rl.agents.dqn_heads import QuantileHead, build_value_head
 from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.normalizer import ActedRewards, reward_columns
 from tidemill.rl.agents.q_learning import QLearningAgent
 from tidemill.rl.exploration import EpsilonGreedy, greedy
 from tidemill.rl.losses import even_levels, log_policy_bonus, mask_illegal, soft_value
@@ -24,7 +25,6 @@ from tidemill.rl.networks.layers.noisy import disable_noise, reset_noise, reset_
 from tidemill.rl.networks.precision import MixedPrecision, Precision, acting_dtype
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.normalization import ActedRewards, reward_columns
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import draw_uniform
 from tidemill.rl.returns import n_step

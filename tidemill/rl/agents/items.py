@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.arrays import Array
+from tidemill.rl.agents.normalizer import reward_columns
 from tidemill.rl.losses import sequence_priority
 from tidemill.rl.networks.recurrent import Seen, Steps, observations_of
-from tidemill.rl.normalization import reward_columns
 from tidemill.rl.sequences import SequenceShape, sequences
 from tidemill.rl.settings.base import NormalizingSettings, SequenceSettings
 from tidemill.rl.transitions import transitions

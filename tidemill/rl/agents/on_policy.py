@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from tidemill.arrays import Array
 from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.normalizer import ActedRewards, Normalizer
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.networks.actor_critic import ActionDistribution, ActorCritic, build_actor_critic
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.lstm import Recurrence
 from tidemill.rl.networks.recurrent import remembered
-from tidemill.rl.normalization import ActedRewards, Normalizer, discounted_sums
+from tidemill.rl.normalization import discounted_sums
 from tidemill.rl.optimizers import Adam, LearningRateDecay
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import ProcessGroup

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import Update
+from tidemill.rl.agents.normalizer import ReplayNormalizer
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.networks.precision import MixedPrecision
-from tidemill.rl.normalization import ReplayNormalizer
 from tidemill.rl.optimizers import Adam, LearningRateDecay, Optimizer, RMSProp, clip_
 from tidemill.rl.sequences import SequenceShape
 from tidemill.rl.settings.q_learning import QLearningSettings

@@ -15,6 +15,7 @@ from tidemill.arrays import Array
 from tidemill.rl.action_noise import HeldActions
 from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.items import Transitions, items_of
+from tidemill.rl.agents.normalizer import ActedRewards, ReplayNormalizer
 from tidemill.rl.agents.sac_heads import build_value_head, soft_target
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
@@ -24,7 +25,6 @@ from tidemill.rl.networks.layers.batch_renorm import BATCH_NORM, RENORM, RenormB
 from tidemill.rl.networks.recurrent import RecurrentTorso, one_step, remembered
 from tidemill.rl.networks.squashed_gaussian import head_gradient, mode, sample, split
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.normalization import ActedRewards, ReplayNormalizer
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import draw_normal

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tidemill.arrays import Array
 from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
+from tidemill.rl.agents.normalizer import ActedRewards, ReplayNormalizer, reward_columns
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.exploration import random_legal
 from tidemill.rl.losses import assert_rank, twin_td_loss
@@ -26,7 +27,6 @@ from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.precision import MixedPrecision, in_float32
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.normalization import ActedRewards, ReplayNormalizer, reward_columns
 from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.settings.soft_actor_critic import SACDiscreteConfig
