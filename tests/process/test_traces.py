@@ -66,7 +66,8 @@ def _hex(number: str) -> str:
 
 
 def _spans(files: list[Path]) -> list[_Span]:
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    # the last line may lack its end: a collector is stopped while it writes
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines(True) if line.endswith("\n")]
     return [
         _Span(
             process=_attributes(found["resource"])["service.name"],
