@@ -34,6 +34,9 @@ _LONGEST = (
     "compose/test_stack.py",
     "process/test_documented_commands.py",
     "slurm/test_rehearsal.py",
+    "process/test_gpu_rehearsal.py",
+    "process/test_pretended_gpus.py",
+    "process/test_simulators.py",
     "process/test_replay_alone.py",
     "learning/test_configs.py",
 )
