@@ -39,16 +39,14 @@ class _Span(NamedTuple):
 
 @contextmanager
 def _collector(folder: Path) -> Iterator[str]:
-    """Run a collector; yield its address. What it receives is in `otlp.jsonl` afterwards."""
-    with (folder / "otlp.jsonl").open("w+") as received:
-        command = [sys.executable, "-m", "tests.support.otlp_collector"]
-        collector = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=_ENVIRONMENT, text=True)
+    """Run a collector; yield its address. What it receives is in `otlp.jsonl` of the folder."""
+    command = [sys.executable, "-m", "tests.support.otlp_collector", str(folder / "otlp.jsonl")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=_ENVIRONMENT, text=True) as collector:
+        assert collector.stdout is not None
         try:
-            assert collector.stdout is not None
             yield f"http://127.0.0.1:{int(collector.stdout.readline())}"
         finally:
             collector.terminate()
-            received.write(collector.communicate(timeout=BOUND_S)[0])
 
 
 def _train(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -66,8 +64,7 @@ def _hex(number: str) -> str:
 
 
 def _spans(files: list[Path]) -> list[_Span]:
-    # the last line may lack its end: a collector is stopped while it writes
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines(True) if line.endswith("\n")]
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [
         _Span(
             process=_attributes(found["resource"])["service.name"],

@@ -1,8 +1,8 @@
-"""A stand-in for an OpenTelemetry collector: takes OTLP by HTTP, writes one JSON line per message to standard output.
+"""A stand-in for an OpenTelemetry collector: takes OTLP by HTTP, appends one JSON line per message to a file.
 
-    python -m tests.support.otlp_collector
+    python -m tests.support.otlp_collector FILE
 
-The first line is the port.
+It prints its port.
 """
 
 from __future__ import annotations
@@ -10,14 +10,10 @@ from __future__ import annotations
 import gzip
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -29,7 +25,8 @@ class _Handler(BaseHTTPRequestHandler):
         is_known = self.path == "/v1/traces" and self.headers["Content-Type"] == "application/x-protobuf"
         if is_known:
             message = ExportTraceServiceRequest.FromString(body)
-            _say(json_format.MessageToJson(message, indent=None))
+            with Path(sys.argv[1]).open("a", encoding="utf-8") as file:
+                file.write(f"{json_format.MessageToJson(message, indent=None)}\n")
         self.send_response(200 if is_known else 404)
         self.end_headers()
 
@@ -39,5 +36,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     with HTTPServer(("127.0.0.1", 0), _Handler) as server:
-        _say(str(server.server_port))
+        sys.stdout.write(f"{server.server_port}\n")
+        sys.stdout.flush()
         server.serve_forever()
