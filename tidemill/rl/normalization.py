@@ -61,7 +61,7 @@ class RunningMoments(nn.Module):
 
 
 class Standardization(nn.Module):
-    """Features [B, F] -> the same less a mean, by a scale, within `CLIP`; at first as they are but for that.
+    """Features [B, F] -> the same less a mean, by a scale, within `CLIP`. At first only the clip applies.
 
     Both are float64: what actors get is rounded to float16 where it is float32, which a mean far from 0 does not bear.
     """

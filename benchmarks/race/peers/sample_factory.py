@@ -24,6 +24,9 @@ from benchmarks.race.evaluation import Act
 from benchmarks.race.peers.course import Course, run
 from benchmarks.race.tasks import PPO, Task
 
+_NUMBERS = [np.float64(0).__reduce__()[0], np.dtype, *(type(np.dtype(name)) for name in ("f4", "f8", "i8"))]
+"""NumPy's numbers, which its checkpoints hold and torch reads only if it is told so."""
+
 
 def make_env(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> Any:  # noqa: ANN401, ARG001 - as it is called
     """Return an environment."""
@@ -44,10 +47,9 @@ def train(task: Task, seed: int, course: Course) -> None:
 
 
 def _checkpoint(cfg: Any) -> Any:  # noqa: ANN401 - has no types
-    newest = Learner.get_checkpoints(Learner.checkpoint_dir(cfg, 0), "checkpoint_*")[-1]
-    return torch.load(
-        newest, "cpu", weights_only=False
-    )  # written above, with NumPy numbers: its own loader refuses them
+    checkpoints = Learner.get_checkpoints(Learner.checkpoint_dir(cfg, 0), "checkpoint_*")
+    with torch.serialization.safe_globals(_NUMBERS):
+        return Learner.load_checkpoint(checkpoints, torch.device("cpu"))
 
 
 def load(task: Task, folder: Path) -> Act:
