@@ -24,7 +24,7 @@ from benchmarks.race.evaluation import Act
 from benchmarks.race.peers.course import Course, run
 from benchmarks.race.tasks import PPO, Task
 
-_NUMBERS = [np.float64(0).__reduce__()[0], np.dtype, *(type(np.dtype(name)) for name in ("f4", "f8", "i8"))]
+_NUMBERS: list[Any] = [np.float64(0).__reduce__()[0], np.dtype, *(type(np.dtype(name)) for name in ("f4", "f8", "i8"))]
 """NumPy's numbers, which its checkpoints hold and torch reads only if it is told so."""
 
 
