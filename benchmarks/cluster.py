@@ -1,6 +1,6 @@
 """Env steps per second of a whole cluster against the number of its actors, with all services as `tidemill train` does.
 
-Every size is a run of its own, in turns; the learner makes few updates, so that the actors have the cores to
+Every size is a separate run, in turns; the learner makes few updates, so that the actors have the cores to
 themselves. The peer of N actors is N times the rate of one: `ratio` is the efficiency of adding actors. More actors
 than cores share them.
 

@@ -1,6 +1,6 @@
 """Processor time that the work of a whole cluster costs, against the number of actors, of shards, and the batch.
 
-Each case is a run of its own with all services, in turns, and differs from the first in one thing: 2 actors, one shard,
+Each case is a separate run with all services, in turns, and differs from the first in one thing: 2 actors, one shard,
 batch 32. For every environment step the learner is allowed the same number of transitions to learn from, so a large
 batch means few updates; how many it took in a short window still varies, so its cost is given for 1,000 of those too.
 `peer` is the first case: a ratio of 1 says that the cost grows with the work alone.

@@ -84,7 +84,7 @@ def to_rows(batch: SampledBatch) -> object:
 
 
 def to_stacks() -> Work:
-    """Return what a learner with a double DQN does."""
+    """Create the decoding function of a learner with a double DQN."""
     cpu = torch.device("cpu")
     agent = build_agent(DQNConfig(n_step=N_STEPS), _SPEC, seed=1)
     corrupt = CorruptItemFilter(lambda _: None, time.monotonic)

@@ -5,7 +5,7 @@ per second to the training thread with a mirror and without one, in turns; with 
 (a GPU, or the CPU in its place), and the same without the device's own gather, whose work a GPU does beside: what is
 left are the index arrays and the columns besides observations. And the rate of small operators that the training thread
 launches beside the feed at 100 batches per second, against its rate alone: with all of the work on the host's cores,
-with that which a device leaves to the host, and with the same feed in a process of its own, which shares the cores but
+with that which a device leaves to the host, and with the same feed in a separate process, which shares the cores but
 not the interpreter, so that the difference is the interpreter's.
 """
 
@@ -230,7 +230,7 @@ def take_for_another_process(config: RunConfig, address: str, threads: int, warm
 def measure(case: Case, env_steps: int, rounds: int, seconds: float, threads: int) -> list[Row]:
     """Measure one case; every variant once per round, in turns."""
     items: dict[str, list[float]] = {name: [] for name in FEEDS}
-    in_another = "mirrored, in a process of its own"
+    in_another = "mirrored, in a separate process"
     beside: dict[str, list[float]] = {
         name: [] for name in ("alone", "mirrored", in_another, "mirrored, index arrays alone", "unmirrored")
     }

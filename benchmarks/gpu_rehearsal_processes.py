@@ -111,7 +111,7 @@ class Run:
             raise TidemillError(f"ended with {code}:\n{self.said()}")
 
     def close(self) -> None:
-        """End it, if it goes on."""
+        """End it, if it still runs."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -121,12 +121,12 @@ class Run:
                 self._process.wait()
 
     def said(self) -> str:
-        """Return what it printed last, and what its learner logged last."""
+        """The last 3,000 characters of the run's output, and of its learner's log."""
         logged = self.log()[-3000:]
         return f"{self._output.read_text(errors='replace')[-3000:]}\n{logged}"
 
     def log(self, service: str = "learner") -> str:
-        """Return what one of its services logged."""
+        """The log of one of the run's services; empty if it has none."""
         path = self.folder / "logs" / f"{service}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -192,7 +192,7 @@ def variables(built: Path, gpus: int) -> dict[str, str]:
 
 
 def _are_new(ranks: Mapping[int, int], before: Mapping[int, int]) -> bool:
-    """Return whether all ranks are there, by process id, and the third is another process than before."""
+    """True if all ranks run, by process id, and the third has a new process."""
     return set(ranks) == set(before) and ranks[2] != before[2]
 
 

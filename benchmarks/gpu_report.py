@@ -1,6 +1,6 @@
 """Measurements for an hour with a GPU, the most valuable first, each written when it is done: `make gpu-report`.
 
-Each step is a command of its own with a time limit; what it found is in benchmarks/results/gpu-NAME.json and
+Each step is a separate command with a time limit; what it found is in benchmarks/results/gpu-NAME.json and
 gpu-NAME.md before the next begins, so that a machine that goes away takes only the step under way. A step that fails or
 runs out of time is reported with the end of its output. Without a GPU every step runs in a tiny size and nothing is
 published: the command itself is known to work when the machine is there.

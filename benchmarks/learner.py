@@ -3,8 +3,8 @@
 The learner is the real process, pinned to core 0 unless it has a GPU; the replay service and the parameter server are
 real processes on core 1. The table holds made-up transitions and nothing limits the rate. Rounds alternate (updates
 alone, learner), so that a drift of the machine meets both. On a CPU rates are per second of processor time of the whole
-process, decoding, gRPC and publishing included: on a core of its own that is the rate by the clock, but other programs
-do not disturb it. On a GPU they are by the clock. Also reports what the learner's threads spent their time on.
+process, decoding, gRPC and publishing included: the rate by the clock on a core without other work, but undisturbed by
+other programs. On a GPU they are by the clock. Also reports what the learner's threads spent their time on.
 
     python -m benchmarks.learner [--cases nature_dueling_dqn_32 ...] [--rounds 3] [--seconds 10]
 """
@@ -202,7 +202,7 @@ def _spent(address: str) -> dict[str, float]:
 
 
 def _is(line: str, name: str, label: str) -> bool:
-    """Return whether a line of /metrics is a sample of a name with a label."""
+    """True if a line of /metrics is a sample of a metric with a label."""
     return line.startswith(f"{name}{{") and label in line
 
 

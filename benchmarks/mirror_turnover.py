@@ -1,7 +1,7 @@
 """A learner's mirror while its table is overwritten: `python -m benchmarks.mirror_turnover --minutes 30`.
 
-A writer of its own process appends made-up Atari steps at a steady pace, a learner's feed takes a few batches a second
-and drops them. Rows: what of the mirror's rows is in memory at the end, against what the mirror says that it takes; and
+A writer in a separate process appends made-up Atari steps at a steady pace; a learner's feed takes a few batches a
+second and drops them. Rows: what of the mirror's rows is in memory at the end, against what the mirror reports; and
 how the memory of the feed's process grows from the tenth turnover to the end, by a straight line through all samples.
 """
 
@@ -62,12 +62,12 @@ def append(address: str, steps_per_s: float) -> None:
 
 
 def resident_bytes() -> int:
-    """Return what of this process is in memory (proc(5): statm)."""
+    """Resident memory of this process in bytes (proc(5): statm)."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
 
 
 def resident_rows_bytes(mirror: TableMirror) -> int:
-    """Return what is in memory of the pages that hold a mirror's rows (proc(5): pagemap)."""
+    """Resident bytes of the pages that hold a mirror's rows (proc(5): pagemap)."""
     pages = 0
     with Path("/proc/self/pagemap").open("rb") as pagemap:
         for column in mirror.columns.values():

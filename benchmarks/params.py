@@ -1,6 +1,6 @@
 """Cost of a version to many readers on one machine, read from its file and sent in pieces.
 
-Readers are processes of their own; versions go to them in turns one way and the other.
+Readers are separate processes; versions go to them in turns one way and the other.
 
     python -m benchmarks.params [--readers 32] [--bytes 7000000] [--rounds 20]
 """

@@ -1,6 +1,6 @@
 """Rates that the replay service sustains, beside Reverb in the same run: inserts, samples, both at once, memory.
 
-Servers and clients are processes of their own, on loopback; ours use `tidemill.replay` alone. Writers append real
+Servers and clients are separate processes, on loopback; ours use `tidemill.replay` alone. Writers append real
 Atari frames of five games by `ReplayWriter`, one item a step; the sampler makes training-ready transitions (3 steps,
 stacks of 4) of the batches of a `ReplayDataset` and sets the priorities of every one. The contenders take turns within
 each run, so that a drift of the machine meets both; a ratio is the median of the runs' ratios. Without `--peer` only

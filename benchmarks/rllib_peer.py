@@ -3,7 +3,7 @@
 The runner is RLlib's `SingleAgentEnvRunner` in this process, without a Ray cluster, with the RLModule of its DQN or its
 SAC exploring in float32. A step is an agent's decision. The figure holds stepping, inference and the episodes as arrays
 that `sample()` returns, and nothing after: no replay buffer, no compression, no sending, no weights taken over. Started
-by `benchmarks.actor`, in an environment of its own (requirements/rllib.txt).
+by `benchmarks.actor`, in a separate environment (requirements/rllib.txt).
 
     taskset -c 0 .venv-rllib/bin/python -m benchmarks.rllib_peer --env ALE/Pong-v5 --emulator wrapper --seconds 10
 """

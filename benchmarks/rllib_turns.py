@@ -64,7 +64,7 @@ def _peer(config: RunConfig, emulator: str) -> tuple[str, ...]:
 
 
 def _output(command: tuple[str, ...], seconds: float, in_all: float) -> str:
-    """Return what a peer on core 0 prints; `in_all` is what its measurements take together."""
+    """Run a peer on core 0 and return its output; `in_all` is the time of its measurements in seconds."""
     pinned = ["taskset", "-c", "0", *command, "--seconds", str(seconds)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     return subprocess.check_output(pinned, text=True, timeout=in_all + _START_S, env=environment)

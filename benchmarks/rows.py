@@ -35,7 +35,7 @@ def row(name: str, unit: str, ours: Sequence[float], peer: Sequence[float] | Non
 
 
 def machine() -> Row:
-    """Return what the figures depend on."""
+    """The hardware and software that figures depend on."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -71,7 +71,7 @@ def write(name: str, rows: Sequence[Row]) -> None:
 
 
 def load() -> Row:
-    """Return what other programs took of the processors since this module was loaded."""
+    """Processor cores that other programs used since this module was loaded, and if few enough to call it quiet."""
     others = _busy_of_others()
     return {"others_cores": round(others, 3), "quiet": others <= _QUIET_CORES}
 

@@ -62,7 +62,7 @@ class RunningCluster:
         self._config = from_document(RunConfig, read_document(folder / "cluster.yaml"))
 
     def is_under_way(self, streams: int) -> bool:
-        """Return whether so many environments have stored something and the learner has learned from it."""
+        """True if this number of environments have stored steps and the learner has made an update."""
         return sum(described.streams for described in self._tables()) >= streams and self._learner_steps() > 0
 
     def work_in(self, seconds: float) -> Work:
@@ -79,7 +79,7 @@ class RunningCluster:
         )
 
     def _so_far(self) -> Work:
-        """Return what has been done; its seconds are those of a monotonic clock."""
+        """The work done until now; seconds are those of a monotonic clock."""
         env_steps = sum(described.env_steps for described in self._tables())
         return Work(time.monotonic(), env_steps, self._learner_steps(), _processor_s(self._launcher_pid))
 

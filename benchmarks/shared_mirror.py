@@ -102,7 +102,7 @@ def _proportional_kib() -> int:
 
 
 def measure(ranks: int, arguments: list[str], items: int) -> list[dict[str, float]]:
-    """Return what each of so many ranks says."""
+    """Run the given number of ranks as processes; return the figures of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -134,7 +134,7 @@ def _batches(case: Case) -> list[dict[str, Tensor]]:
 
 
 def _update(agent: Agent, batches: list[dict[str, Tensor]]) -> Callable[[], object]:
-    """Return what makes one update of the next batch."""
+    """Create a function that updates the agent with the next batch at each call."""
     weight, number = torch.ones(len(batches[0]["action"]), device=_DEVICE), 0
 
     def update() -> None:

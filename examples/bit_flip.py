@@ -51,7 +51,7 @@ class BitFlip(gymnasium.Env[dict[str, Any], np.int64]):
         return np.asarray((achieved_goal == desired_goal).all(axis=-1) - 1.0)
 
     def compute_terminated(self, achieved_goal: Bits, desired_goal: Bits, _info: dict[str, Any]) -> NDArray[np.bool_]:
-        """Return whether the episode ends, of one pair of goals or of a batch."""
+        """True where the episode ends, for one pair of goals or for a batch."""
         return np.asarray((achieved_goal == desired_goal).all(axis=-1))
 
     def _observation(self) -> dict[str, Bits]:

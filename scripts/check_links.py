@@ -43,7 +43,7 @@ def links(text: str) -> Iterator[str]:
 
 
 def leads_somewhere(document: Path, target: str) -> bool:
-    """Return whether a relative target of a document exists, its heading included."""
+    """True if the relative target of a link exists, including its heading."""
     path, _, anchor = target.partition("#")
     file = document.parent / path if path else document
     if not file.exists():

@@ -1,7 +1,7 @@
-"""Check that what people read has none of a few turns of phrase that this project has grown and no reader expects.
+"""Check that nothing people read has one of a few phrases that this project has grown and no reader expects.
 
-Read are the pages (those made from docstrings, settings and protos too), and the texts in the code that are no
-docstrings: messages, help. Rewrite what is found by reading it, not by replacing the word.
+Read are the pages (those made from settings and protos too), the alerts, and every text in the code: messages, help
+and docstrings. Rewrite what is found by reading it, not by replacing the word.
 """
 
 from __future__ import annotations
@@ -25,38 +25,46 @@ INSTEAD = {
     r"\bnone of a\b": "not a ...",
     r"\bsays of itself\b": "reports",
 }
-"""What is never meant, as a pattern, and what to say."""
+"""Each phrase as a pattern, and what to say instead."""
+
+IN_DOCSTRINGS = INSTEAD | {r"\AReturn w(hat|hich|hether)\b": "True if ..., or the noun that is returned"}
+"""The same for docstrings."""
 
 _LEFT_OUT = re.compile(r"CHANGELOG\.md|docs/adr/0|benchmarks/results/|tests/")
 """Pages that tell what was."""
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
-_CODE = ("tidemill", "services")
+_CODE = ("tidemill", "services", "scripts", "benchmarks", "examples")
+_THIS = "scripts/check_words.py"
+_ALERTS = "deploy/prometheus/rules"
 
 
-def texts(root: Path = ROOT) -> Iterator[tuple[str, int, str]]:
-    """Yield what people read: the file, the line where it begins, and the text."""
+def texts(root: Path = ROOT) -> Iterator[tuple[str, int, str, bool]]:
+    """Yield texts that people read: file, line where the text begins, the text, and True for a docstring."""
     pages = [*documents(root), *sorted((root / "examples").rglob("*.md"))]
     for path in pages:
         name = path.relative_to(root).as_posix()
         if not _LEFT_OUT.match(name):
-            yield name, 1, _FENCE.sub(lambda block: "\n" * block[0].count("\n"), path.read_text(encoding="utf-8"))
+            text = _FENCE.sub(lambda block: "\n" * block[0].count("\n"), path.read_text(encoding="utf-8"))
+            yield name, 1, text, False
+    for path in sorted((root / _ALERTS).glob("*.yml")):
+        yield path.relative_to(root).as_posix(), 1, path.read_text(encoding="utf-8"), False
     for path in sorted(file for folder in _CODE for file in (root / folder).rglob("*.py")):
         if not path.stem.endswith(("_pb2", "_pb2_grpc")):
-            for line, text in _literals(ast.parse(path.read_text(encoding="utf-8"))):
-                yield path.relative_to(root).as_posix(), line, text
+            for line, text, is_docstring in _literals(ast.parse(path.read_text(encoding="utf-8"))):
+                yield path.relative_to(root).as_posix(), line, text, is_docstring
 
 
-def _literals(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a module that are no docstrings: those stand on a line as a statement."""
+def _literals(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
+    """Yield the texts of a module: line, text, and True for a docstring, which stands on a line as a statement."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            yield node.lineno, node.value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value, id(node) in docstrings
 
 
-def found(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield what a text has of it: the line, counted from 0, the words and what to say instead."""
-    for pattern, instead in INSTEAD.items():
+def found(text: str, *, is_docstring: bool = False) -> Iterator[tuple[int, str, str]]:
+    """Yield each phrase in a text: its line, counted from 0, the phrase and what to say instead."""
+    for pattern, instead in (IN_DOCSTRINGS if is_docstring else INSTEAD).items():
         for match in re.finditer(pattern, text, re.IGNORECASE):
             yield text.count("\n", 0, match.start()), match[0], instead
 
@@ -65,8 +73,9 @@ def main() -> int:
     """Print each place; return 1 if there is one."""
     places = [
         f"{name}:{first + line}: {words.strip()!r}; say: {instead}"
-        for name, first, text in texts()
-        for line, words, instead in found(text)
+        for name, first, text, is_docstring in texts()
+        if name != _THIS
+        for line, words, instead in found(text, is_docstring=is_docstring)
     ]
     print("\n".join(places))
     return 1 if places else 0

@@ -31,7 +31,7 @@ def split(text: str) -> tuple[list[str], list[str]]:
 
 
 def compiled(pins: list[str], *options: str) -> str:
-    """Return what `uv pip compile` makes of pins.
+    """Resolve pins with `uv pip compile`.
 
     Raises:
         subprocess.CalledProcessError: a version has no wheel for what the options name; uv has said which.

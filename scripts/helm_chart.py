@@ -54,7 +54,7 @@ class _Marks:
         return self._word("L", f"{{{{- {directive} }}}}")
 
     def block(self, expression: str) -> Object:
-        """Return what stands for a mapping or a list that a value holds."""
+        """The placeholder of a mapping or a list that a value holds."""
         return {self.line(f"toYaml {expression} | nindent INDENT"): None}
 
     def fill(self, written: str) -> str:

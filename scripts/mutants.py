@@ -154,7 +154,7 @@ class _Finder:
 
 
 def _is_left_alone(node: ast.AST) -> bool:
-    """Return whether nothing is changed in a place: what it says is for people, or for the type checker."""
+    """True if a node is never changed: it is text for people, or exists for the type checker."""
     match node:
         case ast.JoinedStr() | ast.Assert() | ast.Import() | ast.ImportFrom():
             return True

@@ -150,7 +150,7 @@ def make_hostile(folder: Path) -> None:
 
 
 def commands(*, train: bool) -> list[list[str]]:
-    """Return what is run in the hostile folder, after the name of the program."""
+    """Arguments of each `tidemill` command that is run in the hostile folder."""
     short = [
         *("train", "--env.id", "own_env:make", "--env.max-evaluation-steps", "200", "--agent.algorithm", "dqn"),
         *("--agent.network", "mlp", "--run.name", "rehearsal", "--run.max-learner-steps", "200"),

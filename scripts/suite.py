@@ -16,13 +16,13 @@ from pathlib import Path
 
 _ROOMS = ("tests/integration/", "tests/process/", "tests/compose/", "tests/slurm/", "tests/chaos/", "tests/learning/")
 _MOST = 3
-"""More failures than these are no accident of the machine."""
+"""With more failures than this, the machine is not the cause."""
 _TESTS_FAILED = 1
 """pytest's exit code when tests failed, and nothing else went wrong."""
 
 
 def may_be_tried_again(failed: Sequence[str]) -> bool:
-    """Return whether the tests of these ids are few, and all of real processes."""
+    """True if the tests of these ids are few, and all of them use real processes."""
     return 0 < len(failed) <= _MOST and all(test.startswith(_ROOMS) for test in failed)
 
 

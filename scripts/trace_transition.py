@@ -3,7 +3,7 @@
     python -m scripts.trace_transition [--steady-s S] [--record-s S]
 
 Starts a replay server with a prioritized table and its log on disk, a parameter server, a learner and an actor as
-processes of their own, lets them train until all is in steady state, and then records for a few seconds which files
+separate processes, lets them train until all is in steady state, and then records for a few seconds which files
 of the project have a function called, in any thread. What only starts or ends a process is not counted, if the first
 period is long enough for all to have started.
 """

@@ -137,7 +137,7 @@ def remove(path: Path) -> None:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Return whether a write failed for want of room: on the disk, in the quota or under the limit of a file's size."""
+    """True if a write failed because the disk, the quota or the file size limit is exhausted."""
     return error.errno in _DISK_FULL
 
 

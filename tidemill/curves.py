@@ -33,7 +33,7 @@ class MetricsFile:
     """An object per line with `time` (seconds since 1970), `step` (updates) and the scalars.
 
     A resumed run continues the file. Steps go back where the learner went back to a checkpoint; the later line counts.
-    A value that is no finite number is null.
+    A value that is not finite is null.
     """
 
     def __init__(self, file: Path) -> None:
@@ -57,7 +57,7 @@ class MetricsFile:
 
 
 class SideCurves:
-    """Writes points into files of their own, from the first one on, until the disk refuses one.
+    """Writes points into separate files, from the first one on, until the disk refuses one.
 
     TensorBoard has them over agent decisions, in its run NAME; `curves/NAME.jsonl` has them over updates, as
     metrics.jsonl has the learner's, with `env_steps` beside them.

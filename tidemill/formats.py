@@ -52,7 +52,7 @@ def check_format(kind: str, number: object, where: object) -> None:
         where: The file, for the message.
 
     Raises:
-        UnknownFormat: The number is newer than the newest or older than the oldest that is read, or is no number.
+        UnknownFormat: The number is newer than the newest or older than the oldest that is read, or not a number.
     """
     newest, oldest = NEWEST[kind], _OLDEST.get(kind, 1)
     number = 1 if number is None else number

@@ -69,7 +69,7 @@ def how_to_repair(requirement: str) -> str:
 
 
 def is_made() -> bool:
-    """Return whether `make` made this installation: its environment is the .venv of the checkout that it runs from."""
+    """True if `make` made this installation: its environment is the .venv of the checkout that it runs from."""
     return (_ROOT / "Makefile").exists() and Path(sys.prefix) == _ROOT / ".venv"
 
 

@@ -110,7 +110,7 @@ def wait_for_end(pid: int, timeout_s: float | None) -> None:
 
 
 def has_children() -> bool:
-    """Return whether this process has child processes, those included that have ended and were not waited for."""
+    """True if this process has child processes, including ended ones that were not waited for."""
     if AVAILABLE:
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

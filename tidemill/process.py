@@ -145,7 +145,7 @@ def _discard_output() -> None:
 
 
 def _reader_left() -> bool:
-    """Return whether standard output is a pipe or socket whose other end is closed."""
+    """True if standard output is a pipe or socket whose other end is closed."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)  # macOS reports nothing to who asks for nothing
     return any(seen & (select.POLLERR | select.POLLHUP) for _, seen in poll.poll(0))
@@ -164,7 +164,7 @@ class StopRequests:
         self._last_s: float | None = None
 
     def is_new(self, signal_number: int) -> bool:
-        """Return whether a signal that has arrived is a new request."""
+        """True if a signal that has arrived is a new request, not a repetition."""
         now_s, last_s = time.monotonic(), self._last_s
         if last_s is not None and signal_number == signal.SIGHUP:
             return False

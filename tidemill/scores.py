@@ -57,7 +57,7 @@ def read_scores(file: Path) -> list[Score]:
     """Return the rows of a scores.csv in order; none if there is no file, and no last line that is torn.
 
     Raises:
-        DataLoss: any other line is no score.
+        DataLoss: any other line is not a score.
         FatalError: the file has a format that this version does not know.
     """
     try:
@@ -80,7 +80,7 @@ def read_scores(file: Path) -> list[Score]:
 
 
 def has_all_columns(file: Path) -> bool:
-    """Return whether the rows of a scores.csv have every column of today."""
+    """True if a scores.csv has every column of the present format."""
     with file.open(encoding="utf-8") as lines:
         return lines.readline() == ",".join(FILE_COLUMNS) + "\n"
 
@@ -95,7 +95,7 @@ def score_of(cells: Mapping[str, str]) -> Score:
     """Return the score of a row's cells, which may lack the columns that came later.
 
     Raises:
-        ValueError: a cell is no number.
+        ValueError: a cell is not a number.
     """
     return Score(**{name: _value(name, cell) for name, cell in cells.items()})  # type: ignore[arg-type]
 

@@ -92,7 +92,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Create the parser of the command line."""
     words = argparse.ArgumentParser(prog="python -m benchmarks.learn", description=(__doc__ or "").splitlines()[0])
     add = words.add_argument
     add("config", nargs="?", default="", help="configs/NAME.yaml")

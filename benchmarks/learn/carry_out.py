@@ -123,7 +123,7 @@ def _peer(plan: Plan, seed: int, processes: Processes, limit_s: float, *, again:
 
 
 def provenance() -> dict[str, object]:
-    """Return what a run depends on besides its settings."""
+    """The commit, the machine and the versions that a run depends on."""
     return {"commit": commit(), "machine": machine(), "versions": versions()}
 
 

@@ -16,12 +16,12 @@ _NOT_COMPARABLE = "not comparable: budgets differ"
 
 
 def is_same(steps: float | None, others: float | None) -> bool:
-    """Return whether two counts of steps are one budget."""
+    """True if two counts of steps are the same budget, within a tolerance."""
     return steps is not None and others is not None and abs(steps - others) <= _TOLERANCE * others
 
 
 def compared(references: Document, budget: Document, over: Document) -> list[str]:
-    """Return what is to be said of each reference; a threshold has no budget.
+    """Compare a result with each of its references, a line each; a threshold has no budget.
 
     Args:
         references: Threshold and published figure of a result.
@@ -49,7 +49,7 @@ def of_published(published: Document, over: Document, score: Document) -> str:
 
 
 def verdict_of(ours: Document, theirs: Document) -> str:
-    """Return whether a score is above or below another, and by how much.
+    """Judge if a score is above or below another, and by how much.
 
     Args:
         ours: `mean` and `interval_95` of a score; the interval is None if it is of one seed.
@@ -75,7 +75,7 @@ def _fixed(value: float) -> Document:
 
 
 def beside(document: Document) -> str:
-    """Return what is to be said of a result and the peer that ran beside it, by what each trained to in the end."""
+    """Compare a result with the peer that ran beside it, by the last versions of both."""
     ours, theirs = document["over_seeds"], document["peer"]["over_seeds"]
     settings_for = zoo_steps(document)
     if not is_same(ours["env_steps"], theirs["env_steps"]):
@@ -100,7 +100,7 @@ def zoo_steps(document: Document) -> int:
 
 
 def _falls(settings: Document) -> bool:
-    """Return whether one of the zoo's settings falls over the run: a rate `lin_X`, or DQN's epsilon."""
+    """True if one of the zoo's settings decreases over the run: a rate `lin_X`, or DQN's epsilon."""
     return "exploration_fraction" in settings or any(str(value).startswith("lin_") for value in settings.values())
 
 

@@ -106,7 +106,7 @@ class Course:
             write_json(self._output / "evaluations" / f"learn-version-{number}-episodes-{episodes}.json", document)
 
     def result(self) -> dict[str, Any]:
-        """Return what a run's result.json has of this."""
+        """The fields of result.json that describe the peer's training."""
         decided, confirmation = self._solved or self._scores[-1], self._confirmation
         return {
             "solved": self._solved is not None,

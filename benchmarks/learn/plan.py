@@ -134,7 +134,7 @@ def with_changes(document: Mapping[str, Any], changes: Sequence[tuple[str, Any]]
         for name in path:
             section = section.setdefault(name, {})
             if not isinstance(section, dict):
-                raise ConfigError(f"--set {key}: {name} is no section of settings")
+                raise ConfigError(f"--set {key}: {name} is not a section of settings")
         section[last] = value
     return result
 

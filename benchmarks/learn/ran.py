@@ -74,7 +74,7 @@ class Ran:
 
 
 def read_ran(folder: Path, seed: int, target: float | None) -> Ran | None:
-    """Return what a run's folder says; None if there is nothing in it.
+    """Read a run's folder; None if it holds neither scores nor a result.
 
     Args:
         folder: The run's folder.
@@ -125,7 +125,7 @@ def versions_to_test(folder: Path) -> list[int]:
 
 
 def ended_in_training(reason: str) -> bool:
-    """Return whether a run ended at a number of steps, so that what was measured last is what training ended with."""
+    """True if a run ended at a number of steps, so that the last measured version is the last trained one."""
     return reason.startswith(_AT_A_STEP)
 
 

@@ -21,7 +21,7 @@ class Reference:
     source: str
     """Where it stands, and under which conditions."""
     env_steps: int | None = None
-    """Agent decisions it took; None if it is no figure of a run, or not said."""
+    """Agent decisions it took; None if the figure is not of a run, or its steps are not stated."""
     learner_steps: int | None = None
     """Updates it took."""
 
@@ -47,7 +47,7 @@ class References:
 
 
 def references_of(name: str, target_return: float | None, file: Path) -> References:
-    """Return what a result is compared with; without a threshold in the file, the run's own target is one.
+    """References of a result. Without a threshold in the file, the run's own target is the threshold.
 
     Raises:
         ConfigError: the file says something else than `what`, `value` and `source`.

@@ -124,7 +124,7 @@ def network_of(agent: AgentConfig, auto: str) -> str:
 
 
 def budget_of(run: RunSettings) -> Document:
-    """Return what a run may use; 0 for no limit. With a target it ends before that, if it gets there."""
+    """The limits of a run, 0 for none. With a target the run ends earlier once it reaches the target."""
     return {
         "env_steps": run.max_env_steps,
         "learner_steps": run.max_learner_steps,
@@ -145,7 +145,7 @@ def _peer(root: Path, runs: Sequence[Ran]) -> Document:
 
 
 def summary(runs: Sequence[Ran]) -> Document:
-    """Return what the runs say each and together; those that did not finish stand apart."""
+    """Figures of each run and over all finished runs; unfinished ones are listed separately."""
     finished = [run for run in runs if run.is_finished]
     confirmed = [run for run in finished if run.confirmed]
     return {
@@ -219,6 +219,6 @@ def _median(values: Iterable[float]) -> float | None:
 
 
 def _one_or_all(values: Iterable[object]) -> object:
-    """Return what all runs have in common, or the list of what each has."""
+    """The value that all runs share, or else the list of values."""
     found = list(values)
     return found[0] if found and all(value == found[0] for value in found) else found or None

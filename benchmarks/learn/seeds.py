@@ -44,7 +44,7 @@ def read_declared(names: Collection[str] = (), file: Path = DECLARED) -> list[De
 
 
 def is_reported(row: Declared, results: Path, config_text: str) -> bool:
-    """Return whether the committed result of a row is its report already.
+    """True if the committed result of a row is already its report.
 
     Args:
         row: What is declared.
@@ -97,7 +97,7 @@ def check_no_report(results: Path) -> None:
 
 
 def describe_seeds(document: Mapping[str, Any], root: Path) -> str:
-    """Return whether a trial had seen a result's seeds and whether their number was fixed before, in words.
+    """Describe in words if a trial had seen a result's seeds, and if their number was fixed before.
 
     Args:
         document: The result.

@@ -168,7 +168,7 @@ def _seeds(measured: Document) -> str:
 
 
 def _budget(budget: Document) -> str:
-    """Return what ends a run, whatever comes first."""
+    """The conditions that end a run, whichever comes first."""
     limits = ((budget["env_steps"], ""), (budget.get("learner_steps"), " updates"), (budget.get("wall_s"), " s"))
     ends = [f"{limit:,.0f}{unit}" for limit, unit in limits if limit]
     target = budget["target_return"]
@@ -176,7 +176,7 @@ def _budget(budget: Document) -> str:
 
 
 def _measured(measured: Document) -> str:
-    """Return which version the return is of."""
+    """The version whose return is reported."""
     finished, confirmed = len(measured["seeds"]), measured["over_seeds"]["confirmed_seeds"]
     if not finished:
         return "–"
@@ -186,7 +186,7 @@ def _measured(measured: Document) -> str:
 
 
 def _has_own_last(measured: Document) -> bool:
-    """Return whether training continued after the version that was measured."""
+    """True if training continued after the version that was measured."""
     return not all(ended_in_training(run["reason"]) for run in measured["runs"] if run["is_finished"])
 
 

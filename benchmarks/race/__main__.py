@@ -103,7 +103,7 @@ def trainings_of(arguments: argparse.Namespace) -> Iterator[tuple[Task, Peer, in
 
 
 def _has_environment(task: Task) -> bool:
-    """Return whether the package of a task's environment is there."""
+    """True if the package of a task's environment is installed; otherwise print how to install it."""
     if task.package and importlib.util.find_spec(task.package) is None:
         print(f"race: {task.name} is left out, {task.package} is not installed: make {task.package.lower()}")
         return False

@@ -39,7 +39,7 @@ class Measured:
 
 
 def measure(command: Sequence[str], log: Path, limit_s: float, environment: Mapping[str, str]) -> Measured:
-    """Run a command in a session of its own, its output appended to a log, and measure it.
+    """Run a command in a new session, its output appended to a log, and measure it.
 
     Whatever it leaves behind is killed.
 

@@ -3,7 +3,7 @@
     pip install jax
     python dqn_jax.py
 
-The server is in this process, or one of its own: `tidemill replay --folder data`, then `--replay 127.0.0.1:7401`. Kill
+The server is in this process, or a separate one: `tidemill replay --folder data`, then `--replay 127.0.0.1:7401`. Kill
 that one with SIGKILL and start it again: the program waits for it and continues with all that was acknowledged.
 """
 

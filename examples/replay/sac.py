@@ -3,7 +3,7 @@
     python sac.py
 
 Twin critics and a learned temperature, by Haarnoja et al., "Soft Actor-Critic Algorithms and Applications" (2018).
-The server is in this process, or one of its own: `tidemill replay --folder data`, then `--replay 127.0.0.1:7401`. Kill
+The server is in this process, or a separate one: `tidemill replay --folder data`, then `--replay 127.0.0.1:7401`. Kill
 that one with SIGKILL and start it again: the program waits for it and continues with all that was acknowledged.
 """
 

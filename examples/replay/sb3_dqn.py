@@ -103,7 +103,7 @@ class ServedReplayBuffer(ReplayBuffer):  # type: ignore[misc] # it has no types
             return client.describe_table(self._table.name).items // int(self.n_envs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is saved: where the table is. Both clients are opened again when it is loaded."""
+        """The saved state: the table's address and name. Both clients connect again when it is loaded."""
         self._writer.flush(timeout_s=60.0)
         return self.__dict__
 

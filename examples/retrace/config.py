@@ -47,7 +47,7 @@ class RetraceConfig:
         require(0 < self.epsilon <= 1, "epsilon", self.epsilon, "above 0 and at most 1")
 
     def window(self, frame_stack: int) -> WindowSpec:
-        """Return which steps of a stream an item covers."""
+        """The steps of a stream that an item covers."""
         return WindowSpec(history=frame_stack - 1, steps=self.steps)
 
     def validate_env(self, env_spec: EnvSpec) -> None:
@@ -55,7 +55,7 @@ class RetraceConfig:
         require_actions(self.algorithm, env_spec, discrete=True)
 
     def extra_columns(self, env_spec: EnvSpec) -> Signature:  # noqa: ARG002 - the same for every environment
-        """Return what is stored of each step besides: log mu(a|s) of the policy that acted, float32."""
+        """The extra column stored with each step: log mu(a|s) of the policy that acted, float32."""
         return (ColumnSpec("log_prob", "float32", ()),)
 
     def build_agent(self, env_spec: EnvSpec, device: torch.device, seed: int) -> Agent:

@@ -233,7 +233,7 @@ Series = tuple[str, list[tuple[float, float]]]
 
 
 def _answers(prometheus: str, target: Mapping[str, Any], start_s: float, end_s: float) -> list[Series]:
-    """Return what Prometheus answers to a panel's query."""
+    """Query Prometheus for one series of a panel: legends, times and values."""
     query = target["expr"].replace("$run", ".*")
     words = urllib.parse.urlencode({"query": query, "start": start_s, "end": end_s, "step": _SCRAPE_S})
     with urllib.request.urlopen(f"http://{prometheus}/api/v1/query_range?{words}", timeout=30) as answer:

@@ -5,7 +5,7 @@
 The pages are those that a reader of the repository has: README.md, docs/, and what they link to. They are laid out in
 build/docs/source as in the repository, so that every relative link means the same in both; a source file becomes a page
 that shows it. mkdocs then builds build/docs/site, and whatever leads nowhere is an error. Nothing in the site asks
-another machine for anything, and but for the search it also works when opened from the disk.
+another machine for anything, and except for the search it also works when opened from the disk.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def stage(root: Path = ROOT, source: Path = SOURCE) -> None:
 
 
 def staged(path: Path) -> Path:
-    """Return what the site's source has in place of a file or folder: a source file and a folder become pages."""
+    """Path in the site's source for a file or folder: source files and folders become pages."""
     if path.is_dir():
         return path / "index.md"
     return path.with_name(f"{path.name}.md") if path.suffix in _LANGUAGES else path

@@ -130,7 +130,7 @@ def _run_end(config: EvaluatorConfig, finish: threading.Event, stack: ExitStack)
 
 
 def _has_ended(end: RunEnd, folder: Path) -> bool:
-    """Return whether the run is over and its result written; a result of an earlier end is kept under another name."""
+    """True if the run is over and its result written; a result of an earlier end is kept under another name."""
     if not end.is_marked():
         set_result_aside(folder)
         return False

@@ -55,7 +55,7 @@ class EpisodeRunner:
         """Play one episode of each seed with these parameters; None if it was stopped before the last ended.
 
         Raises:
-            InvalidArgument: the bytes are no parameters.
+            InvalidArgument: the bytes are not parameters.
             FatalError: they do not fit the network.
         """
         policy, progress, count = self._eval_policy(params), self._progress, len(seeds)

@@ -15,7 +15,7 @@ _EVERY_S = 1.0
 
 
 class ProgressFile:
-    """Writes `evaluating.json`, at most once a second; a disk that refuses it is no reason to do anything else."""
+    """Writes `evaluating.json`, at most once a second; a disk that refuses it changes nothing else."""
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.monotonic) -> None:
         """Remove what an evaluator that was killed has left."""

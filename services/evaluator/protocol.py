@@ -259,7 +259,7 @@ class _Rollout:
         return []
 
     def _skip(self, slot: EnvSlot, number: int, error: Exception) -> None:
-        """Leave an episode out whose environment failed, and go on with another environment."""
+        """Leave out an episode whose environment failed, and continue with another environment."""
         _log.warning("episode left out: its environment failed", seed=self._seeds[number], reason=str(error))
         count_failure(error.kind if isinstance(error, EnvFailed) else "raised")
         self._failed[number] = error

@@ -44,7 +44,7 @@ def limit_reached(run: RunSettings, metadata: ParamsMetadata, wall_s: float) -> 
 
 
 def reaches_target(run: RunSettings, mean: float) -> bool:
-    """Return whether a mean return reaches the target of the run."""
+    """True if a mean return reaches the target of the run."""
     return run.target_return is not None and mean >= run.target_return
 
 

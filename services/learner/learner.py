@@ -152,7 +152,7 @@ class Learner:
         return is_ready and wait_for_service("cluster.params", cluster.params, timeout_s, self._stop)
 
     def _run_is_over(self, stack: ExitStack) -> bool:
-        """Return whether the run is over and this is the only rank; otherwise stop the learner when the run ends."""
+        """True if the run is over and this is the only rank; otherwise stop the learner when the run ends."""
         if self._config.run.supervisor == "launcher" or not self._rank.is_first:
             return False
         self._end = stack.enter_context(closing(RunEnd(self._config.cluster.params, self._config.run.end_tag)))

@@ -101,7 +101,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class HostCopies:
-    """Copies tensors from a GPU as one piece for each dtype, into pinned memory that is kept, on a stream of their own.
+    """Copies tensors from a GPU as one piece for each dtype, into pinned memory that is kept, on a separate stream.
 
     A plain copy of each tensor would wait in the training stream for all updates before it, dozens of times.
     """

@@ -211,7 +211,7 @@ class VersionStore:
     def _corrupt(self, scan: Scan, tags: Mapping[str, int]) -> set[int]:
         """Set corrupt versions aside; return their numbers, and those whose description was repaired.
 
-        One that newer versions and tags leave no place for is no loss: it was removed, and the power failed before the
+        One that newer versions and tags leave no place for is not lost: it was removed, and the power failed before the
         disk had forgotten all of its names.
         """
         expired = {

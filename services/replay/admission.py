@@ -81,7 +81,7 @@ class AdmissionQueue:
         return await self._pass("insert", tables, lambda: all(map(self._admits_insert, tables)), act)
 
     def would_wait(self, tables: Sequence[Table]) -> bool:
-        """Return whether an insert into tables would have to wait."""
+        """True if an insert into tables would have to wait."""
         lines = self._lines["insert"]
         return any(lines.get(table) for table in tables) or not all(map(self._admits_insert, tables))
 
@@ -146,7 +146,7 @@ class AdmissionQueue:
             self._demands.pop((table, without_replacement), None)
 
     def _admits_insert(self, table: Table) -> bool:
-        """Return whether a table admits an insert: by its limiter, or because a sample waits for more items.
+        """True if a table admits an insert: by its limiter, or because a sample waits for more items.
 
         Without the second rule an insert that waits for samples and a sample that waits for items could wait for
         each other, when items may be sampled only so often.
@@ -156,7 +156,7 @@ class AdmissionQueue:
         )
 
     def _starves(self, table: Table, without_replacement: bool) -> bool:
-        """Return whether a sample waits for more items; if any does, the one of the largest batch."""
+        """True if the waiting sample with the largest batch lacks items."""
         demand = self._demands.get((table, without_replacement))
         return demand is not None and demand.largest > 0 and not table.has_draws(demand.largest, without_replacement)
 

@@ -36,7 +36,7 @@ class BatchRoom:
         self._taken = 0
 
     def is_free(self) -> bool:
-        """Return whether the call may assemble a batch."""
+        """True if the memory budget has room for the call to assemble a batch."""
         return self._budget.has_room_for_batch
 
     @property

@@ -223,7 +223,7 @@ def _write_certificate(
 
 
 def _is_good(folder: Path, kind: str, authority: _Authority, hosts: Sequence[str]) -> bool:
-    """Return whether KIND.pem is of this CA, fits KIND.key, holds these hosts and lasts long enough."""
+    """True if KIND.pem is of this CA, fits KIND.key, names these hosts and is valid for long enough."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import serialization

@@ -258,7 +258,7 @@ def _gradient_steps(agent: Any) -> str:  # noqa: ANN401 - the settings of any al
 
 
 def _describe_code(named: Mapping[str, str]) -> str:
-    """Return the paragraph on modules that the settings name, which are no part of the folder; nothing without any."""
+    """Return the paragraph on modules that the settings name, which are not part of the folder; nothing without any."""
     if not named:
         return ""
     settings = ", ".join(f"`{setting}: {value}`" for setting, value in named.items())

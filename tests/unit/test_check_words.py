@@ -23,11 +23,25 @@ def test_words_that_are_never_meant_are_found(text: str, words: list[str]) -> No
     assert [found for _, found, _ in check_words.found(text)] == words
 
 
-def test_pages_and_messages_are_read_but_docstrings_and_code_are_not(tmp_path: Path) -> None:
-    """Docstrings that people read are on the pages that are made from them."""
-    (tmp_path / "tidemill").mkdir()
+def test_docstrings_begin_with_the_noun() -> None:
+    """`Return whether x` is found in a docstring, and in no other text."""
+    assert [words for _, words, _ in check_words.found("Return whether x", is_docstring=True)] == ["Return whether"]
+    assert not list(check_words.found("Return whether x"))
+
+
+def test_pages_alerts_messages_and_docstrings_are_read_but_code_is_not(tmp_path: Path) -> None:
+    """The history in CHANGELOG.md and blocks of code in pages are left out."""
+    for folder in ("tidemill", "examples", "deploy/prometheus/rules"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "README.md").write_text("first\n\n```bash\nsecond\n```\n")
     (tmp_path / "CHANGELOG.md").write_text("history\n")
-    (tmp_path / "tidemill/one.py").write_text('"""A docstring."""\nraise ValueError(f"{1} is wrong")\n')
-    read = {name: (line, text.split()) for name, line, text in check_words.texts(tmp_path)}
-    assert read == {"README.md": (1, ["first"]), "tidemill/one.py": (2, ["is", "wrong"])}
+    (tmp_path / "deploy/prometheus/rules/one.yml").write_text("alert\n")
+    (tmp_path / "tidemill/one.py").write_text('raise ValueError(f"{1} is wrong")\n')
+    (tmp_path / "examples/two.py").write_text('"""A docstring."""\n')
+    read = {name: (line, text.split(), said) for name, line, text, said in check_words.texts(tmp_path)}
+    assert read == {
+        "README.md": (1, ["first"], False),
+        "deploy/prometheus/rules/one.yml": (1, ["alert"], False),
+        "tidemill/one.py": (1, ["is", "wrong"], False),
+        "examples/two.py": (1, ["A", "docstring."], True),
+    }

@@ -99,7 +99,7 @@ def _named_in(document: Mapping[str, Any], section: str) -> Iterator[tuple[str, 
 
 
 def is_bundle(folder: Path) -> bool:
-    """Return whether a folder holds a bundle."""
+    """True if a folder holds a bundle."""
     return (folder / DOCUMENT).is_file()
 
 

@@ -2,7 +2,7 @@
 
     python -m tidemill.bundle.onnx_file RUN VERSION FILE
 
-It is a process of its own, because torch is heavy and its exporter talks; its last line is an `OnnxReport` as JSON.
+It is a separate process, because torch is heavy and its exporter talks; its last line is an `OnnxReport` as JSON.
 """
 
 from __future__ import annotations

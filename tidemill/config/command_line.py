@@ -148,7 +148,6 @@ def _hint(path: Sequence[str], settings: object, words: Sequence[str]) -> str:
 
 
 def _has_setting(settings: object, name: str) -> bool:
-    """Return whether a dataclass has a setting of this dotted name."""
     first, _, rest = name.partition(".")
     if first not in {field.name for field in dataclasses.fields(settings)}:  # type: ignore[arg-type]
         return False

@@ -170,7 +170,7 @@ def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str 
 
 
 def _no_sections(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each section that is no mapping: an option would take the place of all of it."""
+    """Yield a line for each section that is not a mapping: an option would take the place of all of it."""
     for name, value in document.items():
         if name in _SECTIONS and not (value is None or isinstance(value, Mapping)):
             example = f", such as {{{_FIRST[name]}: {value}}}" if name in _FIRST and isinstance(value, str) else ""

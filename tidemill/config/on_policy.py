@@ -38,7 +38,7 @@ def windows_per_version(agent: Any, learner: LearnerSettings, num_envs: int) -> 
     """Return how many windows of each of all environments the learner uses up between two versions.
 
     Raises:
-        ConfigError: It is no whole number: some items would have to wait for the next version.
+        ConfigError: It is not a whole number: some items would have to wait for the next version.
     """
     items: int = agent.batch_size * learner.publish_every
     _require(

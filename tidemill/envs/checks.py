@@ -100,12 +100,12 @@ def fault(
 
 
 def is_flag(value: Any) -> bool:  # noqa: ANN401
-    """Return whether a value says true or false; NumPy would take any text for true."""
+    """True if a value is a boolean, or a scalar 0 or 1. NumPy would take any non-empty text for true."""
     return isinstance(value, bool) or (getattr(value, "shape", ()) == () and value in (0, 1))
 
 
 def is_flags(values: Any) -> bool:  # noqa: ANN401
-    """Return whether values say true or false, each."""
+    """True if every value of an array is a boolean, 0 or 1."""
     array = np.asarray(values)
     return array.dtype.kind in "biuf" and bool(np.isin(array, (0, 1)).all())
 

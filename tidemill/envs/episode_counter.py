@@ -25,7 +25,7 @@ class EpisodeCounter:
         self.lengths[:] = 0
 
     def add(self, raw_reward: NDArray[np.float64 | np.int32], is_reset_step: NDArray[np.bool_]) -> None:
-        """Count one step: raw rewards [N], and where the step was no decision, bool [N]."""
+        """Count one step: raw rewards [N], and True where the step was not a decision, bool [N]."""
         self.returns += raw_reward
         self.lengths += ~is_reset_step
 

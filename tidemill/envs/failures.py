@@ -106,7 +106,7 @@ class Restarts:
         )
 
     def is_due(self, unit: int) -> bool:
-        """Return whether the pause before its restart is over."""
+        """True if the pause before the unit's restart is over."""
         return self._clock() >= self._due_s[unit]
 
     def next_seed(self, unit: int) -> int:

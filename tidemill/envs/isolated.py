@@ -1,4 +1,4 @@
-"""Environments in processes of their own: one that hangs is killed, and one that crashes takes nothing with it."""
+"""Environments in separate processes: one that hangs is killed, and one that crashes affects no other."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class WorkerPart:
         self._send({"path": sys.path, "settings": settings, **opening})
 
     def _made(self, *, wait: bool = True) -> bool:
-        """Return whether the process has made its environments, once it has if `wait`."""
+        """True once the process has made its environments; with `wait`, block until then."""
         while True:
             limit_s, what = (self._reset_s, "the constructor") if self._is_here else (_IMPORT_S, "its imports")
             message = self._answer(limit_s, what) if wait else self._polled(limit_s, what)

@@ -63,7 +63,7 @@ def make_surviving(settings: EnvSettings, num_envs: int, *, waits: bool, stop: t
     """Make a batch of environments to train in, each of which may fail as `env.on_failure` says.
 
     Args:
-        settings: Which environment, and how; with `isolate` in processes of their own.
+        settings: Which environment, and how; with `isolate` in separate processes.
         num_envs: Environments in the batch.
         waits: Whether a step waits for what is being restarted, instead of leaving its rows out.
         stop: Ends every wait.
@@ -96,7 +96,7 @@ def make_surviving(settings: EnvSettings, num_envs: int, *, waits: bool, stop: t
 
 
 def make_isolated(settings: EnvSettings, *, render: bool = False) -> VectorEnv:
-    """Make one environment to be evaluated in, in a process of its own; raises as `make_surviving`."""
+    """Make one environment for evaluation, in a separate process; raises as `make_surviving`."""
     part = WorkerPart(settings, 1, threading.Event(), training=False, render=render)
     try:
         return IsolatedEnv(part)

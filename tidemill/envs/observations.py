@@ -143,12 +143,12 @@ def _part(name: str, space: gymnasium.Space[Any]) -> ObservationPart:
 
 
 def _is_text(space: gymnasium.Space[Any]) -> bool:
-    """Return whether values are text, as the missions of minigrid are, whose space is its own."""
+    """True if a space's values are text. Minigrid's missions are, in a space class of minigrid."""
     return isinstance(space, spaces.Text) or (space.dtype is not None and np.dtype(space.dtype).kind == "U")
 
 
 def has_fixed_size(space: gymnasium.Space[Any]) -> bool:
-    """Return whether values can become one vector; a space of somebody's own need not say so."""
+    """True if a space's values can be flattened to a vector of fixed size. A user's space class may not say."""
     try:
         return space.is_np_flattenable
     except NotImplementedError:
@@ -156,7 +156,7 @@ def has_fixed_size(space: gymnasium.Space[Any]) -> bool:
 
 
 def _is_image(space: gymnasium.Space[Any]) -> bool:
-    """Return whether values are images of bytes."""
+    """True if a space's values are uint8 arrays of at least two dimensions."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2
 
 
@@ -178,7 +178,7 @@ def select(env: gymnasium.Env[Any, Any], positions: Sequence[int]) -> gymnasium.
     """Return an environment that shows only the numbers at these positions of its vector observation.
 
     Raises:
-        ConfigError: Observations are no vector, or it is shorter.
+        ConfigError: Observations are not vectors, or are shorter.
     """
     space, chosen = env.observation_space, np.array(positions)
     if not isinstance(space, spaces.Box) or len(space.shape) != 1 or chosen.max() >= space.shape[0]:

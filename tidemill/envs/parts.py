@@ -201,7 +201,7 @@ class BatchPart:
 
 
 def as_failure(error: BaseException) -> EnvFailed:
-    """Return what user code raised as the failure of an environment."""
+    """Convert an exception of user code to the failure of an environment."""
     if isinstance(error, EnvFailed):
         return error
     said = str(error) if isinstance(error, FatalError | ConfigError) else f"raised {type(error).__name__}: {error}"

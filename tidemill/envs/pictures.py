@@ -17,7 +17,7 @@ def as_picture(rendered: Any) -> NDArray[np.uint8] | None:  # noqa: ANN401 - wha
     greater. Grey becomes colour, and a fourth channel is left out.
 
     Raises:
-        FatalError: It is no picture.
+        FatalError: It is not a picture.
     """
     if isinstance(rendered, (list, tuple)) and np.ndim(rendered[-1] if rendered else 0) != 2:  # else rows of one
         rendered = rendered[-1] if rendered else None

@@ -65,7 +65,7 @@ class InferenceClient:
             raise
 
     def is_connected(self) -> bool:
-        """Return whether a replica can be reached; never waits. Goes on to the next one where one cannot."""
+        """True if the present replica is connected. Never waits; moves to the next replica after a failure."""
         if self._channel is None:
             self._watch(self._connect())
         if self._state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:

@@ -110,7 +110,7 @@ def unpack_open(request: pb.ActRequest) -> Opening:
     """Return the contents of the first message of a call; only its kind is checked.
 
     Raises:
-        InvalidArgument: It is no `open`.
+        InvalidArgument: It is not an `open`.
     """
     if request.WhichOneof("message") != "open":
         raise InvalidArgument("the first message of a call must be `open`")
@@ -150,7 +150,7 @@ def unpack_step(request: pb.ActRequest, opening: Opening) -> Seen:
     """Return the step of a message.
 
     Raises:
-        InvalidArgument: It is no step, or a field has another size than `opening` gives it.
+        InvalidArgument: It is not a step, or a field has another size than `opening` gives it.
     """
     if request.WhichOneof("message") != "step":
         raise InvalidArgument("after `open`, a call holds only steps")

@@ -135,7 +135,7 @@ _append_fits = _open_append_fits() if available else None
 
 
 def append_fits(raw: bytes, most: AppendLimits) -> bool:
-    """Return whether the bytes of an AppendRequest hold no more than they may.
+    """True if the bytes of an AppendRequest are proved to be within the limits.
 
     False says nothing: they may hold too much, be no AppendRequest, or be a good one that no client would write so.
     """

@@ -97,7 +97,7 @@ def make_callbacks(setting: str, names: Sequence[str], run: RunSettings, config:
         config: Settings of the service.
 
     Raises:
-        ConfigError: One is not there, cannot be made, or is no `Callback`.
+        ConfigError: One is not there, cannot be made, or is not a `Callback`.
     """
     context = CallbackContext(setting.partition(".")[0], run.name, run.folder, to_document(config))
     made = {}

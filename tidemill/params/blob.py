@@ -52,7 +52,7 @@ def unpack(blob: bytes, *, max_bytes: int = MAX_BYTES) -> dict[str, NDArray[np.g
     """Return the arrays of a safetensors file by name; the inverse of `pack`.
 
     Args:
-        blob: The file's bytes. They hold the arrays uncompressed, so they are no larger than the blob.
+        blob: The file's bytes. They hold the arrays uncompressed, so the arrays are at most as large as the blob.
         max_bytes: Largest blob memory is taken for, in bytes.
 
     Raises:

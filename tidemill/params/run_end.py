@@ -70,7 +70,7 @@ class RunEnd:
         self._thread: threading.Thread | None = None
 
     def is_marked(self) -> bool:
-        """Return whether the run is over; raises Unavailable if the parameter server does not answer."""
+        """True if the run is over. Raises Unavailable if the parameter server does not answer."""
         return self._tag in self._client.list_versions().tags
 
     def watch(self, heard: Callable[[], None]) -> None:

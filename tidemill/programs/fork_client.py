@@ -167,7 +167,7 @@ class ForkClient:
                 return None
 
     def close(self) -> None:
-        """End the server; what it has forked goes on. May be called twice."""
+        """End the server; what it has forked keeps running. May be called twice."""
         self.requests.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()

@@ -67,7 +67,7 @@ class Order(NamedTuple):
     directory: str = ""
     """Where it works, if not where the server does."""
     with_server: bool = False
-    """Whether it gets a server of its own, which ends with it."""
+    """True if it gets a separate server, which ends with it."""
     needs_torch: bool = True
     """Whether it waits until torch has been imported."""
     ends_in_order: bool = False

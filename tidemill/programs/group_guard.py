@@ -11,7 +11,7 @@ import signal
 import sys
 
 MARK_VARIABLE = "TIDEMILL_STARTED_BY"
-"""Environment variable that what a service starts inherits, also into a session of its own, as some simulators have."""
+"""Environment variable inherited by all that a service starts, also in a new session, which some simulators open."""
 
 
 def main(processes: str) -> None:

@@ -4,5 +4,5 @@ Nothing is computed. What is seen is where each tensor would lie, what the host 
 not hold, which GPU each thread opens, and how many kernels an update launches. Not seen are numbers, speed, drivers,
 races between streams, and NCCL.
 
-The library must be there before torch is (`tidemill.rehearsal.library`), so a rehearsal is a process of its own.
+The library must be there before torch is (`tidemill.rehearsal.library`), so a rehearsal is a separate process.
 """

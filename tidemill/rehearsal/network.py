@@ -1,4 +1,4 @@
-"""A user's own network on a GPU, rehearsed without one: a program of its own, for `tidemill doctor --network`.
+"""A user's own network on a GPU, rehearsed without one: a separate program, for `tidemill doctor --network`.
 
 `python -m tidemill.rehearsal.network` reads a `Question` as JSON from standard input and prints a line of JSON for each
 algorithm: `algorithm`, and in `faults` what its updates would do that a GPU does not take.

@@ -185,7 +185,7 @@ class Watch(TorchDispatchMode):
 
 
 def key_of(generator: torch.Generator | None) -> int:
-    """Return what tells a generator from others, whichever object of Python's stands for it."""
+    """The address of a generator in torch: equal for all Python objects that stand for one generator."""
     return int(generator._cdata)  # type: ignore[union-attr]  # torch's
 
 

@@ -171,7 +171,7 @@ class ReconnectingCall(Generic[Request, Response]):
 
 
 def _may_pass(failure: TidemillError) -> bool:
-    """Return whether a later attempt may succeed: the server is away, not ready or full, or the call broke.
+    """True if a later attempt may succeed: the server is away, not ready or full, or the call broke.
 
     A message that is too large is an `InvalidArgument` (`from_rpc_error`): it never passes.
     """

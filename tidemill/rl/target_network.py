@@ -29,7 +29,7 @@ class TargetNetwork(Generic[M]):
         self._parameters: list[Tensor] = list(self.network.parameters())
 
     def is_due(self, updates: int) -> bool:
-        """Return whether `update` moves anything after the online network's update number `updates`."""
+        """True if `update` moves the target after update number `updates` of the online network."""
         return self._every == 0 or updates % self._every == 0
 
     @torch.no_grad()

@@ -129,7 +129,7 @@ class Tokens:
         self._entries = self._read()
 
     def role_of(self, token: str) -> str | None:
-        """Return the role of a token; None if it is no token. Takes the same time whichever it is."""
+        """Return the role of a token; None if it is unknown. Takes the same time whichever it is."""
         self._refresh()
         digest, role = _digest(token), None
         for known, its_role in self._entries:  # all of them: the time must not say which one was near

@@ -23,7 +23,7 @@ _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 
 
 def is_server_address(address: str) -> bool:
-    """Return whether a server can listen at an address as it is written: `host:port` or `unix:///path`.
+    """True if a server can listen at an address of this form: `host:port` or `unix:///path`.
 
     A host is a name, an IPv4 address, or an IPv6 address in brackets. Whether there is such a host is not asked.
     """
@@ -35,7 +35,7 @@ def is_server_address(address: str) -> bool:
 
 
 def is_client_address(address: str) -> bool:
-    """Return whether a client can connect to an address as it is written: also `dns:///name:port`, `ipv4:`, `ipv6:`."""
+    """True if a client can connect to an address of this form: also `dns:///name:port`, `ipv4:`, `ipv6:`."""
     scheme = next((each for each in _SCHEMES if address.startswith(each)), "")
     return is_server_address(address.removeprefix(scheme))
 

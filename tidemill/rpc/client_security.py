@@ -94,7 +94,7 @@ def name_options() -> Options:
 
 
 def token_interceptors(address: str) -> list[TokenInterceptor]:
-    """Return what adds the token to the calls of a channel; nothing if no token is named, or to an exception.
+    """The interceptor that adds the token to a channel's calls. Empty without a token and for exempt addresses.
 
     Raises:
         ConfigError: The token would travel in plaintext beyond this machine, or its file cannot be read.

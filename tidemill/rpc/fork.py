@@ -1,7 +1,7 @@
 """The process that a client belongs to: gRPC's channels and their threads do not live on in a forked child.
 
 A call there would wait forever, so every client asks first. It is one system call that costs 0.1 µs. A child that was
-forked beside a server of its parent cannot use gRPC at all: one in twenty was aborted by a new client of its own.
+forked beside a server of its parent cannot use gRPC at all: one in twenty was aborted by a new client that it opened.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class OwnerProcess:
 
 
 class Reopened:
-    """Is pickled as the arguments of its constructor: the process that unpickles it makes one of its own with them."""
+    """Is pickled as the arguments of its constructor: the process that unpickles it makes a new client with them."""
 
     _opened_with: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -90,7 +90,7 @@ class Reopened:
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes another one. TypeError: `stop` is given, an event of this process's threads."""
+        """Pickle the constructor's arguments. TypeError: `stop` was given, an event of this process's threads."""
         arguments, named = self._opened_with
         if named.get("stop") is not None:
             raise TypeError(f"a {type(self).__name__} with `stop` cannot be pickled: that event is this process's own")

@@ -56,7 +56,7 @@ class Requests:
         """Return the message of a request's bytes; the bytes themselves if there is nothing to decode them with.
 
         Raises:
-            InvalidArgument: They are no message of the method.
+            InvalidArgument: They are not a message of the method.
         """
         try:
             return data if decode is None else decode(data)

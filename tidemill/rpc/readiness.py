@@ -51,7 +51,7 @@ def why_not(channel: grpc.Channel) -> str:
 
 
 def answers(channel: grpc.Channel, timeout_s: float) -> bool:
-    """Return whether any server answers, healthy or not."""
+    """True if any server answers within `timeout_s`, healthy or not."""
     stub = health_pb2_grpc.HealthStub(channel)
     try:
         stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)

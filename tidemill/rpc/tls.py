@@ -17,7 +17,7 @@ _log = LateLogger()
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address is one of this machine alone: a Unix socket or loopback.
+    """True if an address is on this machine only: a Unix socket or loopback.
 
     Args:
         address: `host:port`, `dns:///name:port`, `ipv4:...`, `ipv6:...` or `unix:///path`.

@@ -35,7 +35,7 @@ def refuse(problems: Iterable[str]) -> None:
 
 
 def is_safe_name(name: str) -> bool:
-    """Return whether a name is safe as a file name and as an actor's name."""
+    """True if a name is safe as a file name and as an actor's name."""
     return _NAME.fullmatch(name) is not None
 
 

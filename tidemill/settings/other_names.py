@@ -162,7 +162,7 @@ def _kinds(settings: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _takes(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type, or what typing has for one
-    """Return whether a value is of the kind of a setting, be it out of its range."""
+    """True if a value has the type of a setting, even outside its range."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if value is None or kind is Any:
         return True

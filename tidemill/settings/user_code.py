@@ -54,7 +54,7 @@ def user_object(setting: str, path: str) -> Any:  # noqa: ANN401 - whatever the 
         path: Its value; `name` may have dots, e.g. `my_module:MyClass.make`.
 
     Raises:
-        ConfigError: The value is no `module:name`, the module cannot be imported, or it has no such name.
+        ConfigError: The value is not `module:name`, the module cannot be imported, or it has no such name.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:

@@ -23,7 +23,7 @@ _NAME = "1 to 128 letters, digits, `_`, `-` and `.`"
 
 @dataclass(frozen=True)
 class Declared:
-    """What a client says of itself.
+    """The declarations that a client makes.
 
     Attributes:
         client: Its name.
@@ -76,10 +76,10 @@ def pack_open(declared: Declared) -> pb.PlayRequest:
 
 
 def unpack_open(request: pb.PlayRequest) -> Declared:
-    """Return what the first message of a call says.
+    """The declarations in the first message of a call, `open`.
 
     Raises:
-        InvalidArgument: It is no `open`, or the client's name is malformed.
+        InvalidArgument: It is not an `open`, or the client's name is malformed.
     """
     if request.WhichOneof("message") != "open":
         raise InvalidArgument("the first message of a call must be `open`")
@@ -143,7 +143,7 @@ def unpack_step(request: pb.PlayRequest, spec: EnvSpec) -> SeenStep:
     """Return the step of a message.
 
     Raises:
-        InvalidArgument: It is no step, or a field does not fit the spaces; the message names it.
+        InvalidArgument: It is not a step, or a field does not fit the spaces; the message names it.
     """
     if request.WhichOneof("message") != "step":
         raise InvalidArgument("after `open`, a call holds only steps")

@@ -21,7 +21,7 @@ FOLDER = "traces"
 
 
 def tracer() -> Tracer | None:
-    """Return what makes the spans of this process; None if it makes none."""
+    """The tracer of this process; None if tracing is disabled."""
     return _tracer
 
 

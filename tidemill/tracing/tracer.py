@@ -44,7 +44,7 @@ class Used(Protocol):
 
 
 def exporter(to: str, file: Path) -> SpanExporter:
-    """Return what takes spans to an OTLP service; to a file if `to` is empty.
+    """Create an exporter of spans: to the OTLP service at `to`, or to `file` if `to` is empty.
 
     Raises:
         ImportError: The exporter is not installed.

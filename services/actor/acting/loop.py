@@ -117,7 +117,7 @@ class VersionPacer:
         self._started += 1
 
     def may_start(self, version: int, learner_steps: int) -> bool:
-        """Return whether another window may start with parameters of this version and updates."""
+        """True if another window may start with parameters of this version and number of updates."""
         if self._base is None or (version > self._version and learner_steps <= self._steps):
             # a learner that was started again, and has lost the batches it had not trained on
             self._base, self._started = learner_steps, 0

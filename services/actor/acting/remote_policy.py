@@ -117,7 +117,7 @@ class RemotePolicy:
         self.version, self.env_steps, self.learner_steps = version, env_steps, learner_steps
 
     def _may_try(self) -> bool:
-        """Return whether to ask again; a connection is looked for in the background, now and then."""
+        """True if the service may be asked again; looks for a connection in the background, at growing intervals."""
         if self._clock() < self._try_at_s:
             return False
         self._try_at_s = self._clock() + self._backoff.next_s()

@@ -130,7 +130,7 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver has it
-        """Serve a connection in a thread of its own if there are few enough, or close it."""
+        """Serve a connection in a separate thread if there are few enough, or close it."""
         if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return

@@ -51,7 +51,7 @@ def check_continues(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSet
 
 
 def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
-    """Check that a limit that is set anew lies ahead of what a run has already done.
+    """Check that a changed limit is beyond what a run has already done.
 
     Raises:
         ConfigError: The run would end before it trains; the message names the limit and how far the run is.

@@ -44,7 +44,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
 
     Args:
         config: Of the run.
-        forks: What the process is forked from; None for a program of its own.
+        forks: What the process is forked from; None for a separate program.
         before: What a run that has trained was started with, whose checkpoint and table must fit.
 
     Returns:
@@ -156,7 +156,7 @@ def _check_callbacks(config: RunConfig) -> None:
 
 
 def _names_own_code(agent: AgentConfig) -> bool:
-    """Return whether a setting of the algorithm names a module of the user's."""
+    """True if a setting of the algorithm names a module of the user's."""
     return any(isinstance(value, str) and (":" in value or "." in value) for value in vars(agent).values())
 
 

@@ -153,7 +153,7 @@ def check_free(path: Path, *, fresh: bool) -> None:
 
 
 def is_running(path: Path) -> bool:
-    """Return whether a launcher holds the run at `path`."""
+    """True if a launcher holds the run at `path`."""
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -205,7 +205,7 @@ _FIRST_VERSION = 1  # published before the first update, for actors to begin wit
 
 
 def has_trained(folder: Path) -> bool:
-    """Return whether the run of a folder has learned, or collected a MiB of experience.
+    """True if the run of a folder has learned, or collected a MiB of experience.
 
     What was ended before that, by a wrong setting for example, holds nothing that `tidemill resume` would bring back.
     """
@@ -221,7 +221,7 @@ def has_trained(folder: Path) -> bool:
 
 
 def is_deterministic(folder: Path) -> bool:
-    """Return whether the run of a folder is in lock-step, by its settings; False if it has none that can be read."""
+    """True if the settings in a run's folder put it in lock-step; False if they cannot be read."""
     try:
         document = read_document(folder / "config.yaml")
     except ConfigError:

@@ -18,7 +18,7 @@ _STOP_S = 5.0
 class LoggerProcesses:
     """`tidemill log` for each logger of a run. They end by themselves once the run's folder is unlocked.
 
-    They are no part of the cluster: one that fails is reported at the end, and what it has not sent waits in the
+    They are not part of the cluster: one that fails is reported at the end, and what it has not sent waits in the
     folder.
     """
 

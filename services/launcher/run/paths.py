@@ -101,7 +101,7 @@ def inference_address(sockets: Path, index: int) -> str:
 
 
 def socket_folder_of(address: str) -> Path | None:
-    """Return the folder a socket's address points into; None if it is no socket."""
+    """Return the folder a socket's address points into; None if it is not a socket."""
     return Path(address.removeprefix("unix://")).parent if address.startswith("unix:///") else None
 
 

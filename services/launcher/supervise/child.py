@@ -65,7 +65,7 @@ class Child:
             spec: What to start.
             log_file: Its log file.
             variables: The environment variables.
-            forks: What starts the service, if it can; None for a program of its own.
+            forks: What starts the service, if it can; None for a separate program.
         """
         environment = DEFAULTS | os.environ | {PARENT_VARIABLE: str(os.getpid()), **variables}
         process: _Process | None = None

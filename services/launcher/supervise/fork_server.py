@@ -48,7 +48,7 @@ class ForkServer:
     """Starts services, each in a fraction of the time that importing torch takes.
 
     It is a help, not a condition: when it dies, is frozen or cannot be had, `fork` returns None, and services are
-    started as programs of their own.
+    started as separate programs.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ForkServer:
                 is_ready.set_result(False)
 
     async def close(self) -> None:
-        """End it; what it has forked goes on. May be called twice."""
+        """End it; what it has forked keeps running. May be called twice."""
         self.give_up()
         self._ready = {}
         client, self._client = self._client, None

@@ -74,7 +74,7 @@ async def silences(address: str, *, check_s: float) -> AsyncIterator[Silence]:
 
 
 async def _answers(address: str, timeout_s: float) -> bool:
-    """Return whether the service answers a check at all, whatever it says."""
+    """True if the service answers a health check, whatever the answer is."""
     # A new channel each time: none is left waiting to connect again when the service has come back.
     async with open_aio_channel(address) as channel:
         check = channel.unary_unary(
@@ -90,7 +90,7 @@ async def _answers(address: str, timeout_s: float) -> bool:
 
 
 async def _listens(address: str) -> bool:
-    """Return whether the socket at an address takes connections."""
+    """True if the socket at an address accepts connections."""
     try:
         if address.startswith("unix:"):
             _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:").removeprefix("//"))

@@ -136,7 +136,7 @@ class ClusterRunner:
             self._forks.give_up()
 
     def _on_input(self) -> None:
-        """Stop the run if the program that holds the other end has ended; that is no second request."""
+        """Stop the run if the program that holds the other end has ended; that does not count as a second request."""
         if not os.read(_INPUT, 1024):
             asyncio.get_running_loop().remove_reader(_INPUT)
             self._on_stop_signal(signal.SIGHUP)

@@ -22,7 +22,7 @@ _SAME_S = 300.0
 def training_return(run: Path) -> float | None:
     """Return the mean return of the actors' newest training episodes; None without any.
 
-    Each actor writes that of its own to `curves/ACTOR.jsonl`. One that has written nothing for five minutes while
+    Each actor writes its curve to `curves/ACTOR.jsonl`. One that has written nothing for five minutes while
     others did acts no longer.
     """
     points = []

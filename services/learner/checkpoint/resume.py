@@ -45,7 +45,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def fits_devices(state: dict[str, Any]) -> bool:
-    """Return whether `load_rng_state` can set all generators of the GPUs that the state was taken with."""
+    """True if this machine has as many GPUs as the state has generators, so `load_rng_state` can set them all."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return len(state["cuda"]) == count
 

@@ -144,7 +144,7 @@ class DeviceRows:
             rows: Rows of the mirror.
             device: Where they are kept.
             slot_steps: Steps of the longest chunk.
-            queue: The device's; of its own if not given.
+            queue: The device's; a separate one if not given.
             staging_bytes: Of each piece of pinned memory; one holds at least the longest chunk.
 
         Raises:

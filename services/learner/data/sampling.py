@@ -50,7 +50,7 @@ class LearnerRows:
             rank: Which of the ranks it is.
             group: All of them.
             stride: Steps from the start of an item to that of the next.
-            device: What `mirror_device` returned: where every rank keeps a mirror of its own, if all of them can. With
+            device: What `mirror_device` returned: where every rank keeps a separate mirror, if all of them can. With
                 `learner.mirror_device: auto` they share one in the host's memory otherwise.
         """
         self._config, self._rank, self._group = config, rank, group
@@ -118,7 +118,7 @@ class LearnerRows:
         return None
 
     def _any_lacks(self, lacks: bool) -> bool:
-        """Return whether any rank lacks what it needs; all of them ask at the same time."""
+        """True if any rank lacks a batch. A collective call: all ranks make it at the same time."""
         vote = StepVote(stop=False, pause=False, lacks_batch=lacks, largest_weight=0.0)
         return self._group.all_agree(vote).lacks_batch
 

@@ -110,7 +110,7 @@ class LearnerGroup(ProcessGroup, Protocol):
     """All ranks of a learner, as the training thread of one of them sees them."""
 
     def all_agree(self, vote: StepVote) -> StepVote:
-        """Return what is true of any rank, and the largest weight of all; waits until every rank has asked.
+        """Combine the votes of all ranks: flags by "or", weights by their maximum; waits until every rank has voted.
 
         Raises:
             Unavailable: Another rank ended or was silent for too long.
@@ -177,7 +177,7 @@ class TorchLearnerGroup:
             dist.all_reduce(flat)
 
     def all_agree(self, vote: StepVote) -> StepVote:
-        """Return what is true of any rank, and the largest weight of all."""
+        """Combine the votes of all ranks: flags by "or", weights by their maximum; waits until every rank has voted."""
         return self.begin_vote(vote)()
 
     def begin_vote(self, vote: StepVote) -> Callable[[], StepVote]:

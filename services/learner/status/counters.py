@@ -55,7 +55,7 @@ class Counters:
         self._waiting.pop(shard, None)
 
     def observe_waiting(self, env_steps: int, shard: str = "") -> None:
-        """Take the count of a replay server that no batch has come from, which is no part of a checkpoint."""
+        """Take the count of a replay server that no batch has come from, which is not part of a checkpoint."""
         self._waiting[shard] = max(env_steps, self._waiting.get(shard, 0))
 
     def state(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ def check_finite(tensors: Iterable[object], what: str) -> None:
     """Raise Diverged if a tensor or array of floating-point numbers has a NaN or an infinity.
 
     Args:
-        tensors: On any device; those of whole numbers, and what is no tensor, are finite.
+        tensors: On any device; tensors of whole numbers, and values that are not tensors, count as finite.
         what: What they are, for the message, e.g. `parameters`.
     """
     for each in tensors:

@@ -49,7 +49,7 @@ class Garbage:
         return self._journal.size_bytes > 2 * self.live_bytes + 2 * self._segment_bytes
 
     def is_needed(self, segment: int) -> bool:
-        """Return whether a segment has a chunk or an item that is still there."""
+        """True if a segment has a chunk or an item that is still stored."""
         if any(len(chunks_in(store, segment)) for store in self._replay.stores):
             return True
         return any(len(items_in(table, segment)) for table in self._replay.tables)

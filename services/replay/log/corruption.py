@@ -10,7 +10,7 @@ from pathlib import Path
 from tidemill.services.replay.log.frame import Frame
 
 UNREADABLE = ".unreadable"
-"""Suffix of files that are set aside because they are no segment of this log."""
+"""Suffix of files that are set aside because they are not segments of this log."""
 
 _MAX_NOTES = 1000
 

@@ -151,7 +151,7 @@ def blob_checksum(identity: int, data: bytes | memoryview) -> int:
 
 
 def blob_is_intact(identity: int, stored: bytes | memoryview) -> bool:
-    """Return whether a checksum and the blob after it, as read from a body, belong together."""
+    """True if a blob matches the checksum before it, as both are read from a record's body."""
     if len(stored) < CRC_BYTES:
         return False
     return bool(_CRC.unpack_from(stored)[0] == blob_checksum(identity, stored[CRC_BYTES:]))
@@ -165,7 +165,7 @@ class Frame:
         kind: What it reports.
         is_copy: Whether it is the copy of a record.
         sequence: Its number.
-        link: Checksum of the header of the record before it; for a copy, of its own record.
+        link: Checksum of the header of the record before it; for a copy, of the record itself.
         checksum: Of its header.
         meta: Its meta part.
         start: Where its frame starts in the file.

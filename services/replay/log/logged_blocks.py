@@ -122,7 +122,7 @@ class LoggedBlocks:
         self._budget.mark_evictable(self, oldest_first.tolist(), self.ids[oldest_first].tolist(), 0)
 
     def is_resident(self, slot: int, chunk_id: int) -> bool:
-        """Return whether a chunk's blob is in memory, and the slot still that chunk's."""
+        """True if a chunk's blob is in memory and the slot still belongs to that chunk."""
         return self._data[slot] is not None and int(self.ids[slot]) == chunk_id
 
     def evict(self, slot: int) -> int:

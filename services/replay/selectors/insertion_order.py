@@ -79,7 +79,7 @@ class InsertionOrder(EqualWeights):
         return slots
 
     def _skip(self, entry: int, step: int) -> int:
-        """Return the first entry at or after `entry` that is no gap; there must be one."""
+        """Return the first entry at or after `entry` that is not a gap; there must be one."""
         reach = 64
         while True:
             found = np.flatnonzero(self._ring[np.arange(entry, entry + step * reach, step) % len(self._ring)] != _GONE)

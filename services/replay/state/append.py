@@ -84,7 +84,7 @@ def check_chunk(chunk: Chunk, sizes: BlockSizes, env_count: int, chunk_length: i
 
 
 def is_new(chunk: Chunk, next_step: int, ended: bool) -> bool:
-    """Return whether a chunk continues its stream, or False if it is there already.
+    """True if a chunk continues its stream, False if the stream already has it.
 
     Args:
         chunk: The chunk.

@@ -33,7 +33,7 @@ class EvictableBlobs(Protocol):
     """Storage of blobs that can be evicted."""
 
     def is_resident(self, slot: int, chunk_id: int) -> bool:
-        """Return whether a chunk's blob is in memory, and the slot still that chunk's."""
+        """True if a chunk's blob is in memory and the slot still belongs to that chunk."""
         ...
 
     def evict(self, slot: int) -> int:

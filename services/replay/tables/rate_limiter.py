@@ -58,13 +58,13 @@ class RateLimiter:
         return self._inserts * self._config.samples_per_insert - self._samples
 
     def can_insert(self, size: int) -> bool:
-        """Return whether an insert is allowed while the table holds `size` items."""
+        """True if an insert is allowed while the table holds `size` items."""
         if self._config.queue_size and size >= self._config.queue_size:
             return False
         return size < self._config.min_size or self.diff <= self._config.error_buffer
 
     def can_sample(self, size: int) -> bool:
-        """Return whether a sample is allowed while the table holds `size` items."""
+        """True if a sample is allowed while the table holds `size` items."""
         return self._reached and size > 0 and self.diff >= -self._config.error_buffer
 
     def inserted(self, count: int, size: int) -> None:

@@ -90,15 +90,15 @@ class Table:
         return self._selectors.sampler.total_weight
 
     def can_insert(self) -> bool:
-        """Return whether the rate limiter admits an insert, of whatever size."""
+        """True if the rate limiter admits an insert, of any size."""
         return self.limiter.can_insert(self.size)
 
     def can_sample(self, batch_size: int = 1, without_replacement: bool = False) -> bool:
-        """Return whether a batch can be drawn now."""
+        """True if a batch can be drawn now."""
         return self.limiter.can_sample(self.size) and self.has_draws(batch_size, without_replacement)
 
     def has_draws(self, batch_size: int, without_replacement: bool = False) -> bool:
-        """Return whether the table has enough items for a batch, whatever the rate limiter says."""
+        """True if the table has enough items for a batch, regardless of the rate limiter."""
         pickable = self._selectors.sampler.pickable
         if without_replacement and pickable < batch_size:
             return False
@@ -379,7 +379,7 @@ class Table:
         return moved[self.items.lengths[moved] > 0]
 
     def _rebuild(self, config: TableConfig) -> Ints:
-        """Lay the items out anew; return the slots of those whose slot was beyond the capacity, [M].
+        """Rearrange the items; return the slots of those whose slot was beyond the capacity, [M].
 
         What is on its way to readers counts as arrived.
         """

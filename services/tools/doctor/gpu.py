@@ -122,7 +122,7 @@ def _together(known: Answer, count: int) -> list[Finding]:
 
 
 def shared_memory(folder: Path) -> list[Finding]:
-    """Return whether the memory that processes of several GPUs share is large enough: containers begin with 64 MiB."""
+    """Check that the memory shared by processes of several GPUs is large enough; containers start with 64 MiB."""
     try:
         size = os.statvfs(folder)
     except OSError as error:

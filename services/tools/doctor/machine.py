@@ -49,7 +49,7 @@ def memory(meminfo: Path = linux.PROC / "meminfo") -> list[Finding]:
 
 
 def clock() -> list[Finding]:
-    """Return whether the clock is kept; nothing where no service says."""
+    """Check that the clock is synchronised; no finding where no service knows."""
     answer = says("timedatectl", "show", "--property", "NTPSynchronized", "--value")
     if answer == "no":
         advice = "certificates and the times in logs depend on it: `timedatectl set-ntp true`"
@@ -76,7 +76,7 @@ def _port(name: str, address: str) -> Finding:
 
 
 def sockets() -> list[Finding]:
-    """Return whether the folder of temporary files is short enough for the path of a socket."""
+    """Check that the path of the temporary folder is short enough for sockets."""
     folder = tempfile.gettempdir()
     if len(folder) > 60:  # of the 103 bytes that a path may have everywhere
         return [Finding("FAIL", f"a long path for sockets: {folder}", "set TMPDIR to a shorter one")]

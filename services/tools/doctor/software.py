@@ -28,7 +28,7 @@ def python() -> list[Finding]:
 
 
 def command() -> list[Finding]:
-    """Return whether the shell finds `tidemill`, and this one."""
+    """Check that the shell finds `tidemill`, and that it is this installation."""
     name = command_name()
     if name == "tidemill":
         return [Finding("ok", "`tidemill` is on the PATH")]
@@ -37,7 +37,7 @@ def command() -> list[Finding]:
 
 
 def _has_no_wheel(module: str) -> bool:
-    """Return whether a package is not to be had here: Box2D beyond Python 3.13, and for Linux beyond x86-64."""
+    """True if a package has no wheel here: Box2D has none after Python 3.13, nor for Linux except on x86-64."""
     is_made_for = platform.machine() == "x86_64" or platform.system() == "Darwin"
     return module == "Box2D" and (sys.version_info >= (3, 14) or not is_made_for)
 
@@ -87,7 +87,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def compiled_kernel() -> list[Finding]:
-    """Return whether tidemill/kernel was built."""
+    """Check that tidemill/kernel was built."""
     if kernel.available:
         return [Finding("ok", "the compiled kernel is in use")]
     again = how_to_install("learn") if is_made() else "Tidemill again"
@@ -106,7 +106,7 @@ def roms() -> list[Finding]:
 
 
 def docker() -> list[Finding]:
-    """Return whether `docker compose up` would find its client, its plugin and an engine."""
+    """Check that `docker compose up` would find its client, its plugin and an engine."""
     if shutil.which("docker") is None:
         return [
             Finding(

@@ -186,7 +186,7 @@ def _journal(folder: Path, plan: Sweep) -> Journal:
 
 
 def _is_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return whether a sweep may continue: everything is the same but how many trials, and how many at a time."""
+    """True if a sweep may continue: only the numbers of all trials and of simultaneous trials may differ."""
     both = ({key: value for key, value in each.items() if key not in _CHANGEABLE} for each in (before, now))
     return next(both) == next(both)
 

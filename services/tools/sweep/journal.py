@@ -31,7 +31,7 @@ class Trial:
     scores: dict[int, float | None] = field(default_factory=dict)
 
     def has_ended(self, seeds: tuple[int, ...]) -> bool:
-        """Return whether every seed's run has."""
+        """True if the run of every seed has ended."""
         return all(seed in self.scores for seed in seeds)
 
     @property

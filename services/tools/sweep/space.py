@@ -63,7 +63,7 @@ def parse_space(document: object) -> tuple[Parameter, ...]:
     """Return the parameters that the section `space` of a sweep describes.
 
     Raises:
-        ConfigError: It is no mapping of dotted names, or a value is none of what is allowed; the message names it.
+        ConfigError: It is not a mapping of dotted names, or a value is not allowed; the message names it.
     """
     if not isinstance(document, Mapping) or not document:
         raise ConfigError(f"space is {document!r}, allowed: a mapping from settings to {_EXAMPLE}")

@@ -282,7 +282,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         return batch
 
     async def __anext__(self) -> ReplayBatch:
-        """Return the next batch as `__next__` does, without holding up the event loop, but for decoding it there.
+        """Return the next batch as `__next__` does, without blocking the event loop, except to decode the batch.
 
         A call that is cancelled has taken none. After the last one it raises StopAsyncIteration.
         """
@@ -400,7 +400,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         return whole[0] if len(whole) == 1 else ReplayBatch.joined(whole, self._join)
 
     def _overdue(self, table: int) -> Unavailable | EndOfBatches:
-        """Return what is raised where no batch comes in time: what is known of why, or the end."""
+        """The exception for a batch that does not come in time: its likely cause, or the end of the batches."""
         part = self._parts[table]
         config, size = part.table, part.items
         message = f"no batch of table {config.name!r} within {self._timeout_s:g} s: "

@@ -161,7 +161,7 @@ class TableMirror:
         return tuple(self._signature[place] for place in places)
 
     def corrupt_chunks(self, batch: SampledBatch) -> Ints:
-        """Return which chunks of a kept batch could not be decoded, by position; none of a batch that is not intact."""
+        """Positions of a kept batch's chunks that could not be decoded; empty if the batch is not intact."""
         assert batch.slots is not None
         corrupt = np.flatnonzero(self._corrupt[batch.slots])
         # asked afterwards: what was written over a sound chunk must not cost its items their place in the table
@@ -178,7 +178,7 @@ class TableMirror:
         return rows
 
     def is_intact(self, batch: SampledBatch) -> bool:
-        """Return whether the rows of a kept batch are still the ones that came with it."""
+        """True if the rows of a kept batch are still the ones that came with it."""
         assert batch.slots is not None, "the batch was not kept"
         assert batch.writes is not None
         return bool((self._writes[batch.slots] == batch.writes).all())

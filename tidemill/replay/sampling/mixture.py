@@ -71,7 +71,7 @@ def read_parts(
     """Return the parts of a batch, of one table or of several.
 
     Args:
-        addresses: Servers of each table that is no `TableAt`.
+        addresses: Servers of each table that is not a `TableAt`.
         tables: As a dataset takes them.
         batch_size: Items of a batch.
         create: Whether tables may be created; those of a `TableAt` never are.

@@ -159,12 +159,12 @@ class PrioritySender:
                 raise FailedPrecondition("the dataset was closed while priorities waited for the server")
 
     def held(self, table: int = 0) -> list[Update]:
-        """Return what `take_held` would, and keep it."""
+        """The updates handed over and not yet sent, in order."""
         with self._lock:
             return list(self._collected[table])
 
     def take_held(self, table: int = 0) -> list[Update]:
-        """Return what was handed over and not sent, in order, and forget it."""
+        """Remove and return the updates handed over and not yet sent, in order."""
         with self._lock:
             held, self._collected[table] = self._collected[table], []
         return held

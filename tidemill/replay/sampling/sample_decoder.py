@@ -48,7 +48,7 @@ AT_ONCE_BYTES = 8 * 2**20
 """Of the batches that are gathered from a mirror at once: larger ones take new memory from the system each time."""
 
 DECODED_AT_ONCE_BYTES = 16 * 2**20
-"""Of the batches whose blocks are decoded at once, if every item has rows of its own.
+"""Of the batches whose blocks are decoded at once, if no two items share rows.
 
 Beyond 32 MiB the C library keeps no freed memory (mallopt(3), M_MMAP_THRESHOLD): each page of each array is then taken
 from the system again, one thread at a time.

@@ -353,7 +353,7 @@ class SampleStream:
         return shard if shard is not None and shard.call is call else None
 
     def _finish(self, pending: PendingBatch) -> Callable[[], SampledBatch]:
-        """Return what puts a batch together, which needs no lock."""
+        """Create the function that assembles a batch, which can be called without the lock."""
         if self._union is None:
             assert self._one is not None
             self._one.taken()
@@ -403,7 +403,7 @@ class SampleStream:
             self._make_up(pending, draws)
 
     def _is_void(self, pending: PendingBatch, lost: str) -> bool:
-        """Return whether a batch is worth nothing any more, as a server's call is over."""
+        """True if a pending batch has to be dropped because the call of a server of its items is over."""
         if self._schedule is not None:
             return True  # they are drawn again, in order
         return self._settles and any(name == lost and answer.number for _, name, answer in pending.answers)

@@ -47,7 +47,7 @@ def check_by_epoch(table: TableConfig) -> None:
 
 
 class EndOfBatches(StopIteration):
-    """A kind of its own, since Python 3.11 waits for ever for a future that StopIteration itself was to end.
+    """A separate class, since Python 3.11 waits for ever for a future that StopIteration itself was to end.
 
     `await asyncio.to_thread(next, dataset)` did so once the dataset was closed; with this it returns None.
     """

@@ -94,7 +94,7 @@ class _Limit:
         self.reached = items > 0 and (self.reached or items >= self.config.min_size)
 
     def admits(self, states: Collection[ShardState]) -> bool:
-        """Return whether a batch may be drawn."""
+        """True if the rate limiter admits a batch."""
         if not self.reached or not self.config.samples_per_insert:
             return self.reached
         diffs = [state.expected_diff for state in states]
@@ -186,7 +186,7 @@ class ShardedTable:
         return Plan(weights, self._draws(weights, items, counted))
 
     def probe(self, shard: str) -> Draw:
-        """Return what asks a live shard how its table is.
+        """A draw of no items, by which a live shard reports the state of its table.
 
         Before the whole table reaches its minimum size, inserts do not count: the ones a shard has counted are taken
         off again.

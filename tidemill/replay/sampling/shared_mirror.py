@@ -1,7 +1,7 @@
 """One sampler for the ranks of a machine: its owner deals batches to the others, which read the same mirror (ADR 0049).
 
 The owner, which is the first rank of the machine, receives every batch and keeps its rows in memory that all of them
-map. A batch goes whole to whichever rank asks next: each is a draw of its own from the table, so that probabilities and
+map. A batch goes whole to whichever rank asks next: each is a separate draw from the table, so that probabilities and
 weights are those of a rank that samples for itself. Priorities and corrupt items go the other way, since the keys of a
 sharded table belong to the sampler that gave them.
 """

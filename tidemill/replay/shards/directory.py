@@ -21,7 +21,7 @@ _log = LateLogger()
 
 
 def is_sharded(addresses: Sequence[str]) -> bool:
-    """Return whether addresses stand for several servers, now or later: more than one, or a DNS name."""
+    """True if addresses may stand for several servers: more than one address, or a DNS name."""
     return len(addresses) > 1 or addresses[0].startswith(_DNS)
 
 

@@ -47,7 +47,7 @@ class ShardProbe:
         self._probes: dict[str, _Probe] = {}
 
     def poll(self, shards: Mapping[str, str], now_s: float) -> list[ProbeResult]:
-        """Return what has come in of earlier questions, and ask the shards (address by name) that are due."""
+        """Collect the answers that have arrived, and send a probe to each shard (address by name) that is due."""
         results = [result for name in list(self._probes) if (result := self._collect(name)) is not None]
         self._forget(name for name, asked in self._probes.items() if shards.get(name) != asked.address)
         for name, address in shards.items():

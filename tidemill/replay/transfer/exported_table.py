@@ -44,7 +44,7 @@ class ExportedTable:
         """Read and check a folder. Its steps, priorities and payloads stay on disk.
 
         Raises:
-            InvalidArgument: It is no such folder.
+            InvalidArgument: It is not such a folder.
             DataLoss: A file is damaged, missing, or does not fit the others.
             FatalError: It has a format that this version does not know.
         """

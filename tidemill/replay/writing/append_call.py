@@ -28,7 +28,7 @@ class StreamRestarted(FailedPrecondition):
 
 @dataclass(frozen=True, slots=True)
 class AppenderState:
-    """Where an appender is, so that another one can go on there.
+    """Where an appender is, so that another one can continue there.
 
     Attributes:
         epoch: Epoch of the streams; 0 if the server has not named one.
@@ -124,7 +124,7 @@ class AppendCall:
         return True
 
     def has_room(self, chunks: int) -> bool:
-        """Return whether `append` would return or raise at once with so many chunks."""
+        """True if `append` with this number of chunks would return or raise without waiting."""
         with self._changed:
             is_over = self._error or self._restarted or self._stop.is_set() or self._call.closed.is_set()
             return bool(is_over) or self._fits(chunks)
@@ -254,7 +254,7 @@ class AppendCall:
             self._blocked_s, self._blocked_since = self._blocked_s + time.monotonic() - started, float("inf")
 
     def _fits(self, chunks: int) -> bool:
-        """Return whether so many chunks may be queued; more than the limit go alone, or they could never be sent."""
+        """True if this number of chunks may be queued. More than the limit are sent alone, or they never could be."""
         return not self._pending or self._pending_chunks + chunks <= self._limit
 
     def _raise(self) -> None:

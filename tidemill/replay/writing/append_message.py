@@ -87,7 +87,7 @@ class AppendMessage:
         return len(self.env_index)
 
     def is_stored(self, next_steps: NDArray[np.int64]) -> bool:
-        """Return whether a server that wants `next_steps` has all of it."""
+        """True if a server whose streams continue at `next_steps` has stored the whole message."""
         return bool((next_steps[self.env_index] >= self.end_step).all())
 
 
@@ -134,7 +134,7 @@ def messages_of(
 
 
 def _parts(chunks: Sequence[Chunk], items: Sequence[ItemBatch], most: NDArray[np.int64]) -> list[range]:
-    """Return which chunks go together: as many as may."""
+    """Split chunks into consecutive ranges, each as long as the limits of a message allow."""
     ends = _items_by_chunk(len(chunks), items)
     payload_bytes = _payload_bytes(len(chunks), items)
     parts, start, size = [], 0, np.zeros(4)

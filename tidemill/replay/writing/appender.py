@@ -180,7 +180,7 @@ class StreamAppender:
         return self._appender.state()
 
     def has_room(self, chunks: int) -> bool:
-        """Return whether `append` would return or raise at once with so many chunks; may move to another first."""
+        """True if `append` of so many chunks would return or raise without waiting. May change the shard first."""
         self._steer()
         return self._has_moved or self._closed.is_set() or bool(self._appender and self._appender.has_room(chunks))
 
@@ -319,7 +319,7 @@ class StreamAppender:
         return addresses
 
     def _may_leave(self, is_dead: bool) -> bool:
-        """Return whether the present shard can be left now: it is dead, or has acknowledged everything."""
+        """True if the present shard can be left now: it is dead, or has acknowledged everything."""
         if self._appender is None or is_dead:
             return True
         if time.monotonic() < self._next_leave_s:

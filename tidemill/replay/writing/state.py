@@ -51,7 +51,7 @@ def new_name() -> str:
 def arguments_of(
     batch: tuple[int, ...], chunk_length: int, tables: Sequence[TableConfig], windows: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what a writer that continues another must have in common with it, as a JSON document."""
+    """The arguments that a continuing writer must share with the earlier one, as a JSON document."""
     return {
         "num_envs": batch[0] if batch else None,
         "chunk_length": chunk_length,
@@ -90,7 +90,7 @@ def unpack_writer(
         items: Its items.
 
     Raises:
-        InvalidArgument: The bytes are no state, of another version, or of a writer with other arguments.
+        InvalidArgument: The bytes are not a state, of another version, or of a writer with other arguments.
         DataLoss: They are damaged.
     """
     document, arrays = _unpack(state)
@@ -118,7 +118,7 @@ def _unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return the document and the arrays of a state.
 
     Raises:
-        InvalidArgument: The bytes are no state of a writer.
+        InvalidArgument: The bytes are not the state of a writer.
         DataLoss: They are damaged.
         FatalError: They have a format that this version does not know.
     """

@@ -29,7 +29,7 @@ def flatten(step: Any, name: str = "") -> dict[str, Any]:  # noqa: ANN401 - a ne
     """Return the leaves of a nest of mappings and tuples by column name; a list is an array.
 
     Raises:
-        InvalidArgument: A key is no string, or has `__` in it; or there is nothing in a part of the nest.
+        InvalidArgument: A key is not a string, or has `__` in it; or there is nothing in a part of the nest.
     """
     if isinstance(step, Mapping):
         parts = list(step.items())
@@ -173,7 +173,7 @@ class StepReader:
         return columns
 
     def _is_exact(self, step: Any, batch: tuple[int, ...]) -> bool:  # noqa: ANN401 - see `flatten`
-        """Return whether a step is a flat dict of arrays of the very dtypes and shapes, as an actor makes them."""
+        """True if a step is a flat dict of arrays with the table's exact dtypes and shapes, as an actor makes them."""
         if type(step) is not dict or self._ragged or len(step) != len(self._specs):
             return False
         wanted = self._exact.get(batch)

@@ -66,7 +66,7 @@ class ItemWindow:
             check_priorities(np.array([self.priority], np.float64), least=-MAX_PRIORITY)
 
     def __str__(self) -> str:
-        """Return what two windows that make the same items have in common, in every process."""
+        """The window's settings as text, the same in every process; callables are shown as `...`."""
         given = [(field.name, getattr(self, field.name)) for field in fields(self)]
         shown = [(name, "..." if callable(value) else repr(value)) for name, value in given]
         always = ("length", "stride", "priority", "partial")
@@ -233,7 +233,7 @@ class StreamItems:
             self._next_start[table, envs] = 0
 
     def pending_in(self, env: int) -> bool:
-        """Return whether items end in the present chunk of a stream."""
+        """True if items end in a stream's unsent chunk."""
         return bool(self._ends[env])
 
     def sent(self, envs: Ints) -> None:

@@ -562,7 +562,7 @@ class ReplayWriter(Reopened):
     def _beside(
         self, beside: Mapping[str, ArrayLike] | None, payload: ArrayLike | None, batch: tuple[int, ...]
     ) -> dict[str, NDArray[Any]]:
-        """Return what is kept of a step and is no column of it, each [*batch, ...], as it was with the first step."""
+        """The values of a step that are not columns of the table, each [*batch, ...], shaped as in the first step."""
         kept: dict[str, NDArray[Any]] = {}
         if self._wants_beside and beside is not None:
             kept = {name: np.asarray(values) for name, values in beside.items()}
@@ -603,7 +603,7 @@ class ReplayWriter(Reopened):
         return array.reshape(*batch, -1).view(np.uint8)
 
     def _begin_behind(self) -> None:
-        """Go on behind what the server has of each environment, if that is more than the state knew of."""
+        """Continue behind the last step that the server has of each environment, if the state knew of fewer."""
         if self._appender.restarts:
             return  # it has lost the streams, which begin again
         next_steps = self._appender.next_steps

@@ -32,7 +32,7 @@ _log = LateLogger()
 
 
 def can_record(config: AgentConfig) -> bool:
-    """Return whether updates of these settings can be recorded as CUDA graphs: if the host decides nothing in them."""
+    """True if updates of these settings can be recorded as CUDA graphs: the host decides nothing during an update."""
     return hasattr(config, "compile") and not getattr(config, "target_kl", 0.0)
 
 

@@ -101,7 +101,7 @@ class ActorCritic:
             self._grad_norms[name] = global_norm(gradients)
 
     def targets_are_due(self) -> bool:
-        """Return whether `update_targets` would move them."""
+        """True if `update_targets` would move the target networks."""
         return self._actor_target.is_due(self.state.updates + 1)
 
     def update_targets(self) -> None:

@@ -34,7 +34,7 @@ class GoalRewards(Protocol):
         """Return the rewards, [B], of steps that achieved one goal where another was desired, [B, ...] both."""
 
     def terminated(self, achieved: Array, desired: Array) -> NDArray[np.bool_] | None:
-        """Return which of these steps end their episode, [B]; None where that does not depend on goals."""
+        """True for each step that ends its episode, bool [B]; None if termination does not depend on goals."""
 
 
 class Draws:

@@ -156,5 +156,5 @@ class Sequences:
 
 
 def items_of(settings: SequenceSettings, frame_stack: int) -> Items:
-    """Return what the items are by the settings."""
+    """The kind of items these settings ask for: sequences with an LSTM, otherwise single transitions."""
     return Sequences(settings, frame_stack) if settings.lstm_size else SingleTransitions(settings, frame_stack)

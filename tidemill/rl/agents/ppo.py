@@ -209,7 +209,7 @@ class PPOAgent(ActorCriticAgent):
         return linear(self._state.updates, config.clip, 0.0, config.clip_decay_updates)
 
     def _has_moved(self, kl: Tensor) -> bool:
-        """Return whether the policy is too far from the one that acted; all ranks find the same."""
+        """True if the KL divergence to the acting policy exceeds `target_kl`, averaged over all ranks."""
         return float(self._state.group.mean([kl])[0]) > self._config.target_kl
 
 

@@ -109,7 +109,7 @@ class RecurrentQNetwork(MixedPrecision):
                 module.pack(len(images))
 
     def before(self, last_action: Tensor, last_reward: Tensor, is_first: Tensor) -> Tensor:
-        """Return what came before each step, [T, B, A + 1]; zeros if nothing did. See `forward`.
+        """The last action and the last reward before each step, [T, B, A + 1]; zeros at the start of an episode.
 
         It is the last action, one-hot, and the last reward, squashed to -1 .. 1.
         """

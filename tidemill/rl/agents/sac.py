@@ -194,7 +194,7 @@ class SACAgent(TrainedAgent):
         return priority, metrics
 
     def _criticise(self, learned: Transitions, next_action: Tensor) -> tuple[list[LayerActivations], Tensor]:
-        """Return what the critics did with each transition's start, and the values of its end, [C, B, K].
+        """Evaluate the critics: activations at each transition's start, and values of its end, [C, B, K].
 
         With CrossQ they see both ends in one pass, [C, 2 B, K], whose second half are the values of the end.
         """
@@ -317,7 +317,7 @@ class SACPolicy:
 
     @torch.inference_mode()
     def forward(self, policy_input: PolicyInput, noise: Sequence[NoiseRows] = ()) -> dict[str, Tensor]:
-        """Return what the actor's mean and standard deviation are made of as `head`, [N, 2 A].
+        """Compute `head`, the numbers that give the actor's mean and standard deviation, [N, 2 A].
 
         Of a recurrent actor also the next `recurrent_state`, [N, 2 H].
         """

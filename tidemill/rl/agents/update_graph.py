@@ -5,7 +5,7 @@ update that is recorded therefore
 - takes tensors from its batch, which is copied into memory of the recording, and from its agent, which it changes in
   place, and from nowhere else;
 - never waits for the device;
-- decides nothing in Python but by what its caller calls its `kind`: each kind has a recording of its own.
+- decides nothing in Python but by what its caller calls its `kind`: each kind has a separate recording.
 
 Where several processes make an update together, it is recorded in parts: each part ends where gradients are averaged.
 The parts are repeated one after the other, and between them the ranks add up one flat tensor of gradients as usual.
@@ -54,7 +54,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs, on a stream of their own and in memory that they share; one is repeated at a time."""
+    """Records CUDA graphs, on a separate stream and in memory that they share; one is repeated at a time."""
 
     def __init__(self, device: torch.device, noise: torch.Generator | None) -> None:
         """Take the device, and the generator that updates draw from, if they do; its state moves on at each repeat."""

@@ -43,7 +43,7 @@ class ActionDistribution(NamedTuple):
     Attributes:
         head: Logits [B, A], or means [B, A]; of D independent choices logits [B, D, M], where M is the largest number
             of options and logits beyond a choice's own are those of probability 0.
-        log_std: Log standard deviations [A], or [B, A], of a Gaussian; None of a categorical policy.
+        log_std: Log standard deviations [A], or [B, A], of a Gaussian; None for a categorical policy.
     """
 
     head: Tensor
@@ -137,10 +137,10 @@ class ActorCritic(MixedPrecision):
         return self._distribution(self._features(observation, None)[0], legal)
 
     def policy_head(self, observation: Tensor, recurrence: Recurrence | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return what acting needs.
+        """Compute the policy's output for observations.
 
         Returns:
-            What `with_legal` makes a distribution of, [B, O]: logits of all options side by side, or means; and the
+            The input of `with_legal`, [B, O]: logits of all options side by side, or means; and the
             recurrent state after the last step, [N, 2 H], or None without an LSTM.
         """
         features, recurrent_state = self._features(observation, recurrence)
@@ -160,7 +160,7 @@ class ActorCritic(MixedPrecision):
         return self._value(self._features(observation, recurrence)[0])
 
     def _features(self, observation: Tensor, recurrence: Recurrence | None) -> tuple[Tensor, Tensor | None]:
-        """Return what policy and value see, [B, F], and the recurrent state after it."""
+        """Compute the features that policy and value share, float32 [B, F], and the recurrent state after them."""
         with self.matmul_precision(self.torso, self.encoder):
             features = self.torso(observation)
             if self.standardization is not None:
@@ -204,7 +204,7 @@ def _places(sizes: Sequence[int]) -> Tensor:
 
 
 def _layers(widths: Sequence[int], rng: torch.Generator, last_gain: float) -> nn.ModuleList:
-    """Return linear layers with orthogonal weights, of gain sqrt(2) but for the last, and biases of 0."""
+    """Return linear layers with orthogonal weights and biases of 0; the gain is sqrt(2), except in the last."""
     layers = nn.ModuleList(linear(a, b, rng) for a, b in pairwise(widths))
     for layer in layers:
         gain = last_gain if layer is layers[-1] else math.sqrt(2.0)

@@ -35,7 +35,7 @@ class LayerActivations(NamedTuple):
         output: After the ReLU if the layer has one, [E, B, out].
         norm: Of a normalised layer: the product, its mean, 1 / its standard deviation and the normalised
             product; empty otherwise.
-        renorm: How the inputs were renormalised before the product; None of a layer that does not.
+        renorm: How the inputs were renormalised before the product; None for a layer that does not.
     """
 
     inputs: Tensor
@@ -250,13 +250,13 @@ class TorsoEnsembleMLP(EnsembleMLP):
     def activations(
         self, observation: Seen, action: Tensor | None = None, bounds: RenormBounds | None = None
     ) -> list[LayerActivations]:
-        """Return what torso and layers did, the torso first: its `output` are the features, with their graph."""
+        """Apply torso and layers; the torso comes first, its `output` are the features [B, F] with their graph."""
         with torch.enable_grad():
             features = self._features(observation)
         return [LayerActivations(features, features, ()), *super().activations(features.detach(), action, bounds)]
 
     def _features(self, observation: Seen) -> Tensor:
-        """Return what the torso makes of observations or steps, float32 [B, F]."""
+        """Compute the torso's features of observations or steps, float32 [B, F]."""
         if isinstance(observation, Steps):
             remembered: Tensor = self.torso(observation, self.matmul_precision)
             return remembered

@@ -143,7 +143,7 @@ def in_float32(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def pays(device: torch.device) -> bool:
-    """Return whether an update of an image network is faster in bfloat16 on a device, by what it can do.
+    """True if an update of an image network is faster in bfloat16 on a device, by the device's capabilities.
 
     GPUs from compute capability 8 on and processors with AVX-512 BF16 or AMX multiply it in dedicated units; the
     others would only convert. Measured on a processor with AVX-512 BF16 and on an H100, see docs/performance.md.
@@ -155,7 +155,7 @@ def pays(device: torch.device) -> bool:
 
 @torch.inference_mode()
 def _stays_short(half: nn.Module, observation: Tensor) -> bool:
-    """Return whether a network with bfloat16 parameters returns bfloat16, as the layers behind it will want."""
+    """True if a network with bfloat16 parameters returns bfloat16, which the layers behind it require."""
     try:
         return bool(half(observation).dtype == torch.bfloat16)
     except RuntimeError:  # one of the user's own that mixes formats

@@ -121,7 +121,7 @@ class RecurrentTorso(nn.Module):
 
 
 def before_each(steps: Steps) -> Tensor:
-    """Return what came before each step, [T, B, A + 1], zeros if nothing did: the last action and the last reward.
+    """The last action and the last reward before each step, [T, B, A + 1]; zeros at the start of an episode.
 
     The reward is rescaled as R2D2 does values, so that its unit matters little.
     """

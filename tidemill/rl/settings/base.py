@@ -120,7 +120,7 @@ class Normalizes(Protocol):
 
 
 def check_counted(settings: Normalizes, env_spec: EnvSpec | None = None) -> None:
-    """Raise ConfigError if observations that are no vectors, or not vectors alone, are to be normalized."""
+    """Raise ConfigError if observations are to be normalized and are anything else than vectors."""
     if not settings.normalize_observations:
         return
     network = settings.network if env_spec is None else chosen_torso(settings.network, env_spec)

@@ -48,7 +48,7 @@ class Convolution(nn.Conv2d):
     """Whether images lie [B, H, W, C] in memory while they pass."""
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return [B, outputs, H, W]; a `weight` given takes the place of its own."""
+        """Return [B, outputs, H, W]; `weight`, if given, replaces the layer's weight."""
         weight = self.weight if weight is None else weight
         weight = weight if self.scale == 1.0 else weight * self.scale
         if self.channels_last:

@@ -72,7 +72,7 @@ def image_channels(network: str, env_spec: EnvSpec) -> tuple[int, int, int]:
     """Return channels, height and width of what the network sees: a stack's frames and colours are channels.
 
     Raises:
-        ConfigError: Observations are no images [H, W] or [H, W, C], or too small.
+        ConfigError: Observations are not images [H, W] or [H, W, C], or too small.
     """
     check_observations(network, env_spec)
     shape = env_spec.observation_shape
@@ -81,5 +81,5 @@ def image_channels(network: str, env_spec: EnvSpec) -> tuple[int, int, int]:
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a name is of a file here, and not of a user's module."""
+    """True if a name is that of a torso in this folder, not of a user's module."""
     return "." not in name and ":" not in name

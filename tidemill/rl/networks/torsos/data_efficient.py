@@ -12,5 +12,5 @@ LAYERS = ((32, 5, 5), (64, 5, 5))
 
 
 def build(env_spec: EnvSpec, rng: torch.Generator) -> NatureCNN:
-    """Return the torso; raises ConfigError if observations are no images, or too small."""
+    """Return the torso; raises ConfigError if observations are not images, or too small."""
     return NatureCNN("data_efficient", env_spec, rng, shapes=LAYERS)

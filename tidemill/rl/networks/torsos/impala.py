@@ -33,7 +33,7 @@ def normalise_spectrally(network: nn.Module, rng: torch.Generator) -> None:
 
 
 def normalised_weights(layers: Sequence[nn.Module]) -> list[Tensor]:
-    """Return what `weight` of each layer would be after `normalise_spectrally`, with one iteration for all of a shape.
+    """Compute `weight` of each layer as `normalise_spectrally` would leave it, with one iteration for all of a shape.
 
     One by one, the layers' products, norms and casts are most of what a pass of BTR launches on a GPU. Iteration and
     division are made in the parameters' number format; within autocast its format is what the weights come in.

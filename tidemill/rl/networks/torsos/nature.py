@@ -43,5 +43,5 @@ class NatureCNN(nn.Module):
 
 
 def build(env_spec: EnvSpec, rng: torch.Generator) -> NatureCNN:
-    """Return the torso; raises ConfigError if observations are no images, or too small."""
+    """Return the torso; raises ConfigError if observations are not images, or too small."""
     return NatureCNN("nature", env_spec, rng)

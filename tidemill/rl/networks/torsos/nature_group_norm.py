@@ -12,5 +12,5 @@ GROUPS = 16
 
 
 def build(env_spec: EnvSpec, rng: torch.Generator) -> NatureCNN:
-    """Return the torso; raises ConfigError if observations are no images, or too small."""
+    """Return the torso; raises ConfigError if observations are not images, or too small."""
     return NatureCNN("nature_group_norm", env_spec, rng, groups=GROUPS)
