@@ -20,6 +20,7 @@ from tidemill.replay.sampling.dataset import ReplayDataset as ReplayDataset
 from tidemill.replay.sampling.dataset import Decoding as Decoding
 from tidemill.replay.sampling.mirror_memory import HostRows as HostRows
 from tidemill.replay.sampling.mixture import TableAt as TableAt
+from tidemill.replay.shards.directory import ShardDirectory as ShardDirectory
 from tidemill.replay.sampling.replay_batch import ReplayBatch as ReplayBatch
 from tidemill.replay.sampling.sample_decoder import ItemRows as ItemRows
 from tidemill.replay.sampling.sample_decoder import Whole as Whole

@@ -28,7 +28,7 @@ from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.run_end import RunEnd, clear_divergence, note_divergence
 from tidemill.params.version import ParamsMetadata
-from tidemill.replay.shards.directory import ShardDirectory, is_sharded
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.readiness import wait_for_replay
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.capture_trial import with_chosen_compile
@@ -139,10 +139,9 @@ class Learner:
         agent = learning_agent(config, spec, device, self._rank.local_batch_size(config.agent))
         return Learning(agent, self._pace.table(agent, stored_columns(config.agent, spec)), device)
 
-    def _directory(self, stack: ExitStack) -> ShardDirectory | None:
-        """Return the replay shards; None if there is one server, and never more."""
-        addresses = self._config.cluster.replay
-        return stack.enter_context(closing(ShardDirectory(addresses))) if is_sharded(addresses) else None
+    def _directory(self, stack: ExitStack) -> ShardDirectory:
+        cluster = self._config.cluster
+        return stack.enter_context(closing(ShardDirectory(cluster.replay, cluster.shard_count)))
 
     def _services_are_ready(self) -> bool:
         cluster, timeout_s = self._config.cluster, self._config.cluster.connect_timeout_s
@@ -165,7 +164,7 @@ class Learner:
     def _train(
         self,
         learning: Learning,
-        directory: ShardDirectory | None,
+        directory: ShardDirectory,
         set_serving: Callable[[bool], None],
         stack: ExitStack,
     ) -> None:
@@ -206,14 +205,14 @@ class Learner:
         if publisher is not None and publisher.version != self._counters.version:
             callbacks.on_publish(publisher.version)
 
-    def _table_watch(self, directory: ShardDirectory | None, table: str) -> TableWatch:
+    def _table_watch(self, directory: ShardDirectory, table: str) -> TableWatch:
         progress = self._progress
 
         def found(items: int) -> None:
             progress.table_items = items
 
         return TableWatch(
-            (lambda: {"": self._config.cluster.replay[0]}) if directory is None else (lambda: directory.current),
+            directory,
             table,
             self._counters,
             lambda: progress.state in (LearnerState.STARTING, LearnerState.WAITING),
@@ -221,14 +220,14 @@ class Learner:
         )
 
     def _start_outputs(
-        self, learning: Learning, group: LearnerGroup, directory: ShardDirectory | None, stack: ExitStack
+        self, learning: Learning, group: LearnerGroup, directory: ShardDirectory, stack: ExitStack
     ) -> tuple[Checkpointer | None, PolicyPublisher | None, Rollback | None]:
         """Restore, publish a first version, and have all ranks start as the first one does."""
         state = self._resumable_state(learning.agent)
         if not self._rank.is_first:
             state.load_bytes(group.broadcast(b""))
             return None, None, None
-        found = create_tables(self._config.cluster, directory, learning.table)
+        found = create_tables(directory, learning.table)
         store = self._restored(state, found.items)
         last_known_token = max(store.fencing_token, found.fencing_token)
         connection = stack.enter_context(closing(self._connection(last_known_token=last_known_token)))

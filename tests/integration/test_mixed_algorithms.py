@@ -19,6 +19,7 @@ from tidemill.config.services import LearnerSettings
 from tidemill.config.sources import SourceSettings
 from tidemill.config.table import TableSettings
 from tidemill.replay import ReplayClient, ReplayWriter, TableConfig
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.settings.registry import LearnsOnPolicy, stored_columns
 from tidemill.rl.transitions import gather_frame_stacks
@@ -85,7 +86,8 @@ def test_batches_of_two_tables(servers: list[LocalServer], case: str, mirror_mib
         _fill(server.address, table, shown)
     count = settings.batch_size // 4
     with ExitStack() as stack:
-        feed = pace.open(Learning(agent, table, torch.device("cpu")), TrainerOutputs(None), None, stack)
+        directory = ShardDirectory(config.cluster.replay)
+        feed = pace.open(Learning(agent, table, torch.device("cpu")), TrainerOutputs(None), directory, stack)
         batch = feed.batches.take(WAIT_S)
         assert batch is not None
         assert batch.sizes == (settings.batch_size - count, count)

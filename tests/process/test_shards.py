@@ -32,14 +32,14 @@ def shards(request: pytest.FixtureRequest) -> Iterator[Shards]:
 @pytest.fixture
 def directory(shards: Shards) -> Iterator[ShardDirectory]:
     """Their addresses."""
-    with closing(ShardDirectory(shards.addresses)) as opened:
+    with closing(ShardDirectory(shards.addresses, COUNT)) as opened:
         yield opened
 
 
 @pytest.fixture
 def stream(directory: ShardDirectory) -> Iterator[SampleStream]:
     """A sampler of all three."""
-    with closing(SampleStream(directory, TABLE, 32, shard_count=COUNT, rng=np.random.default_rng(2))) as opened:
+    with closing(SampleStream(directory, TABLE, 32, rng=np.random.default_rng(2))) as opened:
         yield opened
 
 
@@ -135,7 +135,7 @@ def test_closing_beside_a_frozen_shard_takes_a_bounded_time(shards: Shards, dire
         stream.close()
 
     with (
-        closing(SampleStream(directory, TABLE, 32, shard_count=COUNT, rng=np.random.default_rng(2))) as stream,
+        closing(SampleStream(directory, TABLE, 32, rng=np.random.default_rng(2))) as stream,
         writers(directory, 3) as everybody,
     ):
         wait_until(lambda: len(live(stream)) == COUNT, "all shards")

@@ -47,7 +47,6 @@ def sampling(
         directory,
         table,
         batch_size,
-        shard_count=len(addresses),
         rng=np.random.default_rng(11),
         max_in_flight_batches=credit,
         without_replacement=without_replacement,

@@ -21,6 +21,7 @@ from tidemill.replay.sampling.replay_batch import ReplayBatch as ReplayBatch
 from tidemill.replay.sampling.sample_decoder import ItemRows as ItemRows
 from tidemill.replay.sampling.sample_decoder import Whole as Whole
 from tidemill.replay.sampling.sampler import ReplaySampler as ReplaySampler
+from tidemill.replay.shards.directory import ShardDirectory as ShardDirectory
 from tidemill.replay.table_config import RateLimiterConfig as RateLimiterConfig
 from tidemill.replay.table_config import SelectorConfig as SelectorConfig
 from tidemill.replay.table_config import SelectorKind as SelectorKind

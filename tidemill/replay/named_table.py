@@ -11,13 +11,29 @@ from tidemill.errors import InvalidArgument, NotFound, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_address, check_type
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.shards.directory import check_addresses
+from tidemill.replay.shards.directory import ShardDirectory, check_addresses
 from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import DEADLINE_S, Backoff
 
 _LOOK_S = 1.0  # longest question, and longest pause between two, while a table is waited for
 
 _log = LateLogger()
+
+
+Servers = str | Sequence[str] | ShardDirectory
+"""Address of the only server, of each of several, or a directory that the caller has opened, and closes."""
+
+
+def read_servers(servers: Servers) -> tuple[str, ...] | ShardDirectory:
+    """Return servers as they are used: checked, and one address as a tuple."""
+    return servers if isinstance(servers, ShardDirectory) else addresses_of(servers)
+
+
+def addresses_and_count(servers: tuple[str, ...] | ShardDirectory) -> tuple[tuple[str, ...], int]:
+    """Return the addresses of servers, and over how many of them tables are divided."""
+    if isinstance(servers, ShardDirectory):
+        return servers.addresses, servers.count
+    return servers, len(servers)
 
 
 def addresses_of(addresses: str | Sequence[str]) -> tuple[str, ...]:
@@ -74,11 +90,11 @@ def awaited_table(
         stop.wait(pause.next_s())
 
 
-def read_table(addresses: Sequence[str], table: TableConfig | str, *, create: bool) -> TableConfig:
+def read_table(servers: tuple[str, ...] | ShardDirectory, table: TableConfig | str, *, create: bool) -> TableConfig:
     """Return the configuration of a table to sample; of a name, that of all servers' parts together.
 
     Args:
-        addresses: The servers.
+        servers: Those that have it.
         table: Its configuration or its name.
         create: Whether the reader may create it. Otherwise the servers are asked whether they have it.
 
@@ -90,6 +106,7 @@ def read_table(addresses: Sequence[str], table: TableConfig | str, *, create: bo
     """
     check_type("table", table, (TableConfig, str), "a TableConfig, or the name of a table that the server has")
     check_type("create", create, bool, "True or False")
+    addresses, count = addresses_and_count(servers)
     if isinstance(table, TableConfig):
         if not create:
             _found(addresses, table.name, DEADLINE_S, "start what creates the table first, or give create=True")
@@ -97,7 +114,7 @@ def read_table(addresses: Sequence[str], table: TableConfig | str, *, create: bo
     if create:
         raise InvalidArgument(f"create is True with the name {table!r}: give a TableConfig to create a table")
     instead = "start what creates the table first, or give a TableConfig and create=True"
-    part, count = _found(addresses, table, DEADLINE_S, instead), len(addresses)
+    part = _found(addresses, table, DEADLINE_S, instead)
     limiter = replace(
         part.rate_limiter,
         min_size=part.rate_limiter.min_size * count,

@@ -88,7 +88,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
     *,
     counters: Counters,
     learner_steps: Callable[[], int],
-    directory: ShardDirectory | None,
+    directory: ShardDirectory,
     rank: RankInfo,
     group: LearnerGroup,
     mixture: Mixture | None = None,
@@ -105,7 +105,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         options: How much is drawn and decoded ahead.
         counters: Learn the count of agent decisions that each sample carries.
         learner_steps: Returns the updates that the schedule of importance weights follows.
-        directory: The replay shards; None for a single server.
+        directory: The replay servers.
         rank: Which of the ranks it is.
         group: All of them.
         mixture: The table and further ones, with their fractions of a batch; None for the table alone.
@@ -125,7 +125,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
             counters.observe(stored, shard)
 
     return ReplayDataset(
-        config.cluster.replay,
+        directory,
         table if mixture is None else mixture.tables,
         options.batch_size,
         beta=lambda: importance_sampling_exponent(config.table, learner_steps()),
@@ -140,8 +140,6 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         prefetch=options.in_flight,
         batches_per_sample=options.splits,
         keep=rows,
-        shard_count=config.cluster.shard_count,
-        directory=directory,
         priorities=replace(priorities, fencing_token=counters.fencing_token),
         on_sample=count,
         schedule=schedule,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
 
-from tidemill.config.run import ClusterSettings
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, ConfigError, FatalError, Unavailable
@@ -99,7 +97,7 @@ class FoundTable:
     fencing_token: int
 
 
-def create_tables(cluster: ClusterSettings, directory: ShardDirectory | None, table: TableConfig) -> FoundTable:
+def create_tables(directory: ShardDirectory, table: TableConfig) -> FoundTable:
     """Create the table, or each shard's part of it, if it does not exist; return what it holds.
 
     An unavailable shard gets its part when it is first sampled.
@@ -108,8 +106,8 @@ def create_tables(cluster: ClusterSettings, directory: ShardDirectory | None, ta
         FatalError: The name is taken by a table with another configuration.
         Unavailable: No server answers.
     """
-    part = shard_config(table, cluster.shard_count)
-    addresses: Mapping[str, str] = {"": cluster.replay[0]} if directory is None else directory.current
+    part = shard_config(table, directory.count)
+    addresses = directory.current
     found, unavailable = [], []
     for address in addresses.values():
         with ReplayClient(address, deadline_s=_CREATE_S) as client:
@@ -119,7 +117,7 @@ def create_tables(cluster: ClusterSettings, directory: ShardDirectory | None, ta
                 unavailable.append(error)
                 _log.warning("replay server unavailable at the start", address=address, reason=str(error))
     if len(unavailable) == len(addresses):
-        raise unavailable[-1] if unavailable else Unavailable(f"no replay shard is known by {cluster.replay[0]}")
+        raise unavailable[-1] if unavailable else Unavailable(f"no replay shard is known by {directory.addresses[0]}")
     return FoundTable(sum(part.items for part in found), max(part.fencing_token for part in found))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from tidemill.errors import TidemillError
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.services.learner.status.counters import Counters
 
 _EVERY_S = 1.0
@@ -22,7 +23,7 @@ class TableWatch:
 
     def __init__(
         self,
-        addresses: Callable[[], Mapping[str, str]],
+        directory: ShardDirectory,
         table: str,
         counters: Counters,
         is_waiting: Callable[[], bool],
@@ -31,13 +32,13 @@ class TableWatch:
         """Start to watch.
 
         Args:
-            addresses: Of the servers, by the name of the shard.
+            directory: The servers.
             table: Name of the table.
             counters: Learn how many steps are stored.
             is_waiting: Whether training waits for a batch; nobody is asked otherwise.
             found_items: Called with the items of all servers that answer.
         """
-        self._addresses, self._table, self._counters = addresses, table, counters
+        self._directory, self._table, self._counters = directory, table, counters
         self._is_waiting, self._found_items = is_waiting, found_items
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="table-watch", daemon=True)
@@ -55,7 +56,7 @@ class TableWatch:
 
     def _ask(self) -> None:
         items, answers = 0, 0
-        for shard, address in self._addresses().items():
+        for shard, address in self._directory.current.items():
             try:
                 with ReplayClient(address, deadline_s=_DEADLINE_S) as client:
                     table = client.describe_table(self._table)

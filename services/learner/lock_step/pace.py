@@ -144,15 +144,13 @@ class LockStepPace:
         learner = replace(self._config.learner, updates_per_env_step=0.0)
         return table_config(table, learner, agent, signature, self._config.agent.batch_size)
 
-    def open(
-        self, learning: Learning, outputs: TrainerOutputs, _directory: ShardDirectory | None, stack: ExitStack
-    ) -> Feed:
+    def open(self, learning: Learning, outputs: TrainerOutputs, directory: ShardDirectory, stack: ExitStack) -> Feed:
         """Start to draw, from the batch of the next update on (`Pace`)."""
         priorities = self.kept_priorities
         if priorities is not None:
             priorities.fencing_token = self._counters.fencing_token  # before the first draw, which sends what was kept
         batches = batches_per_draw(self._most_batches(learning.table), self._lock_step)
-        dataset = stack.enter_context(self._dataset(learning, batches, outputs.group))
+        dataset = stack.enter_context(self._dataset(learning, batches, directory, outputs.group))
         collect(dataset, stack)
         replay = stack.enter_context(ReplayClient(self._config.cluster.replay[0]))
         if priorities is not None:
@@ -167,7 +165,9 @@ class LockStepPace:
         config = self._config
         return batches_per_sample(config.table, config.learner, table.signature, config.agent.batch_size)
 
-    def _dataset(self, learning: Learning, batches: int, group: LearnerGroup) -> ReplayDataset:
+    def _dataset(
+        self, learning: Learning, batches: int, directory: ShardDirectory, group: LearnerGroup
+    ) -> ReplayDataset:
         """Return batches that are drawn by number, and decoded when the training thread takes them."""
         config, counters, priorities = self._config, self._counters, self.kept_priorities
         schedule = Schedule(
@@ -191,7 +191,7 @@ class LockStepPace:
             counters=counters,
             # those before the sample's first batch, in a learner that resumes in the middle of a sample too
             learner_steps=lambda: counters.learner_steps // batches * batches,
-            directory=None,
+            directory=directory,
             rank=RankInfo(),
             group=group,
             schedule=schedule,

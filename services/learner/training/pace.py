@@ -95,15 +95,13 @@ class Pace(Protocol):
             ConfigError: The table cannot hold the ratio of updates to agent decisions.
         """
 
-    def open(
-        self, learning: Learning, outputs: TrainerOutputs, directory: ShardDirectory | None, stack: ExitStack
-    ) -> Feed:
+    def open(self, learning: Learning, outputs: TrainerOutputs, directory: ShardDirectory, stack: ExitStack) -> Feed:
         """Start to sample the table, which exists; `stack` ends it.
 
         Args:
             learning: What learns.
             outputs: Where results go, without the priorities.
-            directory: The replay shards; None for a single server.
+            directory: The replay servers.
             stack: Closes what is opened.
         """
 
@@ -133,9 +131,7 @@ class FreeRunning:
         config = self._config
         return table_config(config.table, config.learner, agent, signature, own_items(config, self._rank))
 
-    def open(
-        self, learning: Learning, outputs: TrainerOutputs, directory: ShardDirectory | None, stack: ExitStack
-    ) -> Feed:
+    def open(self, learning: Learning, outputs: TrainerOutputs, directory: ShardDirectory, stack: ExitStack) -> Feed:
         """Start to sample (`Pace`)."""
         settings, table = self._config.learner, learning.table
         own = own_items(self._config, self._rank)

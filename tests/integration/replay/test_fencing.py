@@ -40,8 +40,8 @@ def test_superseded_sampler_learns_of_it(servers: int) -> None:
         addresses = [shard.address for shard in shards]
         for number, address in enumerate(addresses):
             fill(address, number, [1.0] * 4)
-        with ReplaySampler(addresses, _RANKED, 4, shard_count=servers) as older:
-            with ReplaySampler(addresses, _RANKED, 4, shard_count=servers) as newer:
+        with ReplaySampler(addresses, _RANKED, 4) as older:
+            with ReplaySampler(addresses, _RANKED, 4) as newer:
                 newer.update_priorities(next(newer).keys, np.full(4, 2.0), fencing_token=2)
                 wait_until(lambda: _updates(addresses) >= 1, "the newer learner's priorities")
             updates = _updates(addresses)

@@ -18,6 +18,7 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.sampling.schedule import Schedule, SeededDraw
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.writing.append_message import AppendMessage
 from tidemill.replay.writing.appender import StreamAppender
 
@@ -40,7 +41,9 @@ def _stream(address: str, at: Callable[[int], int], first: int = 0, in_flight: i
         return SeededDraw(number, at(number))
 
     with closing(
-        SampleStream(address, _TABLE, 8, schedule=Schedule(draw, first), max_in_flight_batches=in_flight)
+        SampleStream(
+            ShardDirectory([address]), _TABLE, 8, schedule=Schedule(draw, first), max_in_flight_batches=in_flight
+        )
     ) as stream:
         yield stream
 

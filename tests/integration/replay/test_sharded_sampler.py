@@ -218,11 +218,11 @@ def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
     config = make_config()
     with local_shards(2) as servers, ReplayClient(servers[1].address) as second:
         answers = [[servers[0].address]]
-        directory = ShardDirectory(["dns:///replay:1"], every_s=0.05, resolve=lambda _: answers[-1])
+        directory = ShardDirectory(["dns:///replay:1"], 2, every_s=0.05, resolve=lambda _: answers[-1])
         rng = np.random.default_rng(3)
         with (
             closing(directory),
-            closing(SampleStream(directory, config, 8, shard_count=2, rng=rng, max_in_flight_batches=1)) as stream,
+            closing(SampleStream(directory, config, 8, rng=rng, max_in_flight_batches=1)) as stream,
         ):
             wait_until(lambda: [report.live for report in stream.reports()] == [True], "the first shard")
             fill(servers[0].address, 0, [1.0] * 4)

@@ -11,7 +11,7 @@ import pytest
 from tests.support.naming import naming
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import InvalidArgument
-from tidemill.replay.shards.directory import ShardDirectory, is_sharded, resolve
+from tidemill.replay.shards.directory import ShardDirectory, resolve_now
 
 
 class _Names:
@@ -55,8 +55,8 @@ def test_last_answer_holds_while_the_name_cannot_be_resolved() -> None:
 
 def test_system_resolver_answers_with_every_address_once() -> None:
     """This machine's own name stands for itself, with the port put back."""
-    assert "127.0.0.1:7401" in resolve("localhost:7401")
-    assert resolve("127.0.0.1:1") == ["127.0.0.1:1"]
+    assert "127.0.0.1:7401" in resolve_now("localhost:7401")
+    assert resolve_now("127.0.0.1:1") == ["127.0.0.1:1"]
 
 
 @pytest.mark.parametrize("addresses", [[], [""], ["a:1", "a:1"], ["a:1", "dns:///b:1"]])
@@ -68,6 +68,7 @@ def test_addresses_that_cannot_be_meant_are_refused(addresses: list[str]) -> Non
 
 def test_one_plain_address_is_no_shard() -> None:
     """It is served as ever; a list or a name is not."""
-    assert not is_sharded(["127.0.0.1:7401"])
-    assert is_sharded(["dns:///replay:7401"])
-    assert is_sharded(["a:1", "b:1"])
+    assert not ShardDirectory(["127.0.0.1:7401"]).is_sharded
+    with closing(ShardDirectory(["dns:///replay:7401"], resolve=_Names(None))) as directory:
+        assert directory.is_sharded
+    assert ShardDirectory(["a:1", "b:1"]).is_sharded

@@ -16,7 +16,6 @@ from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling import sample_stream
-from tidemill.replay.sampling.mirror import MirrorSize
 from tidemill.replay.sampling.sample_call import SampleCallOwner
 from tidemill.replay.sampling.sample_stream import SILENT_S, SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
@@ -34,23 +33,15 @@ class _Link:
         name: str,
         address: str,
         table: TableConfig,
-        batch_size: int,
-        without_replacement: bool,
+        opening: pb.SampleOpen,
         owner: SampleCallOwner,
-        mirror: MirrorSize | None,
-        deadline_s: float,
         *,
-        item_counts: bool,
-        settles: bool,
-        max_message_bytes: int,
-        allow_smaller: bool,
+        deadline_s: float,
         must_exist: bool,
     ) -> None:
-        assert not allow_smaller
         assert not must_exist
-        assert not item_counts
-        assert not settles
-        assert max_message_bytes > 0
+        assert not any((opening.allow_smaller, opening.item_counts, opening.settles))
+        assert opening.max_message_bytes > 0
         self.name, self.owner, self.cuts = name, owner, 0
         self.asked: deque[pb.Draw] = deque()
         self.is_stopped = False
@@ -119,9 +110,7 @@ def stream(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[SampleStr
     rng = np.random.default_rng(4)
     with (
         closing(ShardDirectory(["a", "b", "c"])) as directory,
-        closing(
-            SampleStream(directory, make_config(), 12, shard_count=3, rng=rng, max_in_flight_batches=1, clock=clock)
-        ) as opened,
+        closing(SampleStream(directory, make_config(), 12, rng=rng, max_in_flight_batches=1, clock=clock)) as opened,
     ):
         # `take` raises what the stream's thread ended with, such as a link that cannot be made
         wait_until(lambda: opened.take(0.0) is None and len(_Link.links) == 3, "the three links")

@@ -21,7 +21,7 @@ from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, 
 from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.named_table import addresses_of
+from tidemill.replay.named_table import Servers, read_servers
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.mixture import TablePart, Tables, casts, check_tables, read_parts
@@ -34,7 +34,7 @@ from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.sampling.source import Keep, OpenedSource, SampleShape, SampleSource
 from tidemill.replay.sampling.table_feed import TableFeed
-from tidemill.replay.shards.directory import ShardDirectory, is_sharded
+from tidemill.replay.shards.directory import ShardDirectory, directory_of
 from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
 from tidemill.rpc.fork import OwnerProcess, Reopened
@@ -98,7 +98,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
 
     def __init__(  # noqa: PLR0913, PLR0915 - each is one decision of the caller, and what they make is put together
         self,
-        addresses: str | Sequence[str],
+        addresses: Servers,
         tables: Tables,
         batch_size: int,
         *,
@@ -118,8 +118,6 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         allow_smaller: bool = False,
         end_on_timeout: bool = False,
         schedule: Schedule | None = None,
-        shard_count: int = 0,
-        directory: ShardDirectory | None = None,
         priorities: PriorityMessages | None = None,
         on_sample: Callable[[SampledBatch], object] | None = None,
         create: bool = False,
@@ -128,7 +126,8 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         """Find the tables, and start connecting in the background.
 
         Args:
-            addresses: `host:port` or `unix:///path` of the replay server, or of each of several.
+            addresses: `host:port` or `unix:///path` of the replay server, or of each of several; or a `ShardDirectory`,
+                which says over how many servers the tables are divided and stays the caller's to close.
             tables: The table or its name; or several, with the fraction of a batch that comes from each. Fractions add
                 up to 1. A `TableAt` names a table on other servers. Columns are those of the first table; the others
                 must have them too, and wider types are cast.
@@ -163,8 +162,6 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 whose writers have ended, instead of raising `Unavailable`.
             schedule: Draws each sample by a separate seed at a step count, for runs in lock-step. It takes a single
                 server and table, and no threads.
-            shard_count: Over how many servers the tables are divided; 0 takes the number of addresses.
-            directory: The servers behind `addresses`, if the caller has them already; stays the caller's to close.
             priorities: How those that `priorities.send` takes are put into messages; None for one message each.
             on_sample: Called with each sample of the first table as it arrives, in their order, in whichever thread
                 receives it.
@@ -186,10 +183,10 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         _check_threads(decoding.threads, epochs, schedule)
         check_seed(seed)
         self._owner = OwnerProcess("ReplayDataset")
-        self._addresses = addresses_of(addresses)
+        servers = read_servers(addresses)
         check_integer("batch_size", batch_size)
         check_tables(tables)
-        self._parts = read_parts(self._addresses, tables, batch_size, create=create)
+        self._parts = read_parts(servers, tables, batch_size, create=create)
         self._timeout_s, self._allow_smaller, self._end_on_timeout = timeout_s, allow_smaller, end_on_timeout
         self._asked_s = -math.inf  # when the wait began in which a smaller batch was asked for last
         self._join = join
@@ -227,6 +224,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         )
         hold = ahead + decoding.threads + 2  # under way, being read, and one of another thread
         messages = priorities or PriorityMessages()
+        self._directories: list[ShardDirectory] = []
         self._opened: list[OpenedSource] = []
         self._feeds: list[TableFeed] = []
         with ExitStack() as stack:
@@ -234,12 +232,9 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             for i, part in enumerate(self._parts):
                 seeds = seed_of(seed, i) if seed is not None else None
                 size, table = part.items, part.table
-                shards = {} if part.must_exist else {"shard_count": shard_count, "directory": directory}
-                connect = partial(
-                    sampler, part.addresses, table, size * splits, seed=seeds, must_exist=part.must_exist, **shards
-                )
-                count = (not part.must_exist and shard_count) or len(part.addresses)
-                shape = SampleShape(size * splits, ahead, hold, count if is_sharded(part.addresses) else 0)
+                directory = stack.enter_context(directory_of(part.servers))
+                connect = partial(sampler, directory, table, size * splits, seed=seeds, must_exist=part.must_exist)
+                shape = SampleShape(size * splits, ahead, hold, directory.count if directory.is_sharded else 0)
                 opened = _open(keep, table, shape, connect, stack)
                 corrupt = CorruptItemFilter(opened.source.delete_items, time.monotonic)
                 made = decoder(
@@ -252,14 +247,13 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                     casts=casts(table.signature, first.signature),
                 )
                 self._opened.append(opened)
+                self._directories.append(directory)
                 told = on_sample if i == 0 and on_sample is not None else _ignore
                 self._feeds.append(stack.enter_context(closing(feed(opened, made, on_sample=told))))
             self.priorities = PrioritySender(
                 [
-                    partial(
-                        _send, opened, not is_sharded(part.addresses), 0 if part.must_exist else messages.fencing_token
-                    )
-                    for opened, part in zip(self._opened, self._parts, strict=True)
+                    partial(_send, opened, not directory.is_sharded, 0 if part.must_exist else messages.fencing_token)
+                    for opened, directory, part in zip(self._opened, self._directories, self._parts, strict=True)
                 ],
                 messages,
                 self._stop,
@@ -401,10 +395,10 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
 
     def _overdue(self, table: int) -> Unavailable | EndOfBatches:
         """The exception for a batch that does not come in time: its likely cause, or the end of the batches."""
-        part = self._parts[table]
+        part, address = self._parts[table], self._directories[table].addresses[0]
         config, size = part.table, part.items
         message = f"no batch of table {config.name!r} within {self._timeout_s:g} s: "
-        with suppress(TidemillError), ReplayClient(part.addresses[0], deadline_s=_EXPLAIN_S) as client:
+        with suppress(TidemillError), ReplayClient(address, deadline_s=_EXPLAIN_S) as client:
             found = client.describe_table(config.name)
             if self._end_on_timeout:
                 return EndOfBatches()
@@ -416,7 +410,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
             if 0 < found.items < size and not self._allow_smaller and config.max_times_sampled:
                 message += f"; they are fewer than a batch of {size}: allow_smaller=True takes them"
             return Unavailable(message)
-        return Unavailable(f"{message}no replay server answers at {part.addresses[0]}")
+        return Unavailable(f"{message}no replay server answers at {address}")
 
     def __enter__(self) -> Self:
         """Return itself."""

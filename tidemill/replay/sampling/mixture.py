@@ -13,6 +13,7 @@ import numpy as np
 from tidemill.errors import InvalidArgument
 from tidemill.replay.argument_types import check_type
 from tidemill.replay.named_table import addresses_of, read_table
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.types import ColumnSpec, Signature
 
@@ -50,19 +51,19 @@ class TablePart:
 
     Attributes:
         table: The table.
-        addresses: Its servers.
+        servers: Those that have it.
         items: Items of a batch that come from it.
         must_exist: Whether sampling ends if a server has no such table, instead of creating it.
     """
 
     table: TableConfig
-    addresses: tuple[str, ...]
+    servers: tuple[str, ...] | ShardDirectory
     items: int
     must_exist: bool
 
 
 def read_parts(
-    addresses: tuple[str, ...],
+    servers: tuple[str, ...] | ShardDirectory,
     tables: Tables,
     batch_size: int,
     *,
@@ -71,7 +72,7 @@ def read_parts(
     """Return the parts of a batch, of one table or of several.
 
     Args:
-        addresses: Servers of each table that is not a `TableAt`.
+        servers: Those of each table that is not a `TableAt`.
         tables: As a dataset takes them.
         batch_size: Items of a batch.
         create: Whether tables may be created; those of a `TableAt` never are.
@@ -85,13 +86,13 @@ def read_parts(
     fractions: Mapping[Any, float] = tables if isinstance(tables, Mapping) else {tables: 1.0}
     if not fractions:
         raise InvalidArgument("tables is empty, must name at least one")
-    found = []
+    found: list[tuple[TableConfig, tuple[str, ...] | ShardDirectory, bool]] = []
     for each in fractions:
         if isinstance(each, TableAt):
-            servers = addresses_of(each.addresses)
-            found.append((read_table(servers, each.table, create=False), servers, True))
+            others = addresses_of(each.addresses)
+            found.append((read_table(others, each.table, create=False), others, True))
         else:
-            found.append((read_table(addresses, each, create=create), addresses, False))
+            found.append((read_table(servers, each, create=create), servers, False))
     first = found[0][0]
     for table, _, _ in found[1:]:
         if why := mismatch(table, first):
@@ -103,8 +104,8 @@ def read_parts(
     if min(sizes) < 1:
         raise InvalidArgument(f"batch_size is {batch_size}, which gives the tables {sizes} items, at least 1 each")
     return tuple(
-        TablePart(table, servers, items, must_exist)
-        for (table, servers, must_exist), items in zip(found, sizes, strict=True)
+        TablePart(table, its_servers, items, must_exist)
+        for (table, its_servers, must_exist), items in zip(found, sizes, strict=True)
     )
 
 

@@ -8,11 +8,10 @@ from tidemill.errors import FatalError, NotFound
 from tidemill.replay.batch import EpochPlace
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.reconnecting_call import ReconnectingCall
-from tidemill.replay.sampling.mirror import MirrorSize
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_epoch
-from tidemill.rpc.channel import DEADLINE_S, MAX_MESSAGE_BYTES
+from tidemill.rpc.channel import DEADLINE_S
 
 _SETTLE_S = 0.5
 """How long a server may take to hear which batches were handed on, when a call is closed."""
@@ -44,21 +43,15 @@ class SampleCall:
         client: Of the same server; closed with the call.
     """
 
-    def __init__(  # noqa: PLR0913 - each is one decision of the caller
+    def __init__(
         self,
         name: str,
         address: str,
         table: TableConfig,
-        batch_size: int,
-        without_replacement: bool,
+        opening: pb.SampleOpen,
         owner: SampleCallOwner,
-        mirror: MirrorSize | None,
-        deadline_s: float = DEADLINE_S,
         *,
-        item_counts: bool = False,
-        settles: bool = False,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        allow_smaller: bool = False,
+        deadline_s: float = DEADLINE_S,
         must_exist: bool = False,
     ) -> None:
         """Prepare; `start` starts the thread.
@@ -67,30 +60,16 @@ class SampleCall:
             name: What the owner calls the server.
             address: Its address.
             table: Its table, or its part of one.
-            batch_size: Items of a batch, or the most of a draw.
-            without_replacement: Whether no item may come twice in one of them.
+            opening: What begins each call, without seed and epoch. A call that `settles` is ended so that the server
+                hears which batches the owner has handed on.
             owner: Who sends and takes the answers.
-            mirror: What of the table the owner keeps; None if nothing.
             deadline_s: Of the client's calls, in seconds.
-            item_counts: Whether batches say how old each item is and how often it was sampled.
-            settles: Whether the owner says which batches it has handed on, see `SampleOpen.settles`. The call is then
-                ended so that the server hears it.
-            max_message_bytes: Bytes of the largest message that is taken; a larger batch comes in parts.
-            allow_smaller: Whether the owner may ask for a smaller batch.
             must_exist: Whether the table is never created: a server that has none ends the calls.
         """
         self.name, self._table, self._owner = name, table, owner
         self._address, self._must_exist = address, must_exist
-        self._opening = pb.SampleOpen(
-            table=table.name,
-            batch_size=batch_size,
-            without_replacement=without_replacement,
-            mirror=mirror.to_message() if mirror is not None else None,
-            item_counts=item_counts,
-            max_message_bytes=max_message_bytes,
-            settles=settles,
-            allow_smaller=allow_smaller,
-        )
+        self._opening = pb.SampleOpen()
+        self._opening.CopyFrom(opening)
         self._parts: list[bytes] = []
         self._created = self._is_first = False
         self.client = ReplayClient(address, deadline_s=deadline_s)
@@ -103,7 +82,7 @@ class SampleCall:
             answered=self._answered,
             lost=lambda: owner.lost(self),
             failed=owner.failed,
-            max_message_bytes=max_message_bytes,
+            max_message_bytes=opening.max_message_bytes,
         )
 
     def draw_by(self, *, seed: int | None = None, epoch: EpochPlace | None = None) -> None:

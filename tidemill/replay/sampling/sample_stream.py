@@ -71,11 +71,10 @@ class SampleStream:
 
     def __init__(  # noqa: PLR0913 - those of `ReplaySampler`
         self,
-        servers: str | ShardDirectory,
+        servers: ShardDirectory,
         table: TableConfig,
         batch_size: int,
         *,
-        shard_count: int = 1,
         rng: np.random.Generator | None = None,
         max_in_flight_batches: int = 4,
         without_replacement: bool = False,
@@ -92,11 +91,10 @@ class SampleStream:
         """Start connecting in the background.
 
         Args:
-            servers: Address of the only server, or the shards, which stay the caller's to close. Shards take neither
-                `seed`, `allow_smaller` and `by_epoch` nor `schedule`.
+            servers: Those that have the table; stay the caller's to close. Several take neither `seed`, `allow_smaller`
+                and `by_epoch` nor `schedule`.
             table: The whole table; each shard gets its part, see `shard_config`.
             batch_size: See `ReplaySampler`.
-            shard_count: Over how many shards it is divided, the same for everybody who creates it.
             rng: Source of all splits; None for a new one.
             max_in_flight_batches: See `ReplaySampler`.
             without_replacement: See `ReplaySampler`.
@@ -116,20 +114,19 @@ class SampleStream:
         self._settles, self._is_random = bool(table.max_times_sampled), table.sampler.kind in _RANDOM
         self._seed, self._schedule = seed, schedule
         self._epoch = EpochPlace(seed if seed is not None else secrets.randbits(64)) if by_epoch else None
-        self._directory = servers if isinstance(servers, ShardDirectory) else None
-        self._part = table if self._directory is None else shard_config(table, shard_count)
-        self._open_call = partial(
-            SampleCall,
-            table=self._part,
+        self._directory = servers
+        self._part = shard_config(table, servers.count) if servers.is_sharded else table
+        self._opening = pb.SampleOpen(
+            table=table.name,
+            batch_size=_largest_draw(self._part, batch_size, without_replacement) if servers.is_sharded else batch_size,
             without_replacement=without_replacement,
-            owner=self,
-            mirror=mirror.size if mirror is not None else None,
+            mirror=mirror.size.to_message() if mirror is not None else None,
             item_counts=item_counts,
-            settles=self._settles,
             max_message_bytes=max_message_bytes,
+            settles=self._settles,
             allow_smaller=allow_smaller,
-            must_exist=must_exist,
         )
+        self._must_exist = must_exist
         self._changed = threading.Condition()  # guards everything below
         self._shards: dict[str, Shard] = {}
         self._free_parts = list(range(mirror.parts)) if mirror is not None else []
@@ -145,16 +142,13 @@ class SampleStream:
         self._planner: Planner
         self._priorities = PriorityCalls(table, self.client_of)
         self._thread: threading.Thread | None = None
-        if isinstance(servers, str):
+        if not servers.is_sharded:
             self._planner = self._one = OneServer(schedule)
-            call = self._open_call(table.name, servers, batch_size=batch_size, deadline_s=DEADLINE_S)
-            self._shards[table.name] = Shard(servers, call, self._new_incarnation(table.name))
-            call.start()
+            self._open_call(table.name, servers.addresses[0], DEADLINE_S)
         else:
             self._planner = self._union = ShardedTable(
-                table, shard_count, self._rng, without_replacement=without_replacement
+                table, servers.count, self._rng, without_replacement=without_replacement
             )
-            self._most = _largest_draw(self._part, batch_size, without_replacement)
             self._open_at_s = clock() + _OPENING_S
             self._thread = threading.Thread(target=self._run, name=f"sample-shards-{table.name}", daemon=True)
             self._thread.start()
@@ -485,19 +479,23 @@ class SampleStream:
         self._advance()
 
     def _follow_directory(self) -> None:
-        assert self._directory is not None
         current = self._directory.current
         for name, address in current.items():
             if name not in self._shards and (self._mirror is None or self._free_parts):
-                call = self._open_call(name, address, batch_size=self._most, deadline_s=_SHARD_DEADLINE_S)
                 part = self._free_parts.pop(0) if self._mirror is not None else 0  # none: until another shard has gone
-                self._shards[name] = Shard(address, call, self._new_incarnation(name), mirror_part=part)
-                call.start()
+                self._open_call(name, address, _SHARD_DEADLINE_S, part)
         for name in [name for name, shard in self._shards.items() if name not in current and not shard.connected]:
             gone = self._shards.pop(name)
             if self._mirror is not None:
                 self._free_parts.append(gone.mirror_part)
             threading.Thread(target=gone.call.close, name=f"close-{name}", daemon=True).start()
+
+    def _open_call(self, name: str, address: str, deadline_s: float, mirror_part: int = 0) -> None:
+        call = SampleCall(
+            name, address, self._part, self._opening, self, deadline_s=deadline_s, must_exist=self._must_exist
+        )
+        self._shards[name] = Shard(address, call, self._new_incarnation(name), mirror_part=mirror_part)
+        call.start()
 
     def _new_incarnation(self, shard: str) -> int:
         self._incarnations.append(shard)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import Self
@@ -15,12 +15,12 @@ from tidemill.errors import InvalidArgument
 from tidemill.replay.argument_types import check_integer
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.limits import LEAST_MESSAGE_BYTES
-from tidemill.replay.named_table import addresses_of, read_table
+from tidemill.replay.named_table import Servers, read_servers, read_table
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.sampling.shard import ShardReport
-from tidemill.replay.shards.directory import ShardDirectory, is_sharded
+from tidemill.replay.shards.directory import directory_of
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES
 from tidemill.rpc.fork import OwnerProcess, Reopened
@@ -80,12 +80,10 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
 
     def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
-        addresses: str | Sequence[str],
+        addresses: Servers,
         table: TableConfig | str,
         batch_size: int,
         *,
-        shard_count: int = 0,
-        directory: ShardDirectory | None = None,
         max_in_flight_batches: int = 4,
         without_replacement: bool = False,
         mirror: TableMirror | None = None,
@@ -102,11 +100,10 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         """Find the table, and start connecting in the background.
 
         Args:
-            addresses: `host:port` or `unix:///path` of each replay server, or a single `dns:///name:port`.
+            addresses: `host:port` or `unix:///path` of each replay server, a single `dns:///name:port`, or a
+                `ShardDirectory`, which says over how many servers the table is divided and stays the caller's to close.
             table: The whole table, or its name.
             batch_size: Items in each batch, 1 .. 65536.
-            shard_count: Over how many servers the table is divided; 0 takes the number of addresses.
-            directory: The shards behind `addresses`, if the caller has them already; stays the caller's to close.
             max_in_flight_batches: Batches that may be under way or waiting to be taken, at least 1.
             without_replacement: Whether no item may come twice in a batch.
             mirror: Keeps the rows that come, so that each step crosses the wire once; batches are then without blocks.
@@ -133,25 +130,23 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         if max_message_bytes < LEAST_MESSAGE_BYTES:
             raise InvalidArgument(f"max_message_bytes is {max_message_bytes}, must be at least {LEAST_MESSAGE_BYTES}")
         self._owner = OwnerProcess("ReplaySampler")
-        addresses = addresses_of(addresses)
+        servers = read_servers(addresses)
         check_integer("batch_size", batch_size)
-        table = read_table(addresses, table, create=create)
+        table = read_table(servers, table, create=create)
         check_seed(seed)
         if by_epoch:
             check_by_epoch(table)
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         with ExitStack() as stack:
-            if directory is None and is_sharded(addresses):
-                directory = stack.enter_context(closing(ShardDirectory(addresses)))
-            if directory is not None and (seed is not None or allow_smaller or by_epoch or schedule is not None):
+            directory = stack.enter_context(directory_of(servers))
+            if directory.is_sharded and (seed is not None or allow_smaller or by_epoch or schedule is not None):
                 raise InvalidArgument(
                     "seed, allow_smaller, epochs or schedule is given with several servers, takes a single one"
                 )
             self._stream = SampleStream(
-                addresses[0] if directory is None else directory,
+                directory,
                 table,
                 batch_size,
-                shard_count=shard_count or len(addresses),
                 max_in_flight_batches=max_in_flight_batches,
                 without_replacement=without_replacement,
                 mirror=mirror,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 
 from tidemill.errors import InvalidArgument
 from tidemill.logger import LateLogger
 from tidemill.rpc.addresses import host_and_port, joined
+from tidemill.rpc.fork import Reopened
 
 _DNS = "dns:///"
 _EVERY_S = 5.0
@@ -20,38 +22,43 @@ Resolve = Callable[[str], Sequence[str]]
 _log = LateLogger()
 
 
-def is_sharded(addresses: Sequence[str]) -> bool:
-    """True if addresses may stand for several servers: more than one address, or a DNS name."""
-    return len(addresses) > 1 or addresses[0].startswith(_DNS)
-
-
-def resolve(name: str) -> list[str]:
+def resolve_now(name: str) -> list[str]:
     """Return the addresses of `host:port` by the system's resolver, sorted. OSError: it does not know now."""
     host, port = host_and_port(name)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return sorted({joined(str(entry[4][0]), port) for entry in found})
 
 
-class ShardDirectory:
+class ShardDirectory(Reopened):
     """The shards behind a list of addresses, or behind one DNS name whose answer may change.
 
-    A listed shard is named by its place in the list, which outlives a change of its address; one that a name
-    stands for by its address. A thread asks for the name again and again; while it gets no answer, the last one holds.
+    A listed shard is named by its place in the list, which outlives a change of its address, and a server that stands
+    alone by nothing; one that a DNS name stands for by its address. A thread asks for the name again and again; while
+    it gets no answer, the last one holds.
+
+    Attributes:
+        addresses: What it was made of.
+        count: Over how many servers tables are divided, the same for everybody who creates them.
     """
 
-    def __init__(self, addresses: Sequence[str], *, every_s: float = _EVERY_S, resolve: Resolve = resolve) -> None:
+    def __init__(
+        self, addresses: Sequence[str], count: int = 0, *, every_s: float = _EVERY_S, resolve: Resolve | None = None
+    ) -> None:
         """Take the addresses; asks for a DNS name in the background.
 
         Args:
             addresses: `host:port` or `unix:///path` each, or a single `dns:///name:port`.
+            count: See `ShardDirectory.count`; 0 takes the number of addresses.
             every_s: Seconds between two questions for a name.
-            resolve: Answers them.
+            resolve: Answers them; None for the system's resolver.
 
         Raises:
             InvalidArgument: there is no address, one comes twice, or a DNS name is not the only one.
         """
         check_addresses(addresses)
-        self._resolve, self._every_s = resolve, every_s
+        self.addresses = tuple(addresses)
+        self.count = count or len(addresses)
+        self._resolve, self._every_s = resolve or resolve_now, every_s
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._current: Mapping[str, str] = {}
@@ -59,8 +66,15 @@ class ShardDirectory:
             name = addresses[0].removeprefix(_DNS)
             self._thread = threading.Thread(target=self._follow, args=(name,), name=f"resolve-{name}", daemon=True)
             self._thread.start()
-        else:
+        elif self.is_sharded:
             self._current = {str(number): address for number, address in enumerate(addresses)}
+        else:
+            self._current = {"": addresses[0]}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it stands for several servers, now or later: more than one address, or a DNS name."""
+        return len(self.addresses) > 1 or self.addresses[0].startswith(_DNS)
 
     @property
     def current(self) -> Mapping[str, str]:
@@ -91,6 +105,16 @@ class ShardDirectory:
                 self._current = found
             if self._closed.wait(self._every_s):
                 return
+
+
+@contextmanager
+def directory_of(servers: Sequence[str] | ShardDirectory) -> Iterator[ShardDirectory]:
+    """Open the directory of servers; one that is open already stays open."""
+    if isinstance(servers, ShardDirectory):
+        yield servers
+        return
+    with closing(ShardDirectory(servers)) as directory:
+        yield directory
 
 
 def check_addresses(addresses: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from tidemill.errors import Unavailable
-from tidemill.replay.shards.directory import ShardDirectory, is_sharded
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.readiness import answers, wait_for_service, why_not
 
@@ -21,9 +21,9 @@ def wait_for_replay(setting: str, addresses: Sequence[str], timeout_s: float, st
     Raises:
         Unavailable: Nothing answered in time; the message names the setting and the addresses.
     """
-    if not is_sharded(addresses):
-        return wait_for_service(setting, addresses[0], timeout_s, stop)
     with closing(ShardDirectory(addresses)) as directory:
+        if not directory.is_sharded:
+            return wait_for_service(setting, addresses[0], timeout_s, stop)
         return _wait_for_any(setting, directory, timeout_s, stop)
 
 

@@ -16,7 +16,7 @@ from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, 
 from tidemill.logger import LateLogger
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_MESSAGE_BYTES
-from tidemill.replay.shards.directory import ShardDirectory, is_sharded
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.placement import ShardPlacement
 from tidemill.replay.shards.probe import ShardProbe
 from tidemill.replay.writing.append_call import AppendCall, AppenderState, StreamRestarted
@@ -82,11 +82,11 @@ class StreamAppender:
         """
         self._stop = stop or threading.Event()
         addresses = (addresses,) if isinstance(addresses, str) else addresses
-        self._is_alone = not isinstance(addresses, ShardDirectory) and not is_sharded(addresses)
-        if state is not None and not self._is_alone:
-            raise InvalidArgument("state is given, must be None with several servers")
         self._owns_directory = not isinstance(addresses, ShardDirectory)
         self._directory = addresses if isinstance(addresses, ShardDirectory) else ShardDirectory(addresses)
+        self._is_alone = not self._directory.is_sharded
+        if state is not None and not self._is_alone:
+            raise InvalidArgument("state is given, must be None with several servers")
         self._env_count = env_count
         self._max_message_bytes = max_message_bytes
         self._lock = threading.Lock()  # guards the placement and the probe

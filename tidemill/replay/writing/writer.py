@@ -27,7 +27,7 @@ from tidemill.replay.limits import (
     most_chunk_bytes,
     payload_room,
 )
-from tidemill.replay.named_table import addresses_of, awaited_table, stored_table
+from tidemill.replay.named_table import Servers, addresses_and_count, awaited_table, read_servers, stored_table
 from tidemill.replay.table_config import TableConfig, shard_config
 from tidemill.replay.writing.append_call import AppenderState, StreamRestarted
 from tidemill.replay.writing.append_message import AppendMessage, messages_of
@@ -82,7 +82,7 @@ class ReplayWriter(Reopened):
 
     def __init__(  # noqa: PLR0913, PLR0915 - each is one decision of the caller
         self,
-        addresses: str | Sequence[str],
+        addresses: Servers,
         tables: TableConfig | str | Sequence[TableConfig | str],
         *,
         num_envs: int | None = None,
@@ -104,7 +104,7 @@ class ReplayWriter(Reopened):
         Args:
             addresses: `host:port` or `unix:///path` of the replay server, or of each of several that the tables are
                 divided over: the writer's name decides which of them has its streams, and another takes them over when
-                that one is lost.
+                that one is lost. Or a `ShardDirectory`, which stays the caller's to close.
             tables: The tables that items may go to, all with the same signature; a name stands for one that is there.
             num_envs: How many environments step together; None for one whose steps have no leading dimension.
             windows: Items that are made by themselves: of every table, or by the name of the table.
@@ -137,7 +137,8 @@ class ReplayWriter(Reopened):
             Unavailable: No server answered within `timeout_s`, or `stop` was set.
         """
         self._owner = OwnerProcess("ReplayWriter")
-        self._addresses = addresses_of(addresses)
+        servers = read_servers(addresses)
+        self._addresses, count = addresses_and_count(servers)
         check_number("timeout_s", timeout_s, or_none=True)
         check_type("tables", tables, (TableConfig, str, list, tuple), "a TableConfig, the name of a table, or a list")
         self._stop, self._creates = stop or threading.Event(), create
@@ -145,7 +146,7 @@ class ReplayWriter(Reopened):
         self._tables = tuple(self._found(table, timeout_s) for table in given)
         self._are_named = [isinstance(table, str) for table in given]
         self._parts = tuple(
-            table if is_named else shard_config(table, len(self._addresses))
+            table if is_named else shard_config(table, count)
             for table, is_named in zip(self._tables, self._are_named, strict=True)
         )
         self._names = {table.name: i for i, table in enumerate(self._tables)}
@@ -177,7 +178,7 @@ class ReplayWriter(Reopened):
         self._held: list[AppendMessage] | None = [] if hold else None
         self._clients: dict[str, ReplayClient] = {}
         self._appender = StreamAppender(
-            self._addresses,
+            servers,
             self._name,
             envs,
             signature,
