@@ -31,9 +31,11 @@ from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.evaluator import Evaluator, EvaluatorEvents
 from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.progress_file import ProgressFile
+from tidemill.services.evaluator.protocol import Runner
 from tidemill.services.evaluator.report import draw_curve, write_report
 from tidemill.services.evaluator.room import when_there_is_room
 from tidemill.services.evaluator.run_logs import RunLogs
+from tidemill.services.evaluator.simulator_runner import SimulatorRunner
 from tidemill.services.evaluator.verdict import RunVerdict
 
 _log = structlog.get_logger()
@@ -66,15 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.Event, finish: threading.Event) -> None:
     """Put the parts of one evaluator together, evaluate until the run is over, write the report."""
-    logs = when_there_is_room(lambda: RunLogs(config.run, time.monotonic, stop), stop)
-    when_there_is_room(lambda: logs.write_hparams(config), stop)
+    logs = _logs(config, stop)
     made = make_callbacks("evaluator.callbacks", config.evaluator.callbacks, config.run, config)
     timeout_s = config.cluster.connect_timeout_s
     source = ParamsSource(config.cluster.params, stop, connect_timeout_s=timeout_s, folder=config.run.params_folder)
     watch = EnvWatch(
         config.env, server.health, end=lambda _: os._exit(HELD_UP), has_end=True
     )  # never a reason to end training
-    runner = EpisodeRunner(config, ProgressFile(config.run.folder), watch.watched)
+    has_ended, runner = _runner(config, watch, finish)
     with watch, closing(logs), closing(source), closing(runner), ExitStack() as stack:
         callbacks = stack.enter_context(closing(CallbackThread(made)))
         source.connect()
@@ -82,6 +83,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
         server.set_serving(True)
 
         def end_training(version: int) -> None:
+            has_ended.set()
             source.tag(VERDICT, version)  # the learner ends
             if end is not None:
                 with contextlib.suppress(TidemillError):  # marked again with the verdict
@@ -120,6 +122,21 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
                 draw_curve(config, logs)
         server.set_serving(False)
     _log.info("stopped")
+
+
+def _logs(config: EvaluatorConfig, stop: threading.Event) -> RunLogs:
+    """Return the records of the run, with its settings."""
+    logs = when_there_is_room(lambda: RunLogs(config.run, time.monotonic, stop), stop)
+    when_there_is_room(lambda: logs.write_hparams(config), stop)
+    return logs
+
+
+def _runner(config: EvaluatorConfig, watch: EnvWatch, finish: threading.Event) -> tuple[threading.Event, Runner]:
+    """Return the player of episodes, and the event that tells it that training has ended, as `finish` does."""
+    progress, has_ended = ProgressFile(config.run.folder), threading.Event()
+    if config.evaluator.source == "simulators":
+        return has_ended, SimulatorRunner(config, progress, lambda: has_ended.is_set() or finish.is_set())
+    return has_ended, EpisodeRunner(config, progress, watch.watched)
 
 
 def _run_end(config: EvaluatorConfig, finish: threading.Event, stack: ExitStack) -> RunEnd:

@@ -45,7 +45,7 @@ class EpisodeRunner:
         noop_max = config.env.noop_max if settings.noop_max is None else settings.noop_max
         self._env = replace(config.env, noop_max=noop_max)
         self._spec = spec_of(self._env)
-        _check_policy(settings.policy, self._spec)
+        check_policy(settings.policy, self._spec)
         self._policy = build_policy(config.agent, self._spec, seed=settings.seed)
         self._protocol = EvalProtocol(self._make_slot_env, settings.num_envs)
 
@@ -115,7 +115,8 @@ def epsilon_of(config: EvaluatorConfig) -> float:
     return float(getattr(config.agent, "evaluation_epsilon", 0.0))
 
 
-def _check_policy(policy: str, spec: EnvSpec) -> None:
+def check_policy(policy: str, spec: EnvSpec) -> None:
+    """Raise ConfigError unless an environment's actions allow a policy."""
     if policy == "epsilon" and not spec.is_discrete:
         kind = "several choices at once" if spec.action_sizes else "continuous actions"
         raise ConfigError(f"evaluator.policy is 'epsilon', allowed for {kind}: 'greedy' or 'sampled'")

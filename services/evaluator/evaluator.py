@@ -15,9 +15,8 @@ from tidemill.config.sections import EvaluatorConfig
 from tidemill.params.run_end import read_divergence
 from tidemill.params.version import BEST, EVALUATED, VERDICT, Params, ParamsMetadata
 from tidemill.scores import Score
-from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.params_source import ParamsSource
-from tidemill.services.evaluator.protocol import EpisodesFailed, Evaluation
+from tidemill.services.evaluator.protocol import EpisodesFailed, Evaluation, Runner
 from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.evaluator.verdict import (
     RunVerdict,
@@ -73,7 +72,7 @@ class Evaluator:
         self,
         config: EvaluatorConfig,
         source: ParamsSource,
-        runner: EpisodeRunner,
+        runner: Runner,
         logs: RunLogs,
         *,
         stop: threading.Event,

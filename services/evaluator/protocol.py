@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import structlog
@@ -20,9 +21,26 @@ from tidemill.envs.checks import FAILURES
 from tidemill.envs.failures import count_failure
 from tidemill.envs.interface import EpisodeSummary, VectorEnv, action_mask_of
 from tidemill.errors import EnvFailed, FatalError
+from tidemill.params.version import Params
 from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder, PolicyOutput, join
 
 _log = structlog.get_logger()
+
+
+class Runner(Protocol):
+    """Measures parameters by episodes."""
+
+    def run(
+        self, params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool] = lambda: False
+    ) -> Evaluation | None:
+        """Play as many episodes as there are seeds; None if it was stopped before the last ended.
+
+        Raises:
+            EpisodesFailed: None was played to its end.
+        """
+
+    def close(self) -> None:
+        """Free what episodes are played in."""
 
 
 class EpisodesFailed(FatalError):

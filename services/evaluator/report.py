@@ -21,6 +21,7 @@ from tidemill.scores import Score
 from tidemill.services.evaluator.curve_drawing import CurveDrawing
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.params_source import ParamsSource
+from tidemill.services.evaluator.protocol import Runner
 from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.evaluator.verdict import RunVerdict
 
@@ -92,7 +93,7 @@ def write_report(
     verdict: RunVerdict,
     config: EvaluatorConfig,
     source: ParamsSource,
-    runner: EpisodeRunner,
+    runner: Runner,
     logs: RunLogs,
     *,
     film: bool = True,
@@ -103,7 +104,8 @@ def write_report(
         OSError: The disk refused the result.
     """
     drawing = CurveDrawing(config) if logs.scores.rows else None
-    video = _film(config, source, runner, logs) if film and config.evaluator.video else None
+    can_film = film and config.evaluator.video
+    video = _film(config, source, runner, logs) if can_film and isinstance(runner, EpisodeRunner) else None
     curve = drawing.finish() if drawing is not None else None
     newest = source.newest()
     result = _summarise(verdict, config, logs, newest.version if newest else None, curve=curve, video=video)

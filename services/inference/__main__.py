@@ -118,7 +118,8 @@ async def serve(config: InferenceConfig, spec: EnvSpec, policy: Policy, device: 
     def fail(error: BaseException) -> None:
         loop.call_soon_threadsafe(tell, error)
 
-    forward = ForwardThread(policy, watcher, batcher, metrics, fail)
+    evaluating = make_policy(config, spec, device) if settings.simulators else None
+    forward = ForwardThread(policy, watcher, batcher, metrics, fail, evaluating)
     served = Opening(config.agent.algorithm, settings.max_batch, spec, policy.recurrent_state_size)
     servicer = InferenceServicer(
         served, forward, device, metrics, max_batch=settings.max_batch, max_streams=settings.max_streams

@@ -15,6 +15,7 @@ from tidemill.errors import InvalidArgument
 from tidemill.inference.wire import Answer
 from tidemill.rl.agents.interface import SplitPolicy
 from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder, PolicyOutput, check_extras, step_columns
+from tidemill.services.inference.evaluation import Evaluation
 from tidemill.simulator.wire import SeenStep
 from tidemill.types import EnvSpec, Signature
 
@@ -67,12 +68,17 @@ class Episode:
         self._spec, self._extra_columns = spec, extra_columns
         self._has_state = recurrent_state_size > 0
         self._builder = PolicyInputBuilder(1, spec, recurrent_state_size)
+        self._rng = np.random.default_rng()
         self._acted: Acted | None = None
         self._complete: Row | None = None
         self.next_step = first_step
         """Number of the step that comes next."""
         self.evaluate = False
         """Whether it is an evaluation."""
+        self.evaluation: Evaluation | None = None
+        """The evaluation of the evaluator's that it is part of."""
+        self.has_reported = False
+        """Whether the client has chosen an action itself."""
         self.is_over = False
         """Whether it has ended."""
         self.episode_return = 0.0
@@ -98,10 +104,10 @@ class Episode:
         self, seen: SeenStep, policy_input: PolicyInput, answer: Answer, policy: SplitPolicy, env_steps: int
     ) -> Acted:
         """Return the decision at a step, given the network's output."""
+        self.has_reported = self.has_reported or seen.reported is not None
         if self.evaluate:
-            spec, arrays = self._spec, answer.arrays
-            action = arrays["action"].astype(spec.action_dtype).reshape(1, *spec.action_shape)
-            output = PolicyOutput(action, recurrent_state=arrays.get("recurrent_state"))
+            action = self._evaluated(seen, policy_input, answer)
+            output = PolicyOutput(action, recurrent_state=answer.arrays.get("recurrent_state"))
         else:
             numbers = {name: torch.from_numpy(array) for name, array in answer.arrays.items()}
             if seen.reported is None:
@@ -114,6 +120,17 @@ class Episode:
             output = replace(output, priority_inputs=kept)
         self._builder.record(output)
         return Acted(seen, policy_input, output, answer.params_version if seen.reported is None else 0)
+
+    def _evaluated(self, seen: SeenStep, policy_input: PolicyInput, answer: Answer) -> Array:
+        """Return the action [1, *action_shape] of an evaluation."""
+        spec, evaluation = self._spec, self.evaluation
+        if seen.reported is not None:
+            return seen.reported[None]
+        if evaluation is not None and spec.is_discrete and self._rng.random() < evaluation.epsilon:
+            mask = policy_input.action_mask
+            legal = np.arange(spec.num_actions) if mask is None else np.flatnonzero(mask[0])
+            return self._rng.choice(legal, 1)
+        return answer.arrays["action"].astype(spec.action_dtype).reshape(1, *spec.action_shape)
 
     def advance(self, seen: SeenStep, acted: Acted | None) -> list[Row]:
         """Move on to the next step; return the rows that are to be written now.

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import structlog
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from tidemill.inference.wire import Answer
 from tidemill.params.blob import unpack
+from tidemill.params.version import Params
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.rl.agents.interface import NoiseRows, Policy, SplitPolicy
 from tidemill.rl.policy_io import PolicyInput, join
@@ -36,7 +38,8 @@ class PendingStep:
         policy_input: What the policy sees; nobody changes it before the answer.
         noise: Where a noisy network's noise comes from.
         answer: Called with the answer, in the network's thread.
-        evaluation: Whether the answer is the action thought best, as `action`, in place of the network's output.
+        evaluation: Whether the answer is the action thought best, as `action`, in place of the network's output. It is
+            that of the version under evaluation, if there is one.
     """
 
     policy_input: PolicyInput
@@ -55,6 +58,7 @@ class ForwardThread:
         batcher: Batcher[PendingStep],
         metrics: Metrics,
         on_error: Callable[[BaseException], None],
+        evaluating: Policy | None = None,
     ) -> None:
         """Start the thread, which first waits for parameters.
 
@@ -64,6 +68,7 @@ class ForwardThread:
             batcher: Where steps wait; then this object's.
             metrics: Counts.
             on_error: Called in the thread with what ended it.
+            evaluating: Another policy like `policy`, for `evaluate_with`; then this object's.
         """
         assert isinstance(policy, SplitPolicy)
         self._policy: Policy = policy
@@ -73,6 +78,9 @@ class ForwardThread:
         self._actors = 0
         self._closing = False
         self._version = self._env_steps = self._learner_steps = 0
+        self._evaluating = evaluating
+        self._wanted: Params | None = None  # what is evaluated
+        self._loaded: Params | None = None
         self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
         self._thread.start()
 
@@ -98,6 +106,10 @@ class ForwardThread:
         self.submit(PendingStep(policy_input, noise, tell, evaluation))
         return await answer
 
+    def evaluate_with(self, params: Params | None) -> None:
+        """Have steps of evaluations answered with these parameters from now on; None: with the newest."""
+        self._wanted = params
+
     def count_actors(self, change: int) -> None:
         """Add to the number of connected actors, for whose steps a batch waits."""
         with self._changed:
@@ -118,9 +130,10 @@ class ForwardThread:
             while (steps := self._next_batch()) is not None:
                 self._refresh()
                 if exploring := [step for step in steps if not step.evaluation]:
-                    self._answer(exploring, self._explored)
+                    self._answer(exploring, self._explored, self._version)
                 if evaluated := [step for step in steps if step.evaluation]:
-                    self._answer(evaluated, self._evaluated)
+                    policy, version = self._evaluator()
+                    self._answer(evaluated, partial(_evaluated, policy), version)
         except BaseException as error:  # raised again by the owner
             self._on_error(error)
 
@@ -142,7 +155,7 @@ class ForwardThread:
         params = self._watcher.newest()
         if params is None or params.number == self._version:
             return
-        self._policy.load({name: torch.from_numpy(value) for name, value in unpack(params.blob).items()})
+        _load(self._policy, params)
         metadata = params.version.metadata
         self._version, self._env_steps, self._learner_steps = params.number, metadata.env_steps, metadata.learner_steps
         self._metrics.params_version.set(self._version)
@@ -151,15 +164,21 @@ class ForwardThread:
         output = self._split.forward(joined, [step.noise for step in steps])
         return {name: tensor.float().cpu().numpy() for name, tensor in output.items()}
 
-    def _evaluated(self, joined: PolicyInput, _: list[PendingStep]) -> dict[str, NDArray[np.float32]]:
-        output = self._policy.act(joined, evaluation=True)
-        arrays = {"action": np.asarray(output.action, np.float32)}
-        return arrays if output.recurrent_state is None else arrays | {"recurrent_state": output.recurrent_state}
+    def _evaluator(self) -> tuple[Policy, int]:
+        """Return the policy that answers evaluations, and the version of its parameters."""
+        wanted = self._wanted
+        if wanted is None or self._evaluating is None:
+            return self._policy, self._version
+        if wanted is not self._loaded:
+            _load(self._evaluating, wanted)
+            self._loaded = wanted
+        return self._evaluating, wanted.number
 
     def _answer(
         self,
         steps: list[PendingStep],
         pass_through: Callable[[PolicyInput, list[PendingStep]], dict[str, NDArray[np.float32]]],
+        version: int,
     ) -> None:
         inputs = [step.policy_input for step in steps]
         # of a single actor as it lies, so that its numbers are those of acting by itself to the last bit
@@ -172,4 +191,14 @@ class ForwardThread:
         for step in steps:
             rows = slice(first, first := first + len(step.policy_input))
             own = {name: array[rows] for name, array in arrays.items()}
-            step.answer(Answer(self._version, self._env_steps, self._learner_steps, own))
+            step.answer(Answer(version, self._env_steps, self._learner_steps, own))
+
+
+def _load(policy: Policy, params: Params) -> None:
+    policy.load({name: torch.from_numpy(value) for name, value in unpack(params.blob).items()})
+
+
+def _evaluated(policy: Policy, joined: PolicyInput, _: list[PendingStep]) -> dict[str, NDArray[np.float32]]:
+    output = policy.act(joined, evaluation=True)
+    arrays = {"action": np.asarray(output.action, np.float32)}
+    return arrays if output.recurrent_state is None else arrays | {"recurrent_state": output.recurrent_state}

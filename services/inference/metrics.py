@@ -56,15 +56,18 @@ class SimulatorMetrics:
         self.steps = counter("steps", "Steps answered.")
         self.blocked_seconds = counter("blocked_seconds", "Time that steps waited to be stored.")
         self.episodes = counter(
-            "episodes", "Episodes by how they ended: terminated, truncated, or abandoned by their client.", ("end",)
+            "episodes",
+            "Episodes by how they ended: terminated, truncated, abandoned by their client, or reported (an evaluation "
+            "in which the client chose actions).",
+            ("end",),
         )
         self.episode_return = summary("episode_return", "Return of an episode with exploration.")
         self.evaluation_return = summary("evaluation_return", "Return of an evaluation episode.")
 
     def count_episode(self, episode_return: float, end: str, *, evaluate: bool) -> None:
-        """Count an episode that ended; the return of one that was abandoned is not known."""
+        """Count an episode that ended; only a return that is known, and the policy's, is counted."""
         self.episodes.labels(end).inc()
-        if end != "abandoned":
+        if end in ("terminated", "truncated"):
             (self.evaluation_return if evaluate else self.episode_return).observe(episode_return)
 
 

@@ -18,6 +18,8 @@ import torch
 from tidemill.acting.writer import open_writer
 from tidemill.config.sections import InferenceConfig
 from tidemill.errors import ConfigError
+from tidemill.params.client import ParamsClient
+from tidemill.params.version import Params
 from tidemill.replay.shards.readiness import wait_for_replay
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
@@ -135,6 +137,13 @@ async def serve_simulators(
     )
     # of clients that come back before their former call is known to have broken off
     max_calls = 2 * settings.simulators
+    client = ParamsClient(config.cluster.params, folder=config.run.params_folder)
+
+    def fetch(version: int) -> Params:
+        params = client.fetch(version)
+        assert params is not None, "only a wait for a newer version brings none"
+        return params
+
     return SimulatorServicer(
-        simulators, spec, config.run.name, max_calls=max_calls, timeout_s=settings.simulator_timeout_s
+        simulators, spec, config.run.name, fetch, max_calls=max_calls, timeout_s=settings.simulator_timeout_s
     )

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
 import structlog
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tidemill.params.version import Params
 from tidemill.rpc.open_calls import OpenCalls, first_of
 from tidemill.rpc.server import RpcServer
+from tidemill.services.inference.evaluation import Evaluation
 from tidemill.services.inference.simulators import Choice, Seat, Simulators
 from tidemill.simulator.v1 import simulator_pb2 as pb
 from tidemill.simulator.v1 import simulator_pb2_grpc
-from tidemill.simulator.wire import Declared, differences, pack_action, unpack_open, unpack_step
+from tidemill.simulator.wire import (
+    Declared,
+    check_evaluation,
+    differences,
+    pack_action,
+    unpack_open,
+    unpack_step,
+)
 from tidemill.types import EnvSpec
 
 _FULL_NAME = pb.DESCRIPTOR.services_by_name["SimulatorService"].full_name
 
 _CANCELLED_S = 0.1
 """How soon gRPC says that a call was cancelled whose messages have ended, which looks like a half-close until then."""
+
+_MAX_EVALUATIONS = 4
+"""Calls at a time, of which the newest counts: an evaluator that has restarted may find its former call still open."""
 
 _log = structlog.get_logger()
 
@@ -31,18 +43,29 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
     """Answers the calls of `SimulatorService`."""
 
-    def __init__(self, simulators: Simulators, spec: EnvSpec, run: str, *, max_calls: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        simulators: Simulators,
+        spec: EnvSpec,
+        run: str,
+        fetch: Callable[[int], Params],
+        *,
+        max_calls: int,
+        timeout_s: float,
+    ) -> None:
         """Create the servicer.
 
         Args:
             simulators: Answers the steps.
             spec: What a client's spaces must be.
             run: Name of the run.
+            fetch: Returns a version of the parameters.
             max_calls: Most calls at a time.
             timeout_s: Longest wait for a step, in seconds.
         """
         self._simulators, self._spec, self._run, self._timeout_s = simulators, spec, run, timeout_s
         self._calls = OpenCalls("inference service", max_calls, "inference.simulators")
+        self._evaluations, self._fetch = OpenCalls("inference service", _MAX_EVALUATIONS, "one per run"), fetch
 
     def add_to(self, server: RpcServer) -> None:
         """Register this servicer with a server."""
@@ -52,6 +75,7 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
     def close(self) -> None:
         """End the calls in progress, because the server stops."""
         self._calls.close()
+        self._evaluations.close()
         self._simulators.close()
 
     async def Play(
@@ -78,6 +102,21 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
             finally:
                 self._simulators.leave(seat, call, at_once=is_over)
                 _log.info("simulator left", client=declared.client, slot=seat.slot)
+
+    async def Evaluate(self, request: pb.EvaluateRequest, context: Context) -> AsyncIterator[pb.EvaluateResponse]:
+        """Measure a version by the next episodes of the clients."""
+        with self._evaluations.running():
+            check_evaluation(request, self._spec)
+            params = await asyncio.to_thread(self._fetch, request.params_version)
+            evaluation = Evaluation(request.episodes, request.epsilon)
+            self._simulators.evaluate(evaluation, params, is_last=request.is_last)
+            try:
+                async for end in evaluation.ends():
+                    yield pb.EvaluateResponse(
+                        episode_return=end.episode_return, length=end.length, has_failed=end.has_failed
+                    )
+            finally:
+                self._simulators.end_evaluation(evaluation)
 
     def _check_spaces(self, declared: Declared) -> None:
         if differing := "; ".join(differences(self._spec, declared.spec)):

@@ -14,16 +14,21 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from tidemill.errors import InvalidArgument, ResourceExhausted, TidemillError, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, TidemillError, Unavailable
+from tidemill.params.version import Params
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.interface import NoiseRows, SplitPolicy
 from tidemill.services.inference.episode import Episode, Row
+from tidemill.services.inference.evaluation import EpisodeEnd, Evaluation
 from tidemill.services.inference.forward_thread import ForwardThread
 from tidemill.services.inference.metrics import SimulatorCurves, SimulatorMetrics
 from tidemill.services.inference.resume_token import Identity, Place, place_of
 from tidemill.simulator.wire import Declared, SeenStep
 
 _T = TypeVar("_T")
+
+_LOOK_S = 0.5
+"""How soon a step that waits for room notices that nothing is stored any more."""
 
 _log = structlog.get_logger()
 
@@ -131,6 +136,8 @@ class Simulators:
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._blocked_s = 0.0
+        self._evaluation: Evaluation | None = None
+        self._stores = True
 
     async def join(self, declared: Declared) -> Seat:
         """Return the seat of a client: the one of its token, or a free one.
@@ -182,10 +189,37 @@ class Simulators:
         if call != seat.calls or self._seats.get(seat.slot) is not seat:
             return
         self._set_eager(seat, is_eager=False)
-        if at_once or seat.episode is None or seat.episode.is_over:
+        if at_once or seat.episode is None or seat.episode.is_over or seat.episode.evaluate:
             self._end(seat)
         else:
             seat.expiry = asyncio.get_running_loop().call_later(self._grace_s, self._end, seat)
+
+    def evaluate(self, evaluation: Evaluation, params: Params, *, is_last: bool) -> None:
+        """Have the next episodes played with these parameters, in place of an evaluation before.
+
+        Args:
+            evaluation: Takes the episodes.
+            params: What is evaluated.
+            is_last: Training has ended: store nothing more.
+
+        Raises:
+            FailedPrecondition: An earlier evaluation was the last.
+        """
+        if not (self._stores or is_last):
+            raise FailedPrecondition(
+                "is_last is false, allowed: true after a last evaluation, since which no steps are stored; to continue "
+                "the run, restart the inference service"
+            )
+        if self._evaluation is not None:
+            self._evaluation.replace()
+        self._evaluation, self._stores = evaluation, not is_last
+        self._forward.evaluate_with(params)
+
+    def end_evaluation(self, evaluation: Evaluation) -> None:
+        """Take no more episodes for an evaluation, whose call has ended."""
+        if self._evaluation is evaluation:
+            self._evaluation = None
+            self._forward.evaluate_with(None)
 
     def close(self) -> None:
         """End what is worked on: the service stops. Episodes stay open, for the service that takes its place."""
@@ -234,7 +268,10 @@ class Simulators:
                 self._writer.epoch, seat.slot, int(self._writer.next_steps[seat.slot]), secrets.token_bytes(16)
             )
             self._identity.keep(seat.place.epoch)
-            token = b"" if seen.evaluate else seat.place.signed(self._identity.key)
+            if self._evaluation is not None and seen.reported is None and self._evaluation.takes():
+                seat.episode.evaluation, seat.episode.evaluate = self._evaluation, True
+            is_kept = not (seen.evaluate or seat.episode.evaluate)
+            token = seat.place.signed(self._identity.key) if is_kept else b""
         if seat.episode is None:
             raise InvalidArgument(f"step is {seen.step}, allowed: 0, which begins an episode")
         episode = seat.episode
@@ -272,6 +309,17 @@ class Simulators:
         try:
             async with self._writing:
                 for row in rows:
+                    await self._append(seat, row)
+        except TidemillError as error:
+            self._on_error(error)
+            raise Unavailable(f"the service cannot store steps: {error}") from error
+        blocked_s, self._blocked_s = self._writer.blocked_s - self._blocked_s, self._writer.blocked_s
+        self._metrics.blocked_seconds.inc(max(blocked_s, 0.0))
+
+    async def _append(self, seat: Seat, row: Row) -> None:
+        while self._stores:
+            try:
+                async with asyncio.timeout(_LOOK_S):
                     await self._writer.append_async(
                         row.columns,
                         env=seat.slot,
@@ -280,11 +328,9 @@ class Simulators:
                         beside=row.beside,
                         payload=row.payload,
                     )
-        except TidemillError as error:
-            self._on_error(error)
-            raise Unavailable(f"the service cannot store steps: {error}") from error
-        blocked_s, self._blocked_s = self._writer.blocked_s - self._blocked_s, self._writer.blocked_s
-        self._metrics.blocked_seconds.inc(max(blocked_s, 0.0))
+            except TimeoutError:  # it has taken nothing
+                continue
+            return
 
     async def _abandon(self, seat: Seat) -> None:
         if seat.episode is not None and not seat.episode.is_over:
@@ -306,8 +352,16 @@ class Simulators:
         self._free.append(seat.slot)
 
     def _count_episode(self, episode: Episode, end: str) -> None:
+        if episode.evaluate and episode.has_reported:
+            end = "reported"
         self._metrics.count_episode(episode.episode_return, end, evaluate=episode.evaluate)
-        if end == "abandoned":  # its return is not known
+        has_failed = end in ("abandoned", "reported")  # its return is not known, or not the policy's
+        if episode.evaluation is not None:
+            length = episode.next_step - 1
+            episode.evaluation.add(
+                EpisodeEnd(has_failed=True) if has_failed else EpisodeEnd(episode.episode_return, length)
+            )
+        if has_failed:
             return
         if self._curves is not None and self._curves.count(episode.episode_return, evaluate=episode.evaluate):
             self._begun(self._write_point(self._curves))

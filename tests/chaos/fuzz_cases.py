@@ -91,6 +91,9 @@ class Corpus:
                 inference_pb2.ActRequest.FromString(step),
             ),
             "/tidemill.simulator.v1.SimulatorService/Play": tuple(simulated),
+            "/tidemill.simulator.v1.SimulatorService/Evaluate": (
+                simulator_pb2.EvaluateRequest(params_version=1, episodes=2),
+            ),
         }
         self.paths = sorted(self.calls)
 

@@ -23,6 +23,7 @@ from tests.support.inference_service import FixedParams, Played, state_of
 from tests.support.replay_streams import make_config
 from tidemill.inference.wire import Opening, pack_step
 from tidemill.learner.status import LearnerStatus
+from tidemill.params.version import Params
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import SplitPolicy
 from tidemill.rl.exploration import ActorSlot
@@ -176,19 +177,23 @@ class Door:
         params, metrics = FixedParams(), InferenceMetrics(CollectorRegistry())
         params.set(state_of(_DQN, _SPEC))
         watcher: Any = params
-        forward = ForwardThread(policy, watcher, Batcher(_ENVS, 0.001), metrics, self._errors.append)
+        forward = ForwardThread(
+            policy, watcher, Batcher(_ENVS, 0.001), metrics, self._errors.append, build_policy(_DQN, _SPEC)
+        )
         self._stack.callback(forward.close)
         served = Opening(_DQN.algorithm, _ENVS, _SPEC, policy.recurrent_state_size)
         step = pack_step(Played(_SPEC, _ENVS, 0).next(), _SPEC.frame_stack, whole=True)
         device = torch.device("cpu")
         servicer = InferenceServicer(served, forward, device, metrics, max_batch=_ENVS, max_streams=100)
-        simulators = _simulators(forward, self._errors)
+        newest = params.newest()
+        assert newest is not None
+        simulators = _simulators(forward, self._errors, newest)
         first = SeenStep(0, np.zeros(_SPEC.observation_shape, _SPEC.observation_dtype))
         simulated = (pack_open(Declared("fuzzed", _SPEC)), pack_step_of_simulator(first, _SPEC))
         return servicer, simulators, Corpus(served, step.SerializeToString(), simulated)
 
 
-def _simulators(forward: ForwardThread, errors: list[BaseException]) -> SimulatorServicer:
+def _simulators(forward: ForwardThread, errors: list[BaseException], params: Params) -> SimulatorServicer:
     def explorer(slot: int) -> SplitPolicy:
         policy = build_policy(_DQN, _SPEC, slot=ActorSlot(slot, 1, _SIMULATORS))
         assert isinstance(policy, SplitPolicy)
@@ -209,7 +214,7 @@ def _simulators(forward: ForwardThread, errors: list[BaseException]) -> Simulato
         device=torch.device("cpu"),
         rng=np.random.default_rng(0),
     )
-    return SimulatorServicer(simulators, _SPEC, "fuzzed", max_calls=100, timeout_s=_LONGEST_S)
+    return SimulatorServicer(simulators, _SPEC, "fuzzed", lambda _: params, max_calls=100, timeout_s=_LONGEST_S)
 
 
 class _Rows:

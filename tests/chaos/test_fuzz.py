@@ -24,8 +24,8 @@ def test_calls_that_no_good_client_makes_are_answered_rightly_and_store_nothing(
 
 async def test_good_calls_of_the_corpus_are_answered(tmp_path: Path) -> None:
     """Else its changes would change nothing that matters: each RPC's call is good, with a connection and without."""
-    waiting = {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED}  # for items, for a next version, for training
-    expected = dict.fromkeys(("Sample", "Watch", "Act", "SaveCheckpoint"), waiting)
+    waiting = {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED}  # for items, a next version, clients, training
+    expected = dict.fromkeys(("Sample", "Watch", "Act", "Evaluate", "SaveCheckpoint"), waiting)
     expected["Checkpoint"] = {grpc.StatusCode.UNIMPLEMENTED}
     expected["DropTable"] = {grpc.StatusCode.NOT_FOUND}
     async with Door(tmp_path / "params") as door:

@@ -65,6 +65,31 @@ def test_simulators_train_a_run_whose_service_is_killed(tmp_path: Path) -> None:
     assert "resumed=True" in log
 
 
+_CLIENTS_ONLY = (
+    *("--env.id", "my-cartpole", "--env.spaces", "{observation: [float32, 4], num_actions: 2}"),
+    *("--evaluator.source", "simulators"),
+)
+
+
+def test_run_whose_environment_only_clients_have_is_scored_by_their_episodes(tmp_path: Path) -> None:
+    """It keeps the best policy and ends, although the learner that paced the clients is gone by the last evaluation."""
+    address, folder = free_address(), tmp_path / "cartpole_simulators"
+    example = (sys.executable, str(_EXAMPLES / "cartpole.py"), address, "--envs", "3")
+    config = ("--config", str(ROOT / "configs" / "cartpole_simulators.yaml"), "--run.root", str(tmp_path))
+    options = (
+        *(*_CLIENTS_ONLY, *_SHORT, "--inference.server.address", address, "--run.target-return", "5"),
+        *("--run.max-learner-steps", "60", "--evaluator.start-env-steps", "1000000"),
+        *("--evaluator.confirm-episodes", "3"),
+    )
+    with launched("train", *config, *options) as cluster, _playing(*example):
+        assert cluster.wait(BOUND_S) == 0, cluster.output
+    result = json.loads((folder / "result.json").read_text())
+    assert result["solved"], result
+    assert (result["env_id"], result["episodes"], result["confirm_episodes"]) == ("my-cartpole", 2, 3)
+    assert result["best_version"] == result["params_version"] > 0
+    assert len((folder / "episodes.csv").read_text().splitlines()) == 1 + 2 + 3
+
+
 def _ended(games: subprocess.Popen[str]) -> str:
     """Return why the games have ended; empty while they play."""
     if games.poll() is None or games.stdout is None:
@@ -102,14 +127,18 @@ def _cpp(folder: Path) -> tuple[str, ...]:
 def test_client_from_the_proto_alone_trains_a_run_to_its_target(
     client: Callable[[Path], tuple[str, ...]], tmp_path: Path
 ) -> None:
-    """It has physics of its own; what learns from them reaches 475, confirmed on fresh episodes of the evaluator's."""
+    """It has physics of its own; what learns from them reaches 475, confirmed on fresh episodes.
+
+    Those are the evaluator's for the client in Node, and the client's own in C++.
+    """
     folder = tmp_path / "examples" / "simulators"
     built = shutil.ignore_patterns("node_modules", "build", "cartpole")
     shutil.copytree(_EXAMPLES, folder, ignore=built)
     shutil.copytree(ROOT / "protos", tmp_path / "protos")
     command, address = client(folder), free_address()
     config = ("--config", str(ROOT / "configs" / "cartpole_simulators.yaml"), "--run.root", str(tmp_path / "runs"))
-    options = ("--inference.server.address", address, "--evaluator.no-video", "--launcher.view", "plain")
+    shown = ("--inference.server.address", address, "--evaluator.no-video", "--launcher.view", "plain")
+    options = (*shown, *(_CLIENTS_ONLY if client is _cpp else ()))
     with launched("train", *config, *options) as cluster:
         cluster.until("simulators: ")  # the client waits for the service
         with _playing(*command, address, "2", "100") as games:

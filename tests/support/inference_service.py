@@ -41,11 +41,8 @@ class FixedParams:
 
     def set(self, state: dict[str, Tensor], number: int = 1, env_steps: int = 0) -> None:
         """Have parameters from now on."""
-        metadata = ParamsMetadata(learner_steps=10 * number, env_steps=env_steps)
-        created = datetime.datetime(2024, 2, 29, tzinfo=datetime.UTC)
-        blob = pack({name: np.asarray(tensor) for name, tensor in state.items()})
         with self._changed:
-            self._params = Params(Version(number, number - 1, 1, created, metadata, ()), Precision.FULL, blob)
+            self._params = params_of(state, number, env_steps)
             self._changed.notify_all()
 
     def newest(self) -> Params | None:
@@ -57,6 +54,14 @@ class FixedParams:
         with self._changed:
             self._changed.wait_for(lambda: self._params is not None and self._params.number > newer_than, timeout_s)
             return self._params
+
+
+def params_of(state: dict[str, Tensor], number: int = 1, env_steps: int = 0) -> Params:
+    """Return parameters as a version."""
+    metadata = ParamsMetadata(learner_steps=10 * number, env_steps=env_steps)
+    created = datetime.datetime(2024, 2, 29, tzinfo=datetime.UTC)
+    blob = pack({name: np.asarray(tensor) for name, tensor in state.items()})
+    return Params(Version(number, number - 1, 1, created, metadata, ()), Precision.FULL, blob)
 
 
 @dataclass(frozen=True)

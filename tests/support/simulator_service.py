@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from tidemill.acting.writer import open_writer
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import InferenceConfig
 from tidemill.config.table import TableSettings
+from tidemill.params.version import Params
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import decode
 from tidemill.replay.sampling.sampler import ReplaySampler
@@ -98,15 +99,20 @@ def local_simulators(
     name: str = "simulators",
     params: FixedParams | None = None,
     run: Path | None = None,
+    versions: Mapping[int, Params] | None = None,
 ) -> Iterator[LocalSimulators]:
-    """Serve simulators, whose steps a table of the replay server at `replay` takes; curves go to a run's folder."""
+    """Serve simulators, whose steps a table of the replay server at `replay` takes; curves go to a run's folder.
+
+    `versions` are those that can be evaluated.
+    """
     if params is None:
         params = FixedParams()
         params.set(state_of(config, spec), number=3)
     policy, errors, registry = build_policy(config, spec, slot=ActorSlot(num_envs=64)), list[BaseException](), None
     registry = CollectorRegistry()
     watcher: Any = params
-    forward = ForwardThread(policy, watcher, Batcher(64, 0.002), Metrics(registry), errors.append)
+    evaluating = build_policy(config, spec)
+    forward = ForwardThread(policy, watcher, Batcher(64, 0.002), Metrics(registry), errors.append, evaluating)
     kept = Identity(identity)
     settings = InferenceConfig(
         agent=config,
@@ -148,7 +154,8 @@ def local_simulators(
     )
     try:
         with BackgroundServer("inference", ServerSettings(address, grace_s=0.2)) as background:
-            servicer = SimulatorServicer(simulators, spec, "test", max_calls=2 * slots, timeout_s=timeout_s)
+            fetch = (versions or {}).__getitem__
+            servicer = SimulatorServicer(simulators, spec, "test", fetch, max_calls=2 * slots, timeout_s=timeout_s)
             servicer.add_to(background.server)
             yield LocalSimulators(background.start(), writer, registry, background.loop, errors)
             background.loop.call_soon_threadsafe(servicer.close)

@@ -288,6 +288,10 @@ class EvaluatorSettings:
 
     server: ServerSettings = field(default_factory=ServerSettings)
     """Where the evaluator's health service listens."""
+    source: Literal["env", "simulators"] = "env"
+    """Where evaluation episodes are played. `env`: in `env.id`, by the evaluator. `simulators`: by the clients of the
+    service at `cluster.inference` (docs/tutorials/simulators.md), as the next episodes that begin. Their steps are not
+    stored, no video is recorded, and `policy` cannot be `sampled`."""
     episodes: int = 25
     """Episodes per evaluation, at least 1."""
     num_envs: int = 25

@@ -17,6 +17,7 @@ import gymnasium
 from tidemill.envs.action_mask import MaskFromObservation, info_key
 from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.batched_env import make_batched, purpose
+from tidemill.envs.declared import declared_spec
 from tidemill.envs.failures import Restarts
 from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
@@ -51,6 +52,11 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}, allowed: at least 1")
+    if settings.spaces:
+        raise ConfigError(
+            f"env.spaces is set, so that only simulators have env.id {settings.id!r}: set launcher.actors to 0 and "
+            "evaluator.source to 'simulators'"
+        )
     with _named(settings):
         if settings.vector:
             return make_batched(settings, num_envs, training=training, render=render)
@@ -131,11 +137,13 @@ def _make_gymnasium(
 
 
 def spec_of(settings: EnvSettings) -> EnvSpec:
-    """Return the specification of an environment, which agents need; makes one and closes it again.
+    """Return the specification of an environment, which agents need: that of `env.spaces`, or of one that it makes.
 
     Raises:
         ConfigError: As `make_env`.
     """
+    if settings.spaces:
+        return declared_spec(settings.spaces, settings.observation_stack)
     env = make_env(settings, 1, training=False)
     env.close()
     return env.spec

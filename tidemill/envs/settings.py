@@ -49,6 +49,11 @@ class EnvSettings:
     """Function or class that makes a whole batch of environments, `module:name`. It is called with `num_envs` and
     `env.kwargs` and returns a gymnasium.vector.VectorEnv or a tidemill.VectorEnv. `env.id` is then only a name for the
     environment."""
+    spaces: Mapping[str, EnvArgument] = field(default_factory=dict)
+    """Spaces of an environment that only simulators have (docs/tutorials/simulators.md); `env.id` is then a name.
+    `observation` is the dtype, `float32` or `uint8`, and the shape, such as `[float32, 4]`, or a mapping of several
+    names to these. Beside it stands one of `num_actions`, `action_sizes` and `action_shape`, and `masks_actions` if
+    each step has a mask: `{observation: [float32, 4], num_actions: 2}`."""
     num_envs: int = 16
     """Environments that one actor steps together, at least 1."""
     max_episode_steps: int = 0

@@ -68,6 +68,7 @@ ALLOWED: dict[str, frozenset[str] | None] = {
     _PARAMS + "SetTag": frozenset({LEARNER, EVALUATOR, OPERATOR}),
     _INFERENCE + "Act": frozenset({ACTOR, OPERATOR}),
     _SIMULATOR + "Play": frozenset({SIMULATOR, OPERATOR}),
+    _SIMULATOR + "Evaluate": frozenset({EVALUATOR, OPERATOR}),
     _LEARNER + "GetStatus": _READERS,
     _LEARNER + "Pause": _OPERATOR,
     _LEARNER + "Resume": _OPERATOR,

@@ -167,6 +167,24 @@ def unpack_step(request: pb.PlayRequest, spec: EnvSpec) -> SeenStep:
     )
 
 
+_MOST_EPISODES = 100_000
+
+
+def check_evaluation(request: pb.EvaluateRequest, spec: EnvSpec) -> None:
+    """Check a request for an evaluation.
+
+    Raises:
+        InvalidArgument: A field is out of range; the message names it.
+    """
+    if request.params_version < 1:
+        raise InvalidArgument(f"params_version is {request.params_version}, allowed: at least 1")
+    if not 1 <= request.episodes <= _MOST_EPISODES:
+        raise InvalidArgument(f"episodes is {request.episodes}, allowed: 1 to {_MOST_EPISODES}")
+    most = 1 if spec.is_discrete else 0
+    if not 0 <= request.epsilon <= most:
+        raise InvalidArgument(f"epsilon is {request.epsilon}, allowed: 0{' to 1' if most else ''}")
+
+
 def pack_action(action: ArrayLike, spec: EnvSpec) -> pb.Action:
     """Return the message of an action [*action_shape]; what is beyond [-1, 1] of a continuous one is clipped."""
     array = np.asarray(action)

@@ -5,6 +5,7 @@ The launcher imports neither gymnasium nor torch, and an environment may hang, o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -115,11 +116,15 @@ def try_here(folder: Path) -> int:
     config = from_document(RunConfig, read_document(folder / _SETTINGS))
     try:
         _check_callbacks(config)
-        with closing(make_env(config.env, 1, training=False)) as env:
-            spec, notices = env.spec, _notices(config, env)
+        notices: list[str] = []
+        with contextlib.ExitStack() as stack:
+            env = None if config.env.spaces else stack.enter_context(closing(make_env(config.env, 1, training=False)))
+            spec = spec_of(config.env) if env is None else env.spec
             config.agent.validate_env(spec)
             check_signature(stored_columns(config.agent, spec))
-            play_random_steps(env, config.env, config.run.seed)
+            if env is not None:
+                notices = _notices(config, env)
+                play_random_steps(env, config.env, config.run.seed)
         if (folder / _BEFORE).exists():
             before = from_document(RunConfig, read_document(folder / _BEFORE))
             check_continues(before, config, spec_of)

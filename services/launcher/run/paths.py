@@ -126,7 +126,17 @@ def check_shards(config: RunConfig) -> None:
 def check_simulators(config: RunConfig) -> None:
     """Raise a `ConfigError` unless one inference service with an address serves the simulators, if there are any."""
     settings, started = config.inference, config.launcher.inference
+    by_clients = config.evaluator.source == "simulators"
+    if config.env.spaces and (config.launcher.actors or not by_clients):
+        raise ConfigError(
+            f"env.spaces is set, so that only simulators have env.id {config.env.id!r}, but launcher.actors is "
+            f"{config.launcher.actors} and evaluator.source {config.evaluator.source!r}: set them to 0 and 'simulators'"
+        )
     if not settings.simulators:
+        if by_clients:
+            raise ConfigError(
+                "evaluator.source is 'simulators', but inference.simulators is 0: set how many may connect"
+            )
         return
     if started != 1:
         raise ConfigError(

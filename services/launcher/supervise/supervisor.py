@@ -251,7 +251,7 @@ class Supervisor:
         evaluator = next((p for p in self._processes.values() if p.spec.kind == EVALUATOR), None)
         if evaluator is None or evaluator.phase in (Phase.PENDING, Phase.ENDED):
             return self._end(Outcome(0, "the learner has finished"), now_s)
-        actions = self._terminate((ACTOR, INFERENCE), now_s)
+        actions = self._terminate((ACTOR,), now_s)  # clients of an inference service may play the last evaluation
         if evaluator.phase is Phase.SERVING:
             actions.append(Action(Verb.FINISH, evaluator.spec.name))
         return actions

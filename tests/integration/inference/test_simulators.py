@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
 from tests.support.batches import CASES
+from tests.support.inference_service import params_of, state_of
 from tests.support.naming import naming
 from tests.support.params_service import free_address
 from tests.support.replay_service import local_server
@@ -25,6 +27,7 @@ from tidemill.rpc.channel import open_channel
 from tidemill.rpc.status import translated
 from tidemill.services.launcher.view.curves import training_return
 from tidemill.simulator.client import SimulatorClient
+from tidemill.simulator.evaluation import ClientEpisodes, evaluate
 from tidemill.simulator.v1 import simulator_pb2 as pb
 from tidemill.simulator.v1 import simulator_pb2_grpc
 from tidemill.simulator.wire import Declared, pack_open
@@ -142,6 +145,133 @@ def test_evaluation_is_counted_and_not_stored() -> None:
             assert played[0] == played[1]
             assert service.metric("tidemill_simulator_evaluation_return_sum") == 10.0
             assert service.writer.next_steps.sum() == 0
+
+
+def test_evaluation_is_played_with_its_version_and_not_stored() -> None:
+    """The next episodes are its, to their ends, whatever is published meanwhile; then clients explore again."""
+    versions = {2: params_of(state_of(_DQN, _SPEC, seed=1), 2)}
+    with local_server() as replay, ExitStack() as stack:
+        create_table(replay.address, _DQN, _SPEC)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC, versions=versions))
+        channel = stack.enter_context(open_channel(service.address))
+        client = stack.enter_context(SimulatorClient(service.address, _SPEC))
+        call = _Evaluating(channel, 2, 2)
+        seen = set[int]()
+        while not call.is_over:
+            assert call.error is None
+            client.begin(np.zeros(2, np.float32))
+            seen.add(client.params_version)
+            for step in range(1, 5):
+                client.step(np.array([0, step], np.float32), step, terminated=step == 4)
+        played = call.result()
+        assert (played.returns, played.lengths, played.failed) == ([10.0, 10.0], [4, 4], 0)
+        assert 2 in seen
+        _play(client, 0, 4)
+        assert client.params_version == 3
+        assert service.metric("tidemill_simulator_evaluation_return_count") == 2
+
+
+def test_evaluation_leaves_out_an_episode_of_a_client_that_is_gone_or_acts_by_itself() -> None:
+    """Each is told as failed, and counts in no score."""
+    versions = {2: params_of(state_of(_DQN, _SPEC), 2)}
+    with local_server() as replay, ExitStack() as stack:
+        create_table(replay.address, _DQN, _SPEC)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC, versions=versions))
+        channel = stack.enter_context(open_channel(service.address))
+        call = _Evaluating(channel, 2, 3)
+        gone, own, good = (stack.enter_context(SimulatorClient(service.address, _SPEC)) for _ in range(3))
+        for client in (gone, own, good):
+            _until_evaluated(client)
+        gone._drop()
+        assert own.step(np.zeros(2, np.float32), 50.0, action=1) == 1
+        own.step(np.zeros(2, np.float32), 50.0, terminated=True)
+        good.step(np.zeros(2, np.float32), 7.0, truncated=True)
+        wait_until(lambda: call.is_over, "the evaluation")
+        played = call.result()
+        assert (played.returns, played.lengths, played.failed) == ([7.0], [1], 2)
+        assert service.metric("tidemill_simulator_episodes_total", end="reported") == 1
+
+
+def test_last_evaluation_frees_clients_that_the_limiter_holds() -> None:
+    """When the learner is gone nobody samples any more; the clients' steps are then no longer stored."""
+    versions = {2: params_of(state_of(_DQN, _SPEC), 2)}
+    with local_server() as replay, ExitStack() as stack:
+        limiter = RateLimiterConfig(min_size=1, samples_per_insert=1.0, error_buffer=2 * CHUNK)
+        create_table(replay.address, _DQN, _SPEC, rate_limiter=limiter)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC, versions=versions))
+        channel = stack.enter_context(open_channel(service.address))
+        client = stack.enter_context(SimulatorClient(service.address, _SPEC))
+        over = threading.Event()
+
+        def play() -> None:
+            while not over.is_set():
+                _play(client, 0, 100)
+
+        player = threading.Thread(target=play)
+        player.start()
+        stack.callback(player.join, WAIT_S)
+        stack.callback(over.set)
+        wait_until(lambda: service.writer.unacknowledged_chunks >= 2, "the limiter")
+        call = _Evaluating(channel, 2, 1, is_last=True)
+        wait_until(lambda: call.is_over, "the evaluation")
+        assert call.result().lengths == [100]
+        refused = _Evaluating(channel, 2, 1)
+        wait_until(lambda: refused.is_over, "the refusal")
+        assert "restart" in str(refused.error)
+
+
+def test_evaluation_names_what_is_wrong() -> None:
+    """The field, the value and what is allowed."""
+    with local_server() as replay, ExitStack() as stack:
+        create_table(replay.address, _DQN, _SPEC)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC))
+        channel = stack.enter_context(open_channel(service.address))
+        stub = simulator_pb2_grpc.SimulatorServiceStub(channel)
+        for fields, message in (
+            ({"params_version": 0, "episodes": 1}, "params_version 0 1"),
+            ({"params_version": 1, "episodes": 0}, "episodes 0 1 100000"),
+            ({"params_version": 1, "episodes": 1, "epsilon": 1.5}, "epsilon 1.5 0 1"),
+        ):
+            with pytest.raises(InvalidArgument, match=naming(message)), translated():
+                next(stub.Evaluate(pb.EvaluateRequest(**fields)))
+
+
+class _Evaluating:
+    """An evaluation that another thread waits for."""
+
+    def __init__(self, channel: grpc.Channel, version: int, episodes: int, *, is_last: bool = False) -> None:
+        self.error: BaseException | None = None
+        self._played: ClientEpisodes | None = None
+
+        def run() -> None:
+            try:
+                self._played = evaluate(
+                    channel, version, episodes, epsilon=0.0, is_last=is_last, is_stopped=lambda: False
+                )
+            except BaseException as error:
+                self.error = error
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> ClientEpisodes:
+        self._thread.join(WAIT_S)
+        assert self._played is not None, self.error
+        return self._played
+
+
+def _until_evaluated(client: SimulatorClient) -> None:
+    """Begin episodes until one is part of the evaluation of version 2."""
+
+    def is_part() -> bool:
+        client.begin(np.zeros(2, np.float32))
+        return client.params_version == 2
+
+    wait_until(is_part, "an episode of the evaluation")
 
 
 def test_returns_of_clients_are_curves_of_the_run(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_exit_is_described_in_words(exit_code: int, words: str) -> None:
 
 
 def test_inference_services_end_after_the_actors_that_they_serve() -> None:
-    """On request one after the other; at the end of training with them, for nothing is left to act for."""
+    """On request one after the other. After training only actors end: clients may play the last evaluation."""
     names = ("replay", "paramserver", "learner", "inference-0", "actor-0", "evaluator")
     for learner_finished in (False, True):
         supervisor = Supervisor([*map(_spec, names)], _SETTINGS)
@@ -294,7 +294,7 @@ def test_inference_services_end_after_the_actors_that_they_serve() -> None:
             supervisor.on_serving(name, 1.0)
         if learner_finished:
             ended = [a.service for a in supervisor.on_exit("learner", 0, 2.0) if a.verb is Verb.TERMINATE]
-            assert ended == ["inference-0", "actor-0"]
+            assert ended == ["actor-0"]
             continue
         assert _names(supervisor.on_stop_requested(2.0), Verb.TERMINATE) == ["actor-0"]
         assert _names(supervisor.on_exit("actor-0", 0, 3.0), Verb.TERMINATE) == ["inference-0"]

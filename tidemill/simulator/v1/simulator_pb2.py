@@ -24,31 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%tidemill/simulator/v1/simulator.proto\x12\x15tidemill.simulator.v1\"r\n\x0bPlayRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1b.tidemill.simulator.v1.OpenH\x00\x12+\n\x04step\x18\x02 \x01(\x0b\x32\x1b.tidemill.simulator.v1.StepH\x00\x42\t\n\x07message\"\x93\x01\n\x04Open\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x31\n\x0bobservation\x18\x02 \x03(\x0b\x32\x1c.tidemill.simulator.v1.Space\x12\x32\n\x06\x61\x63tion\x18\x03 \x01(\x0b\x32\".tidemill.simulator.v1.ActionSpace\x12\x14\n\x0cresume_token\x18\x04 \x01(\x0c\"3\n\x05Space\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\r\"e\n\x0b\x41\x63tionSpace\x12\x13\n\x0bnum_actions\x18\x01 \x01(\r\x12\x14\n\x0c\x61\x63tion_sizes\x18\x02 \x03(\r\x12\x14\n\x0c\x61\x63tion_shape\x18\x03 \x03(\r\x12\x15\n\rmasks_actions\x18\x04 \x01(\x08\"\xb8\x01\n\x04Step\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0bobservation\x18\x02 \x03(\x0c\x12\x0e\n\x06reward\x18\x03 \x01(\x02\x12\x12\n\nterminated\x18\x04 \x01(\x08\x12\x11\n\ttruncated\x18\x05 \x01(\x08\x12\x13\n\x0b\x61\x63tion_mask\x18\x06 \x01(\x0c\x12/\n\x08reported\x18\x07 \x01(\x0b\x32\x1d.tidemill.simulator.v1.Action\x12\x10\n\x08\x65valuate\x18\x08 \x01(\x08\")\n\x06\x41\x63tion\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\x03\x12\x0e\n\x06values\x18\x02 \x03(\x02\"\x7f\n\x0cPlayResponse\x12/\n\x06opened\x18\x01 \x01(\x0b\x32\x1d.tidemill.simulator.v1.OpenedH\x00\x12\x33\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x1f.tidemill.simulator.v1.DecisionH\x00\x42\t\n\x07message\"l\n\x06Opened\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07resumed\x18\x02 \x01(\x08\x12\x11\n\tnext_step\x18\x03 \x01(\x04\x12\x31\n\x08\x64\x65\x63ision\x18\x04 \x01(\x0b\x32\x1f.tidemill.simulator.v1.Decision\"\x8b\x01\n\x08\x44\x65\x63ision\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12-\n\x06\x61\x63tion\x18\x02 \x01(\x0b\x32\x1d.tidemill.simulator.v1.Action\x12\x16\n\x0eparams_version\x18\x03 \x01(\x04\x12\x14\n\x0cresume_token\x18\x04 \x01(\x0c\x12\x14\n\x0cstored_steps\x18\x05 \x01(\x04\x32g\n\x10SimulatorService\x12S\n\x04Play\x12\".tidemill.simulator.v1.PlayRequest\x1a#.tidemill.simulator.v1.PlayResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%tidemill/simulator/v1/simulator.proto\x12\x15tidemill.simulator.v1\"]\n\x0f\x45valuateRequest\x12\x16\n\x0eparams_version\x18\x01 \x01(\x04\x12\x10\n\x08\x65pisodes\x18\x02 \x01(\r\x12\x0f\n\x07\x65psilon\x18\x03 \x01(\x02\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\"N\n\x10\x45valuateResponse\x12\x16\n\x0e\x65pisode_return\x18\x01 \x01(\x01\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x12\n\nhas_failed\x18\x03 \x01(\x08\"r\n\x0bPlayRequest\x12+\n\x04open\x18\x01 \x01(\x0b\x32\x1b.tidemill.simulator.v1.OpenH\x00\x12+\n\x04step\x18\x02 \x01(\x0b\x32\x1b.tidemill.simulator.v1.StepH\x00\x42\t\n\x07message\"\x93\x01\n\x04Open\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x31\n\x0bobservation\x18\x02 \x03(\x0b\x32\x1c.tidemill.simulator.v1.Space\x12\x32\n\x06\x61\x63tion\x18\x03 \x01(\x0b\x32\".tidemill.simulator.v1.ActionSpace\x12\x14\n\x0cresume_token\x18\x04 \x01(\x0c\"3\n\x05Space\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\r\"e\n\x0b\x41\x63tionSpace\x12\x13\n\x0bnum_actions\x18\x01 \x01(\r\x12\x14\n\x0c\x61\x63tion_sizes\x18\x02 \x03(\r\x12\x14\n\x0c\x61\x63tion_shape\x18\x03 \x03(\r\x12\x15\n\rmasks_actions\x18\x04 \x01(\x08\"\xb8\x01\n\x04Step\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0bobservation\x18\x02 \x03(\x0c\x12\x0e\n\x06reward\x18\x03 \x01(\x02\x12\x12\n\nterminated\x18\x04 \x01(\x08\x12\x11\n\ttruncated\x18\x05 \x01(\x08\x12\x13\n\x0b\x61\x63tion_mask\x18\x06 \x01(\x0c\x12/\n\x08reported\x18\x07 \x01(\x0b\x32\x1d.tidemill.simulator.v1.Action\x12\x10\n\x08\x65valuate\x18\x08 \x01(\x08\")\n\x06\x41\x63tion\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\x03\x12\x0e\n\x06values\x18\x02 \x03(\x02\"\x7f\n\x0cPlayResponse\x12/\n\x06opened\x18\x01 \x01(\x0b\x32\x1d.tidemill.simulator.v1.OpenedH\x00\x12\x33\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x1f.tidemill.simulator.v1.DecisionH\x00\x42\t\n\x07message\"l\n\x06Opened\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07resumed\x18\x02 \x01(\x08\x12\x11\n\tnext_step\x18\x03 \x01(\x04\x12\x31\n\x08\x64\x65\x63ision\x18\x04 \x01(\x0b\x32\x1f.tidemill.simulator.v1.Decision\"\x8b\x01\n\x08\x44\x65\x63ision\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12-\n\x06\x61\x63tion\x18\x02 \x01(\x0b\x32\x1d.tidemill.simulator.v1.Action\x12\x16\n\x0eparams_version\x18\x03 \x01(\x04\x12\x14\n\x0cresume_token\x18\x04 \x01(\x0c\x12\x14\n\x0cstored_steps\x18\x05 \x01(\x04\x32\xc6\x01\n\x10SimulatorService\x12S\n\x04Play\x12\".tidemill.simulator.v1.PlayRequest\x1a#.tidemill.simulator.v1.PlayResponse(\x01\x30\x01\x12]\n\x08\x45valuate\x12&.tidemill.simulator.v1.EvaluateRequest\x1a\'.tidemill.simulator.v1.EvaluateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemill.simulator.v1.simulator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PLAYREQUEST']._serialized_start=64
-  _globals['_PLAYREQUEST']._serialized_end=178
-  _globals['_OPEN']._serialized_start=181
-  _globals['_OPEN']._serialized_end=328
-  _globals['_SPACE']._serialized_start=330
-  _globals['_SPACE']._serialized_end=381
-  _globals['_ACTIONSPACE']._serialized_start=383
-  _globals['_ACTIONSPACE']._serialized_end=484
-  _globals['_STEP']._serialized_start=487
-  _globals['_STEP']._serialized_end=671
-  _globals['_ACTION']._serialized_start=673
-  _globals['_ACTION']._serialized_end=714
-  _globals['_PLAYRESPONSE']._serialized_start=716
-  _globals['_PLAYRESPONSE']._serialized_end=843
-  _globals['_OPENED']._serialized_start=845
-  _globals['_OPENED']._serialized_end=953
-  _globals['_DECISION']._serialized_start=956
-  _globals['_DECISION']._serialized_end=1095
-  _globals['_SIMULATORSERVICE']._serialized_start=1097
-  _globals['_SIMULATORSERVICE']._serialized_end=1200
+  _globals['_EVALUATEREQUEST']._serialized_start=64
+  _globals['_EVALUATEREQUEST']._serialized_end=157
+  _globals['_EVALUATERESPONSE']._serialized_start=159
+  _globals['_EVALUATERESPONSE']._serialized_end=237
+  _globals['_PLAYREQUEST']._serialized_start=239
+  _globals['_PLAYREQUEST']._serialized_end=353
+  _globals['_OPEN']._serialized_start=356
+  _globals['_OPEN']._serialized_end=503
+  _globals['_SPACE']._serialized_start=505
+  _globals['_SPACE']._serialized_end=556
+  _globals['_ACTIONSPACE']._serialized_start=558
+  _globals['_ACTIONSPACE']._serialized_end=659
+  _globals['_STEP']._serialized_start=662
+  _globals['_STEP']._serialized_end=846
+  _globals['_ACTION']._serialized_start=848
+  _globals['_ACTION']._serialized_end=889
+  _globals['_PLAYRESPONSE']._serialized_start=891
+  _globals['_PLAYRESPONSE']._serialized_end=1018
+  _globals['_OPENED']._serialized_start=1020
+  _globals['_OPENED']._serialized_end=1128
+  _globals['_DECISION']._serialized_start=1131
+  _globals['_DECISION']._serialized_end=1270
+  _globals['_SIMULATORSERVICE']._serialized_start=1273
+  _globals['_SIMULATORSERVICE']._serialized_end=1471
 # @@protoc_insertion_point(module_scope)

@@ -25,6 +25,74 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class EvaluateRequest(_message.Message):
+    """An evaluation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARAMS_VERSION_FIELD_NUMBER: _builtins.int
+    EPISODES_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    params_version: _builtins.int
+    """Version of the parameters, at least 1."""
+    episodes: _builtins.int
+    """Number of episodes, 1 to 100,000."""
+    epsilon: _builtins.float
+    """Probability of a random legal action instead of the policy's, 0 to 1; for a single discrete action, otherwise 0."""
+    is_last: _builtins.bool
+    """Whether training has ended. The service then stores no more steps, so that no client waits for a learner that is
+    gone; episodes in progress continue to their end.
+    """
+    def __init__(
+        self,
+        *,
+        params_version: _builtins.int = ...,
+        episodes: _builtins.int = ...,
+        epsilon: _builtins.float = ...,
+        is_last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episodes", b"episodes", "epsilon", b"epsilon", "is_last", b"is_last", "params_version", b"params_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateRequest: _TypeAlias = EvaluateRequest  # noqa: Y015
+
+@_typing.final
+class EvaluateResponse(_message.Message):
+    """An episode of an evaluation, when it has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPISODE_RETURN_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    HAS_FAILED_FIELD_NUMBER: _builtins.int
+    episode_return: _builtins.float
+    """Sum of its rewards."""
+    length: _builtins.int
+    """Its number of actions."""
+    has_failed: _builtins.bool
+    """Whether the episode does not count, because its client was gone before the end or reported an action. The other
+    fields are 0.
+    """
+    def __init__(
+        self,
+        *,
+        episode_return: _builtins.float = ...,
+        length: _builtins.int = ...,
+        has_failed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_return", b"episode_return", "has_failed", b"has_failed", "length", b"length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateResponse: _TypeAlias = EvaluateResponse  # noqa: Y015
+
+@_typing.final
 class PlayRequest(_message.Message):
     """One message of a client: first `open`, then steps."""
 
@@ -191,7 +259,9 @@ class Step(_message.Message):
     `masks_actions`.
     """
     evaluate: _builtins.bool
-    """At step 0: whether the episode is played without exploration. Its return is counted, but its steps are not stored."""
+    """At step 0: whether the episode is played without exploration. Its return is counted, but its steps are not stored.
+    The service also plays episodes in this way that it has chosen for an evaluation, see `Evaluate`.
+    """
     @_builtins.property
     def observation(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """The arrays, in the order of `Open.observation`: raw bytes, little-endian, in C order. Floats must be finite."""

@@ -40,6 +40,11 @@ class SimulatorServiceStub:
                 request_serializer=tidemill_dot_simulator_dot_v1_dot_simulator__pb2.PlayRequest.SerializeToString,
                 response_deserializer=tidemill_dot_simulator_dot_v1_dot_simulator__pb2.PlayResponse.FromString,
                 _registered_method=True)
+        self.Evaluate = channel.unary_stream(
+                '/tidemill.simulator.v1.SimulatorService/Evaluate',
+                request_serializer=tidemill_dot_simulator_dot_v1_dot_simulator__pb2.EvaluateRequest.SerializeToString,
+                response_deserializer=tidemill_dot_simulator_dot_v1_dot_simulator__pb2.EvaluateResponse.FromString,
+                _registered_method=True)
 
 
 class SimulatorServiceServicer:
@@ -73,6 +78,24 @@ class SimulatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evaluate(self, request, context):
+        """Measures a version of the parameters by episodes of the clients, for the evaluator of the run.
+
+        The next `episodes` episodes that begin are part of the evaluation: they are played with this version and without
+        exploration, and their steps are not stored. Episodes whose client reports its first action are left out. Each
+        answer is an episode that ended, in the order of the ends, and the call ends after the last one. The call waits
+        for clients as long as it takes.
+
+        A second call replaces the first, which ends with FAILED_PRECONDITION. A call that broke off may be repeated; it begins
+        again with new episodes. A service with tokens requires the role evaluator or operator.
+        INVALID_ARGUMENT: a field is out of range. NOT_FOUND: the parameter server does not have the version.
+        FAILED_PRECONDITION: a newer call replaced this one, or an earlier evaluation was the last and this one is not.
+        UNAVAILABLE: the service is stopping, or the parameter server does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SimulatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -80,6 +103,11 @@ def add_SimulatorServiceServicer_to_server(servicer, server):
                     servicer.Play,
                     request_deserializer=tidemill_dot_simulator_dot_v1_dot_simulator__pb2.PlayRequest.FromString,
                     response_serializer=tidemill_dot_simulator_dot_v1_dot_simulator__pb2.PlayResponse.SerializeToString,
+            ),
+            'Evaluate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Evaluate,
+                    request_deserializer=tidemill_dot_simulator_dot_v1_dot_simulator__pb2.EvaluateRequest.FromString,
+                    response_serializer=tidemill_dot_simulator_dot_v1_dot_simulator__pb2.EvaluateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -110,6 +138,33 @@ class SimulatorService:
             '/tidemill.simulator.v1.SimulatorService/Play',
             tidemill_dot_simulator_dot_v1_dot_simulator__pb2.PlayRequest.SerializeToString,
             tidemill_dot_simulator_dot_v1_dot_simulator__pb2.PlayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evaluate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tidemill.simulator.v1.SimulatorService/Evaluate',
+            tidemill_dot_simulator_dot_v1_dot_simulator__pb2.EvaluateRequest.SerializeToString,
+            tidemill_dot_simulator_dot_v1_dot_simulator__pb2.EvaluateResponse.FromString,
             options,
             channel_credentials,
             insecure,

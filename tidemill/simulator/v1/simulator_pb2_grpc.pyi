@@ -62,6 +62,20 @@ class SimulatorServiceStub:
     UNAVAILABLE: the service is stopping, or nothing came for `inference.simulator_timeout_s` seconds; call again with
     the token.
     """
+    Evaluate: _grpc.UnaryStreamMultiCallable[_simulator_pb2.EvaluateRequest, _simulator_pb2.EvaluateResponse]
+    """Measures a version of the parameters by episodes of the clients, for the evaluator of the run.
+
+    The next `episodes` episodes that begin are part of the evaluation: they are played with this version and without
+    exploration, and their steps are not stored. Episodes whose client reports its first action are left out. Each
+    answer is an episode that ended, in the order of the ends, and the call ends after the last one. The call waits
+    for clients as long as it takes.
+
+    A second call replaces the first, which ends with FAILED_PRECONDITION. A call that broke off may be repeated; it begins
+    again with new episodes. A service with tokens requires the role evaluator or operator.
+    INVALID_ARGUMENT: a field is out of range. NOT_FOUND: the parameter server does not have the version.
+    FAILED_PRECONDITION: a newer call replaced this one, or an earlier evaluation was the last and this one is not.
+    UNAVAILABLE: the service is stopping, or the parameter server does not answer.
+    """
 
 @_typing.type_check_only
 class SimulatorServiceAsyncStub(SimulatorServiceStub):
@@ -90,6 +104,20 @@ class SimulatorServiceAsyncStub(SimulatorServiceStub):
     are not those of the run. RESOURCE_EXHAUSTED: the service has its maximum number of clients; call again later.
     UNAVAILABLE: the service is stopping, or nothing came for `inference.simulator_timeout_s` seconds; call again with
     the token.
+    """
+    Evaluate: _aio.UnaryStreamMultiCallable[_simulator_pb2.EvaluateRequest, _simulator_pb2.EvaluateResponse]  # type: ignore[assignment]
+    """Measures a version of the parameters by episodes of the clients, for the evaluator of the run.
+
+    The next `episodes` episodes that begin are part of the evaluation: they are played with this version and without
+    exploration, and their steps are not stored. Episodes whose client reports its first action are left out. Each
+    answer is an episode that ended, in the order of the ends, and the call ends after the last one. The call waits
+    for clients as long as it takes.
+
+    A second call replaces the first, which ends with FAILED_PRECONDITION. A call that broke off may be repeated; it begins
+    again with new episodes. A service with tokens requires the role evaluator or operator.
+    INVALID_ARGUMENT: a field is out of range. NOT_FOUND: the parameter server does not have the version.
+    FAILED_PRECONDITION: a newer call replaced this one, or an earlier evaluation was the last and this one is not.
+    UNAVAILABLE: the service is stopping, or the parameter server does not answer.
     """
 
 class SimulatorServiceServicer:
@@ -121,6 +149,25 @@ class SimulatorServiceServicer:
         are not those of the run. RESOURCE_EXHAUSTED: the service has its maximum number of clients; call again later.
         UNAVAILABLE: the service is stopping, or nothing came for `inference.simulator_timeout_s` seconds; call again with
         the token.
+        """
+
+    def Evaluate(
+        self,
+        request: _simulator_pb2.EvaluateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_simulator_pb2.EvaluateResponse], _abc.AsyncIterator[_simulator_pb2.EvaluateResponse]]:
+        """Measures a version of the parameters by episodes of the clients, for the evaluator of the run.
+
+        The next `episodes` episodes that begin are part of the evaluation: they are played with this version and without
+        exploration, and their steps are not stored. Episodes whose client reports its first action are left out. Each
+        answer is an episode that ended, in the order of the ends, and the call ends after the last one. The call waits
+        for clients as long as it takes.
+
+        A second call replaces the first, which ends with FAILED_PRECONDITION. A call that broke off may be repeated; it begins
+        again with new episodes. A service with tokens requires the role evaluator or operator.
+        INVALID_ARGUMENT: a field is out of range. NOT_FOUND: the parameter server does not have the version.
+        FAILED_PRECONDITION: a newer call replaced this one, or an earlier evaluation was the last and this one is not.
+        UNAVAILABLE: the service is stopping, or the parameter server does not answer.
         """
 
 def add_SimulatorServiceServicer_to_server(servicer: SimulatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
