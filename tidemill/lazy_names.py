@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False  # importing it from typing would take most of the time that `import tidemill` takes
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 def homes(package: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-from tidemill import linux
+from tidemill import interrupts, linux
 from tidemill.errors import ConfigError, EnvFailed, FatalError, TidemillError, UnknownFormat
 from tidemill.parent import stop_with_parent
 
@@ -44,12 +44,15 @@ def run(service: str, main: Callable[[], int]) -> int:
 
     Returns:
         What `main` returned; 1 after a Tidemill error, 2 after a wrong setting or a file of an unknown format,
-        `ENV_FAILED` after an environment that keeps failing, each explained on standard error; 141 if the reader of
-        standard output left. Other exceptions are bugs and keep their traceback.
+        `ENV_FAILED` after an environment that keeps failing, each explained on standard error; 130 after Ctrl-C; 141 if
+        the reader of standard output left. Other exceptions are bugs and keep their traceback.
     """
     stop_with_parent()
+    interrupts.raise_again()
     try:
         return end_with_reader(main)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except (ConfigError, UnknownFormat) as error:
         print(f"{service}: {error}", file=sys.stderr)
         return 2

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from tidemill.services.launcher.cli import main
+from tidemill import interrupts
+
+
+def main() -> int:
+    """Import and run the command; Ctrl-C during the imports is silent."""
+    interrupts.end_silently()
+    from tidemill.services.launcher import cli
+
+    return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

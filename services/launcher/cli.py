@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from tidemill import process
+from tidemill import interrupts, process
 from tidemill.settings.check import nearest
 
 Command = Callable[[Sequence[str]], int]
@@ -37,7 +37,7 @@ class Entry:
 
 
 def exec_module(module: str) -> Command:
-    """Return a command that becomes `python -P -m MODULE ARGUMENTS`.
+    """Return a command that becomes `python -P -m MODULE ARGUMENTS`, by `tidemill.interrupts`.
 
     The module is started by its name because no service imports another; the process id, the terminal and the
     signals stay the same, so `tidemill actor` behaves as `python -m tidemill.services.actor`.
@@ -46,7 +46,8 @@ def exec_module(module: str) -> Command:
     def command(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+        interrupts.hold()
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "tidemill.interrupts", module, *arguments])
 
     return command
 
@@ -91,6 +92,7 @@ def _speak_utf8() -> None:
     """Start again in UTF-8 mode where the locale has another encoding for names of files and text, as LC_ALL=C may."""
     if sys.getfilesystemencoding() != "utf-8":
         os.environ["PYTHONUTF8"] = "1"
+        interrupts.hold()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -129,11 +131,13 @@ def usage() -> str:
 
 
 def _run(name: str, rest: Sequence[str]) -> int:
+    command = COMMANDS[name].load()
     try:
-        return process.run(f"tidemill {name}", lambda: COMMANDS[name].load()(rest))
+        interrupts.raise_again()
+        return process.run(f"tidemill {name}", lambda: command(rest))
     except SystemExit as ended:  # --help, or a command line that the parser refused and explained
         return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # between the steps of `process.run`
         return 130
 
 

@@ -132,10 +132,11 @@ def test_command_of_a_service_becomes_its_module(name: str, monkeypatch: pytest.
     """Arguments are passed on as they are, and the module exists."""
     executed: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda _path, words: executed.append(words))
+    monkeypatch.setattr("tidemill.interrupts.hold", lambda: None)
     cli.COMMANDS[name].load()(["--a", "b"])
-    assert executed[0][1:3] == ["-P", "-m"]
-    assert executed[0][4:] == ["--a", "b"]
-    assert importlib.util.find_spec(executed[0][3]) is not None
+    assert executed[0][1:4] == ["-P", "-m", "tidemill.interrupts"]
+    assert executed[0][5:] == ["--a", "b"]
+    assert importlib.util.find_spec(executed[0][4]) is not None
 
 
 def test_train_with_a_mistyped_setting_names_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
