@@ -53,6 +53,10 @@ _SELDOM: Mapping[str, set[str]] = {
     "grpc_server_undecodable_total": {"grpc_method", "grpc_service"},
     "tidemill_env_hangs_total": {"method"},
     "tidemill_evaluator_confirmations_total": {"outcome"},
+    "tidemill_learner_source_age_seconds": {"source"},
+    "tidemill_learner_source_items": {"source"},
+    "tidemill_learner_source_ratio": {"source"},
+    "tidemill_learner_source_samples_total": {"source"},
     "tidemill_run_end_info": {"end"},
     "tidemill_simulator_episodes_total": {"end"},
 }

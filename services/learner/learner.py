@@ -177,7 +177,7 @@ class Learner:
         checkpointer, publisher, rollback = self._start_outputs(learning, group, directory, stack)
         outputs = TrainerOutputs(None, publisher, checkpointer, group, callbacks.on_publish)
         feed = self._pace.open(learning, outputs, directory, stack)
-        self._board.shards = feed.shards
+        self._board.shards, self._board.sources = feed.shards, feed.sources
         trainer = Trainer(
             learning.agent,
             feed.batches,

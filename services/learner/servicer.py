@@ -90,4 +90,5 @@ def _pack(status: LearnerStatus) -> pb.GetStatusResponse:
         shards=[pb.Shard(**dataclasses.asdict(shard)) for shard in status.shards],
         checkpoint_error=status.checkpoint_error,
         end=status.end,
+        sources=[pb.Source(**dataclasses.asdict(source)) for source in status.sources],
     )

@@ -85,6 +85,10 @@ def test_half_of_each_batch_is_of_a_source(cluster: LearnerCluster) -> None:
     assert own.priority_updates > 0
     assert demos.unknown_keys == own.unknown_keys == 0
     assert _lags() - before == own.samples  # demonstrations have no policy lag
+    (source,) = status.sources
+    assert (source.name, source.fraction, source.items) == ("demos", 0.5, 19)
+    assert source.samples == own.samples
+    assert source.age_s > 0
 
 
 def test_learner_with_sources_resumes(cluster: LearnerCluster) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, ShardStatus
+from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, ShardStatus, SourceStatus
 from tidemill.learner.v1 import learner_pb2 as pb
 from tidemill.learner.v1 import learner_pb2_grpc
 from tidemill.rpc.channel import DEADLINE_S, open_channel
@@ -114,4 +114,8 @@ def _unpack(response: pb.GetStatusResponse) -> LearnerStatus:
         ),
         checkpoint_error=response.checkpoint_error,
         end=response.end,
+        sources=tuple(
+            SourceStatus(source.name, source.fraction, source.items, source.samples, source.age_s)
+            for source in response.sources
+        ),
     )

@@ -48,6 +48,22 @@ class ShardStatus:
 
 
 @dataclass(frozen=True)
+class SourceStatus:
+    """One of `learner.sources` as the learner sees it."""
+
+    name: str
+    """Its name."""
+    fraction: float
+    """Share of each batch that comes from it, 0 to 1."""
+    items: int = 0
+    """Items in its table when the newest batch was drawn; 0 before the first batch."""
+    samples: int = 0
+    """Items of it that the process has learned from, each as often as it was drawn; of several ranks, by this one."""
+    age_s: float = 0.0
+    """Mean seconds from the insertion of an item of the newest batch to its use; 0 while unknown."""
+
+
+@dataclass(frozen=True)
 class LearnerStatus:
     """A learner at one moment."""
 
@@ -81,6 +97,8 @@ class LearnerStatus:
     """The replay shards, in order of name; none with a single replay server."""
     checkpoint_error: str = ""
     """Why the newest attempt at a checkpoint failed; empty if it did not, or there was none."""
+    sources: tuple[SourceStatus, ...] = ()
+    """The sources of each batch besides the run's own table, in order of `learner.sources`."""
     end: str = ""
     """How the run ended, in words; empty while it has not."""
 

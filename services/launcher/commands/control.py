@@ -16,7 +16,7 @@ from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_deterministic, is_running
 from tidemill.services.launcher.run.verbs import VERBS, apply_verb, learner_at
-from tidemill.services.launcher.view.terminal import describe_shards
+from tidemill.services.launcher.view.terminal import describe_shards, describe_sources
 
 LEARNER = "TIDEMILL_LEARNER"
 """Variable with the learner's address, for where there is no run's folder."""
@@ -102,7 +102,7 @@ def _status_rows(learner: LearnerStatus) -> dict[str, str]:
         "up": f"{learner.uptime_s:,.0f} s",
         "restored": learner.restored or "nothing, a fresh start",
     }
-    rows |= describe_shards(learner.shards)
+    rows |= describe_shards(learner.shards) | describe_sources(learner.sources)
     return rows | {name: f"{value:.4g}" for name, value in sorted(learner.metrics.items())}
 
 

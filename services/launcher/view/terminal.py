@@ -13,7 +13,7 @@ from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.installation import how_to_install
-from tidemill.learner.status import LearnerStatus, ShardStatus
+from tidemill.learner.status import LearnerStatus, ShardStatus, SourceStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.status import ClusterStatus
@@ -184,6 +184,16 @@ def describe_shards(shards: Sequence[ShardStatus]) -> dict[str, str]:
     """Return one line for each shard by its name: what it holds, its share of all samples, its address."""
     total = sum(shard.samples for shard in shards) or 1
     return {f"shard {shard.name}": _line(shard, shard.samples / total) for shard in shards}
+
+
+def describe_sources(sources: Sequence[SourceStatus]) -> dict[str, str]:
+    """Return one line for each source by its name: its share of each batch, what it holds and what it has given."""
+    return {f"source {source.name}": _source_line(source) for source in sources}
+
+
+def _source_line(source: SourceStatus) -> str:
+    age = f", {source.age_s:,.0f} s old on average" if source.age_s else ""
+    return f"{source.fraction:.0%} of each batch, {source.items:,} items, {source.samples:,} samples{age}"
 
 
 def unavailable_shards(shards: Sequence[ShardStatus]) -> str:

@@ -56,6 +56,9 @@ class Batch:
         traces: Trace context of each item, empty for one that is not traced; empty when none is.
         largest_weight: The largest importance weight before they were divided by it; other ranks have another.
         sizes: Items of each of the dataset's tables, one behind the other; empty if all are of one.
+        source_items: Items in each table but the first when the batch was drawn.
+        source_table_s: For each table but the first, how long each of its items had been there, in seconds, float32;
+            empty if a server does not say.
     """
 
     columns: dict[str, Tensor]
@@ -67,6 +70,8 @@ class Batch:
     received_at: float
     largest_weight: float = 1.0
     sizes: tuple[int, ...] = ()
+    source_items: tuple[int, ...] = ()
+    source_table_s: tuple[NDArray[np.float32], ...] = ()
     taken_at: float = 0.0
     decoded_at: float = 0.0
     table_s: NDArray[np.float32] | None = None
@@ -78,6 +83,7 @@ class Batch:
         columns = dict(batch.columns)
         weight, device_batch = columns.pop(WEIGHT), columns.pop(DEVICE_BATCH)
         sizes = tuple(np.bincount(batch.tables).tolist())
+        ends = np.cumsum(sizes)
         return cls(
             columns=columns,
             weight=weight,
@@ -92,6 +98,8 @@ class Batch:
             traces=batch.traces,
             largest_weight=batch.largest_weight,
             sizes=sizes if len(sizes) > 1 else (),
+            source_items=tuple(batch.table_items[ends[:-1]].tolist()),
+            source_table_s=() if batch.table_s is None else tuple(np.split(batch.table_s, ends[:-1])[1:]),
         )
 
     def tables(self) -> list[tuple[int, slice]]:

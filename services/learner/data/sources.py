@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import numpy as np
 import structlog
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.sources import SourceSettings, fractions_of
 from tidemill.errors import ConfigError, InvalidArgument, NotFound, Unavailable
+from tidemill.learner.status import SourceStatus
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.named_table import addresses_of, read_table
 from tidemill.replay.sampling.mixture import TableAt, mismatch, split_batch
@@ -22,6 +25,7 @@ from tidemill.rl.transitions import gather_frame_stacks
 from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT
 from tidemill.services.learner.data.device import DeviceBatch
 from tidemill.services.learner.distributed.learner_group import RankInfo
+from tidemill.services.learner.status import metrics
 
 _ASK_S = 10.0
 
@@ -43,6 +47,66 @@ class Mixture:
     prioritized: frozenset[int]
 
 
+class Mixed(Protocol):
+    """A batch of the run's own table and of sources; see `services.learner.data.decoder.Batch`."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Items of each table, the run's own first; empty without sources."""
+
+    @property
+    def source_items(self) -> tuple[int, ...]:
+        """Items in the table of each source when the batch was drawn."""
+
+    @property
+    def source_table_s(self) -> tuple[NDArray[np.float32], ...]:
+        """Seconds that the items of each source had been in their table; empty if a server does not say."""
+
+    @property
+    def received_at(self) -> float:
+        """When it arrived, by `time.monotonic`."""
+
+
+class SourceReports:
+    """What each source has given, for the status and Prometheus.
+
+    Written by the training thread, read by others. Policy lag is none of it: the versions of other runs and of
+    demonstrations do not compare with those of this one, so a source's items have an age instead.
+    """
+
+    def __init__(self, sources: Mapping[str, SourceSettings]) -> None:
+        """Start with no samples."""
+        self._newest = tuple(SourceStatus(name, source.fraction) for name, source in sources.items())
+        for name, source in sources.items():
+            metrics.SOURCE_RATIO.labels(name).set(source.fraction)
+
+    def read(self) -> tuple[SourceStatus, ...]:
+        """Return the newest report of each source."""
+        return self._newest
+
+    def record(self, batch: Mixed, now: float) -> None:
+        """Count the items of a batch whose update begins now, by `time.monotonic`."""
+        if not self._newest:
+            return
+        since_s = max(now - batch.received_at, 0.0)
+        ages = [_mean_age(table_s, since_s) for table_s in batch.source_table_s] or [0.0] * len(self._newest)
+        reports = []
+        for source, samples, items, age_s in zip(
+            self._newest, batch.sizes[1:], batch.source_items, ages, strict=True
+        ):
+            metrics.SOURCE_SAMPLES.labels(source.name).inc(samples)
+            metrics.SOURCE_ITEMS.labels(source.name).set(items)
+            metrics.SOURCE_AGE_SECONDS.labels(source.name).set(age_s)
+            reports.append(replace(source, items=items, samples=source.samples + samples, age_s=age_s))
+        self._newest = tuple(reports)
+
+
+def _mean_age(table_s: NDArray[np.float32], since_s: float) -> float:
+    """Return the mean age of items that left their table `since_s` seconds ago; 0 if their server does not say it."""
+    known = table_s[~np.isnan(table_s)]
+    return float(known.mean()) + since_s if len(known) else 0.0
+
+
 def open_sources(config: LearnerConfig, table: TableConfig) -> Mixture:
     """Return the tables that batches are drawn from.
 
@@ -62,6 +126,11 @@ def open_sources(config: LearnerConfig, table: TableConfig) -> Mixture:
     for (name, source), fraction in zip(config.learner.sources.items(), others, strict=True):
         addresses = source.replay or config.cluster.replay
         found = _found(name, source, addresses, table)
+        if set(addresses) & set(config.cluster.replay):
+            _log.warning(
+                "steps of a source on the run's own replay server count among env_steps: keep it on another server",
+                source=name,
+            )
         tables[TableAt(found, addresses)] = fraction
         weights.append(source.weight)
         prioritized.append(found.sampler.kind is SelectorKind.PRIORITIZED)

@@ -159,7 +159,7 @@ class LockStepPace:
         sink = dataset.priorities if priorities is not None else None
         outputs = replace(outputs, priorities=sink, publisher=round_end)
         used = self._counters.learner_steps % batches  # of the first sample, by the run before a restart
-        return Feed(DatasetBatches(dataset, skip=used), outputs, lambda: (), dataset.close)
+        return Feed(DatasetBatches(dataset, skip=used), outputs, lambda: (), lambda: (), dataset.close)
 
     def _most_batches(self, table: TableConfig) -> int:
         config = self._config

@@ -186,6 +186,18 @@ REGISTRY.register(ITEM_POLICY_LAG)
 ITEM_AGES = ItemAges()
 REGISTRY.register(ITEM_AGES)
 TABLE_ITEMS = Gauge("tidemill_learner_table_items", "Items in the table when the newest batch was drawn.")
+SOURCE_SAMPLES = Counter(
+    "tidemill_learner_source_samples_total", "Items of a source that this process has learned from.", ["source"]
+)
+SOURCE_RATIO = Gauge("tidemill_learner_source_ratio", "Share of each batch that comes from a source.", ["source"])
+SOURCE_ITEMS = Gauge(
+    "tidemill_learner_source_items", "Items in the table of a source when the newest batch was drawn.", ["source"]
+)
+SOURCE_AGE_SECONDS = Gauge(
+    "tidemill_learner_source_age_seconds",
+    "Mean time from the insertion of a source's items to their update, of the newest batch.",
+    ["source"],
+)
 MIRROR_BYTES = Gauge(
     "tidemill_learner_mirror_bytes", "Memory of the mirror once it is full, by the rank that keeps it.", ["kept_by"]
 )

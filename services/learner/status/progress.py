@@ -11,7 +11,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus
+from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus, SourceStatus
 from tidemill.replay.sampling.shard import ShardReport
 from tidemill.services.learner.status import metrics
 from tidemill.services.learner.status.control import Control
@@ -171,6 +171,8 @@ class StatusReporter:
         """Description of the restored state."""
         self.shards: Callable[[], tuple[ShardReport, ...]] = tuple
         """Reports on the replay shards."""
+        self.sources: Callable[[], tuple[SourceStatus, ...]] = tuple
+        """Reports on the sources of batches besides the run's own table."""
         self.checkpoint_steps: Callable[[], int] = lambda: 0
         """Updates in the newest checkpoint."""
         self.checkpoint_error: Callable[[], str] = str
@@ -196,6 +198,7 @@ class StatusReporter:
             restored=self.restored,
             checkpoint_error=self.checkpoint_error(),
             shards=tuple(_shard_status(report) for report in self.shards()),
+            sources=self.sources(),
         )
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from tidemill.config.sections import LearnerConfig
+from tidemill.learner.status import SourceStatus
 from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
@@ -21,7 +22,7 @@ from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.checkpoint.resume import HasState
 from tidemill.services.learner.data.dataset import DatasetOptions, open_dataset
 from tidemill.services.learner.data.decoder import DatasetBatches
-from tidemill.services.learner.data.sources import open_sources, own_items
+from tidemill.services.learner.data.sources import SourceReports, open_sources, own_items
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.status.counters import Counters
@@ -53,12 +54,14 @@ class Feed:
         batches: Where batches come from.
         outputs: Where results go.
         shards: Returns what is known of each replay shard.
+        sources: Returns what is known of each source.
         close: Sends the priorities that wait, then ends sampling: what still arrives is not trained on.
     """
 
     batches: BatchSource
     outputs: TrainerOutputs
     shards: Callable[[], tuple[ShardReport, ...]]
+    sources: Callable[[], tuple[SourceStatus, ...]]
     close: Callable[[], None]
 
 
@@ -165,5 +168,6 @@ class FreeRunning:
             outputs,
             priorities=dataset.priorities if mixture.prioritized else None,
             prioritized=mixture.prioritized,
+            sources=SourceReports(settings.sources),
         )
-        return Feed(DatasetBatches(dataset), outputs, dataset.shards, dataset.close)
+        return Feed(DatasetBatches(dataset), outputs, dataset.shards, outputs.sources.read, dataset.close)

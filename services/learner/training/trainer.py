@@ -16,6 +16,7 @@ from tidemill.rl.agents.interface import Agent, Update
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device import DeviceBacklog
+from tidemill.services.learner.data.sources import SourceReports
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, SingleLearner, StepVote
 from tidemill.services.learner.status import metrics
 from tidemill.services.learner.status.control import Control
@@ -60,6 +61,7 @@ class TrainerOutputs:
         group: The processes that make each update together; only this one if not given.
         on_publish: Called with each acknowledged version that was noticed; must not block.
         prioritized: Numbers of the tables that are drawn by priority.
+        sources: Count what comes from each source.
     """
 
     priorities: PrioritySender | None
@@ -68,6 +70,7 @@ class TrainerOutputs:
     group: LearnerGroup = field(default_factory=SingleLearner)
     on_publish: Callable[[int], None] = lambda _: None
     prioritized: frozenset[int] = frozenset((0,))
+    sources: SourceReports = field(default_factory=lambda: SourceReports({}))
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class Trainer:
         self._checkpointer, self._control, self._counters = outputs.checkpointer, control, counters
         self._progress, self._limits, self._clock = progress, limits, clock
         self._on_publish, self._prioritized = outputs.on_publish, outputs.prioritized
+        self._sources = outputs.sources
         self._batch: Batch | None = None
         self._backlog = DeviceBacklog()
         self._voting: Callable[[], StepVote] | None = None
@@ -269,6 +273,7 @@ class Trainer:
         metrics.POLICY_LAG.set(self._progress.policy_lag)
         metrics.ITEM_POLICY_LAG.observe(np.maximum(self._counters.version - batch.params_versions, 0.0))
         metrics.ITEM_AGES.observe(batch, now)
+        self._sources.record(batch, now)
 
 
 def _scaled(batch: Batch, largest_weight: float) -> Tensor:

@@ -20,7 +20,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
 from tidemill.errors import ConfigError
 from tidemill.installation import how_to_install
-from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus
+from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus, SourceStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view.curves import env_failures, training_return
@@ -34,6 +34,7 @@ from tidemill.services.launcher.view.terminal import (
     QuietView,
     describe_progress,
     describe_shards,
+    describe_sources,
     make_view,
 )
 
@@ -101,6 +102,15 @@ def test_shards_are_shown_with_what_they_hold_and_give() -> None:
     assert "without replay shard 1" in _rendered(status, RunSettings())
     assert describe_progress(status, learner, RunSettings()).endswith("learner is busy, without replay shard 1")
     assert "shard" not in _rendered(_STATUS, RunSettings())
+
+
+def test_sources_are_shown_with_their_share_and_what_they_gave() -> None:
+    """`tidemill status` has a line for each; an age that no server says is left out."""
+    sources = (SourceStatus("demos", 0.25, 1_998, 64_000, 3_600.0), SourceStatus("yesterday", 0.5, 10))
+    assert describe_sources(sources) == {
+        "source demos": "25% of each batch, 1,998 items, 64,000 samples, 3,600 s old on average",
+        "source yesterday": "50% of each batch, 10 items, 0 samples",
+    }
 
 
 def test_live_view_shows_progress_scores_and_processes() -> None:

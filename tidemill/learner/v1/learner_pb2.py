@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tidemill/learner/v1/learner.proto\x12\x13tidemill.learner.v1\"\x12\n\x10GetStatusRequest\"\x81\x04\n\x11GetStatusResponse\x12\x30\n\x05state\x18\x01 \x01(\x0e\x32!.tidemill.learner.v1.LearnerState\x12\x15\n\rlearner_steps\x18\x02 \x01(\x04\x12\x11\n\tenv_steps\x18\x03 \x01(\x04\x12\x13\n\x0bsteps_per_s\x18\x04 \x01(\x01\x12\x15\n\rwait_fraction\x18\x05 \x01(\x01\x12\x16\n\x0eparams_version\x18\x06 \x01(\x04\x12\x15\n\rfencing_token\x18\x07 \x01(\x04\x12\x18\n\x10\x63heckpoint_steps\x18\x08 \x01(\x04\x12\x13\n\x0btable_items\x18\t \x01(\x04\x12\x44\n\x07metrics\x18\n \x03(\x0b\x32\x33.tidemill.learner.v1.GetStatusResponse.MetricsEntry\x12\x10\n\x08uptime_s\x18\x0b \x01(\x01\x12\x19\n\x11max_learner_steps\x18\x0c \x01(\x04\x12\x10\n\x08restored\x18\r \x01(\t\x12*\n\x06shards\x18\x0e \x03(\x0b\x32\x1a.tidemill.learner.v1.Shard\x12\x18\n\x10\x63heckpoint_error\x18\x0f \x01(\t\x12\x0b\n\x03\x65nd\x18\x10 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"j\n\x05Shard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04live\x18\x03 \x01(\x08\x12\r\n\x05items\x18\x04 \x01(\x04\x12\x14\n\x0ctotal_weight\x18\x05 \x01(\x01\x12\x0f\n\x07samples\x18\x06 \x01(\x04\"\x0e\n\x0cPauseRequest\"\x0f\n\rPauseResponse\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x17\n\x15SaveCheckpointRequest\"=\n\x16SaveCheckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x15\n\rlearner_steps\x18\x02 \x01(\x04\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0e\n\x0cStopResponse*\xcf\x01\n\x0cLearnerState\x12\x1d\n\x19LEARNER_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16LEARNER_STATE_STARTING\x10\x01\x12\x19\n\x15LEARNER_STATE_WAITING\x10\x02\x12\x1a\n\x16LEARNER_STATE_TRAINING\x10\x03\x12\x18\n\x14LEARNER_STATE_PAUSED\x10\x04\x12\x1a\n\x16LEARNER_STATE_STOPPING\x10\x05\x12\x17\n\x13LEARNER_STATE_ENDED\x10\x06\x32\xc7\x03\n\x0eLearnerService\x12Z\n\tGetStatus\x12%.tidemill.learner.v1.GetStatusRequest\x1a&.tidemill.learner.v1.GetStatusResponse\x12N\n\x05Pause\x12!.tidemill.learner.v1.PauseRequest\x1a\".tidemill.learner.v1.PauseResponse\x12Q\n\x06Resume\x12\".tidemill.learner.v1.ResumeRequest\x1a#.tidemill.learner.v1.ResumeResponse\x12i\n\x0eSaveCheckpoint\x12*.tidemill.learner.v1.SaveCheckpointRequest\x1a+.tidemill.learner.v1.SaveCheckpointResponse\x12K\n\x04Stop\x12 .tidemill.learner.v1.StopRequest\x1a!.tidemill.learner.v1.StopResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tidemill/learner/v1/learner.proto\x12\x13tidemill.learner.v1\"\x12\n\x10GetStatusRequest\"\xaf\x04\n\x11GetStatusResponse\x12\x30\n\x05state\x18\x01 \x01(\x0e\x32!.tidemill.learner.v1.LearnerState\x12\x15\n\rlearner_steps\x18\x02 \x01(\x04\x12\x11\n\tenv_steps\x18\x03 \x01(\x04\x12\x13\n\x0bsteps_per_s\x18\x04 \x01(\x01\x12\x15\n\rwait_fraction\x18\x05 \x01(\x01\x12\x16\n\x0eparams_version\x18\x06 \x01(\x04\x12\x15\n\rfencing_token\x18\x07 \x01(\x04\x12\x18\n\x10\x63heckpoint_steps\x18\x08 \x01(\x04\x12\x13\n\x0btable_items\x18\t \x01(\x04\x12\x44\n\x07metrics\x18\n \x03(\x0b\x32\x33.tidemill.learner.v1.GetStatusResponse.MetricsEntry\x12\x10\n\x08uptime_s\x18\x0b \x01(\x01\x12\x19\n\x11max_learner_steps\x18\x0c \x01(\x04\x12\x10\n\x08restored\x18\r \x01(\t\x12*\n\x06shards\x18\x0e \x03(\x0b\x32\x1a.tidemill.learner.v1.Shard\x12\x18\n\x10\x63heckpoint_error\x18\x0f \x01(\t\x12\x0b\n\x03\x65nd\x18\x10 \x01(\t\x12,\n\x07sources\x18\x11 \x03(\x0b\x32\x1b.tidemill.learner.v1.Source\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"W\n\x06Source\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x66raction\x18\x02 \x01(\x01\x12\r\n\x05items\x18\x03 \x01(\x04\x12\x0f\n\x07samples\x18\x04 \x01(\x04\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\"j\n\x05Shard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04live\x18\x03 \x01(\x08\x12\r\n\x05items\x18\x04 \x01(\x04\x12\x14\n\x0ctotal_weight\x18\x05 \x01(\x01\x12\x0f\n\x07samples\x18\x06 \x01(\x04\"\x0e\n\x0cPauseRequest\"\x0f\n\rPauseResponse\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x17\n\x15SaveCheckpointRequest\"=\n\x16SaveCheckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x15\n\rlearner_steps\x18\x02 \x01(\x04\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0e\n\x0cStopResponse*\xcf\x01\n\x0cLearnerState\x12\x1d\n\x19LEARNER_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16LEARNER_STATE_STARTING\x10\x01\x12\x19\n\x15LEARNER_STATE_WAITING\x10\x02\x12\x1a\n\x16LEARNER_STATE_TRAINING\x10\x03\x12\x18\n\x14LEARNER_STATE_PAUSED\x10\x04\x12\x1a\n\x16LEARNER_STATE_STOPPING\x10\x05\x12\x17\n\x13LEARNER_STATE_ENDED\x10\x06\x32\xc7\x03\n\x0eLearnerService\x12Z\n\tGetStatus\x12%.tidemill.learner.v1.GetStatusRequest\x1a&.tidemill.learner.v1.GetStatusResponse\x12N\n\x05Pause\x12!.tidemill.learner.v1.PauseRequest\x1a\".tidemill.learner.v1.PauseResponse\x12Q\n\x06Resume\x12\".tidemill.learner.v1.ResumeRequest\x1a#.tidemill.learner.v1.ResumeResponse\x12i\n\x0eSaveCheckpoint\x12*.tidemill.learner.v1.SaveCheckpointRequest\x1a+.tidemill.learner.v1.SaveCheckpointResponse\x12K\n\x04Stop\x12 .tidemill.learner.v1.StopRequest\x1a!.tidemill.learner.v1.StopResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,32 +33,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETSTATUSRESPONSE_METRICSENTRY']._loaded_options = None
   _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_LEARNERSTATE']._serialized_start=906
-  _globals['_LEARNERSTATE']._serialized_end=1113
+  _globals['_LEARNERSTATE']._serialized_start=1041
+  _globals['_LEARNERSTATE']._serialized_end=1248
   _globals['_GETSTATUSREQUEST']._serialized_start=58
   _globals['_GETSTATUSREQUEST']._serialized_end=76
   _globals['_GETSTATUSRESPONSE']._serialized_start=79
-  _globals['_GETSTATUSRESPONSE']._serialized_end=592
-  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_start=546
-  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_end=592
-  _globals['_SHARD']._serialized_start=594
-  _globals['_SHARD']._serialized_end=700
-  _globals['_PAUSEREQUEST']._serialized_start=702
-  _globals['_PAUSEREQUEST']._serialized_end=716
-  _globals['_PAUSERESPONSE']._serialized_start=718
-  _globals['_PAUSERESPONSE']._serialized_end=733
-  _globals['_RESUMEREQUEST']._serialized_start=735
-  _globals['_RESUMEREQUEST']._serialized_end=750
-  _globals['_RESUMERESPONSE']._serialized_start=752
-  _globals['_RESUMERESPONSE']._serialized_end=768
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=770
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=793
-  _globals['_SAVECHECKPOINTRESPONSE']._serialized_start=795
-  _globals['_SAVECHECKPOINTRESPONSE']._serialized_end=856
-  _globals['_STOPREQUEST']._serialized_start=858
-  _globals['_STOPREQUEST']._serialized_end=887
-  _globals['_STOPRESPONSE']._serialized_start=889
-  _globals['_STOPRESPONSE']._serialized_end=903
-  _globals['_LEARNERSERVICE']._serialized_start=1116
-  _globals['_LEARNERSERVICE']._serialized_end=1571
+  _globals['_GETSTATUSRESPONSE']._serialized_end=638
+  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_start=592
+  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_end=638
+  _globals['_SOURCE']._serialized_start=640
+  _globals['_SOURCE']._serialized_end=727
+  _globals['_SHARD']._serialized_start=729
+  _globals['_SHARD']._serialized_end=835
+  _globals['_PAUSEREQUEST']._serialized_start=837
+  _globals['_PAUSEREQUEST']._serialized_end=851
+  _globals['_PAUSERESPONSE']._serialized_start=853
+  _globals['_PAUSERESPONSE']._serialized_end=868
+  _globals['_RESUMEREQUEST']._serialized_start=870
+  _globals['_RESUMEREQUEST']._serialized_end=885
+  _globals['_RESUMERESPONSE']._serialized_start=887
+  _globals['_RESUMERESPONSE']._serialized_end=903
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=905
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=928
+  _globals['_SAVECHECKPOINTRESPONSE']._serialized_start=930
+  _globals['_SAVECHECKPOINTRESPONSE']._serialized_end=991
+  _globals['_STOPREQUEST']._serialized_start=993
+  _globals['_STOPREQUEST']._serialized_end=1022
+  _globals['_STOPRESPONSE']._serialized_start=1024
+  _globals['_STOPRESPONSE']._serialized_end=1038
+  _globals['_LEARNERSERVICE']._serialized_start=1251
+  _globals['_LEARNERSERVICE']._serialized_end=1706
 # @@protoc_insertion_point(module_scope)

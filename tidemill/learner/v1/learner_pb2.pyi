@@ -125,6 +125,7 @@ class GetStatusResponse(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ERROR_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     state: Global___LearnerState.ValueType
     """State of the learner."""
     learner_steps: _builtins.int
@@ -163,6 +164,10 @@ class GetStatusResponse(_message.Message):
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shard]:
         """The replay shards it samples, in order of name; empty with a single replay server."""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Source]:
+        """The sources of each batch besides the run's own table, in the order of `learner.sources`; empty without them."""
+
     def __init__(
         self,
         *,
@@ -182,14 +187,55 @@ class GetStatusResponse(_message.Message):
         shards: _abc.Iterable[Global___Shard] | None = ...,
         checkpoint_error: _builtins.str = ...,
         end: _builtins.str = ...,
+        sources: _abc.Iterable[Global___Source] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_error", b"checkpoint_error", "checkpoint_steps", b"checkpoint_steps", "end", b"end", "env_steps", b"env_steps", "fencing_token", b"fencing_token", "learner_steps", b"learner_steps", "max_learner_steps", b"max_learner_steps", "metrics", b"metrics", "params_version", b"params_version", "restored", b"restored", "shards", b"shards", "state", b"state", "steps_per_s", b"steps_per_s", "table_items", b"table_items", "uptime_s", b"uptime_s", "wait_fraction", b"wait_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_error", b"checkpoint_error", "checkpoint_steps", b"checkpoint_steps", "end", b"end", "env_steps", b"env_steps", "fencing_token", b"fencing_token", "learner_steps", b"learner_steps", "max_learner_steps", b"max_learner_steps", "metrics", b"metrics", "params_version", b"params_version", "restored", b"restored", "shards", b"shards", "sources", b"sources", "state", b"state", "steps_per_s", b"steps_per_s", "table_items", b"table_items", "uptime_s", b"uptime_s", "wait_fraction", b"wait_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class Source(_message.Message):
+    """A table that the learner samples besides the run's own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FRACTION_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the source."""
+    fraction: _builtins.float
+    """Fraction of each batch that comes from it, 0 .. 1."""
+    items: _builtins.int
+    """Items in its table when the newest batch was drawn; 0 before the first batch."""
+    samples: _builtins.int
+    """Items of it that this process has learned from. One item counts each time it is drawn. Of several ranks that train
+    together it counts those of the rank that answers.
+    """
+    age_s: _builtins.float
+    """Mean time in seconds from the insertion of an item of the newest batch to its use; 0 while unknown."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        fraction: _builtins.float = ...,
+        items: _builtins.int = ...,
+        samples: _builtins.int = ...,
+        age_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "fraction", b"fraction", "items", b"items", "name", b"name", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Source: _TypeAlias = Source  # noqa: Y015
 
 @_typing.final
 class Shard(_message.Message):

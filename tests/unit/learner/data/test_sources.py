@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import torch
+from prometheus_client import REGISTRY
 
 from tests.support.learner_fakes import FakeAgent
+from tidemill.config.sources import SourceSettings
+from tidemill.learner.status import SourceStatus
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.sampling.sample_decoder import ItemRows
 from tidemill.rl.transitions import FRAMES, ROWS
 from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT, Batch, ToDevice
 from tidemill.services.learner.data.device import DeviceBatch
-from tidemill.services.learner.data.sources import joined_columns
+from tidemill.services.learner.data.sources import SourceReports, joined_columns
 
 _FRAMES = torch.arange(60.0).reshape(20, 3)
 
@@ -46,6 +50,20 @@ def test_parts_are_joined_in_order_with_weights_by_the_largest_of_all() -> None:
     assert batch.keys[batch.tables()[1][1]].tolist() == [10, 11]
     assert batch.params_versions.tolist() == [7.0] * 3
     assert (batch.table_items, batch.largest_weight, batch.sizes) == (100, 4.0, (3, 2, 1))
+
+
+def test_reports_count_what_each_source_gave() -> None:
+    """Samples add up; items and age are those of the newest batch, and an age that is unknown is 0."""
+    reports = SourceReports({"demos": SourceSettings(0.3), "yesterday": SourceSettings(0.2)})
+    assert reports.read() == (SourceStatus("demos", 0.3), SourceStatus("yesterday", 0.2))
+    whole = ReplayBatch.joined([_part(0, 3, 2.0), _part(1, 2, 4.0), _part(2, 1, 1.0)], joined_columns)
+    reports.record(Batch.of(whole), now=8.0)
+    table_s = np.array([1.0, 1.0, 1.0, 4.0, 6.0, np.nan], np.float32)
+    reports.record(Batch.of(dataclasses.replace(whole, table_s=table_s, received_at=5.0)), now=8.0)
+    assert reports.read() == (SourceStatus("demos", 0.3, 101, 4, 8.0), SourceStatus("yesterday", 0.2, 102, 2, 0.0))
+    with_labels = {"source": "demos"}
+    assert REGISTRY.get_sample_value("tidemill_learner_source_ratio", with_labels) == 0.3
+    assert REGISTRY.get_sample_value("tidemill_learner_source_age_seconds", with_labels) == 8.0
 
 
 def test_frames_of_each_table_become_observations() -> None:
