@@ -91,9 +91,7 @@ class SourceReports:
         since_s = max(now - batch.received_at, 0.0)
         ages = [_mean_age(table_s, since_s) for table_s in batch.source_table_s] or [0.0] * len(self._newest)
         reports = []
-        for source, samples, items, age_s in zip(
-            self._newest, batch.sizes[1:], batch.source_items, ages, strict=True
-        ):
+        for source, samples, items, age_s in zip(self._newest, batch.sizes[1:], batch.source_items, ages, strict=True):
             metrics.SOURCE_SAMPLES.labels(source.name).inc(samples)
             metrics.SOURCE_ITEMS.labels(source.name).set(items)
             metrics.SOURCE_AGE_SECONDS.labels(source.name).set(age_s)
