@@ -17,6 +17,8 @@ from tests.chaos.separate import LINKS, SERVICES, SeparateRun
 
 _JUMP_S = 3600
 _LONGEST_PAUSE_S = 2.0
+_SLEEP = "import select, time\ntime.sleep = lambda seconds: select.select([], [], [], seconds)\n"
+"""Python sleeps until a monotonic time, which libfaketime 0.9.10 takes for a time of day and refuses with EINVAL."""
 
 
 def libfaketime() -> Path | None:
@@ -70,6 +72,8 @@ class _Clocks:
     def __init__(self, folder: Path, library: Path) -> None:
         self._folder, self._library = folder, library
         self._ahead_s = dict.fromkeys(SERVICES, 0)
+        (folder / "sleep").mkdir()
+        (folder / "sleep" / "sitecustomize.py").write_text(_SLEEP)
         for name in SERVICES:
             self._write(name)
 
@@ -77,6 +81,7 @@ class _Clocks:
         """Return the environment variables of a process whose clock can jump."""
         return {
             "LD_PRELOAD": str(self._library),
+            "PYTHONPATH": str(self._folder / "sleep"),
             "FAKETIME_TIMESTAMP_FILE": str(self._file(name)),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
