@@ -174,6 +174,11 @@ ELSEWHERE = (
         "the same, in a copy",
     ),
     Elsewhere(
+        r"cd suites && tidemill train --config minatar_pqn\.yaml .*",
+        "tests/unit/rl/test_minatar.py::test_game_is_played_and_seen_by_the_network",
+        "needs MinAtar, which is in an environment of its own",
+    ),
+    Elsewhere(
         r"tail -n 1 runs/events/.*|tidemill sweep sweeps/.*",
         "tests/process/test_examples.py::test_example_trains",
         "is in the folder of the examples; another page has the sweep",
