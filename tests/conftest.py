@@ -37,8 +37,15 @@ _LONGEST = (
     "process/test_gpu_rehearsal.py",
     "process/test_pretended_gpus.py",
     "process/test_simulators.py",
+    "process/test_train.py",
     "process/test_replay_alone.py",
+    "process/test_faulty_environments.py",
+    "process/test_shards.py",
+    "chaos/test_chaos.py",
+    "compose/test_rehearsed_pods.py",
     "learning/test_configs.py",
+    "process/test_sweep.py",
+    "process/test_portable.py",
 )
 """Files that take a minute to ten; a worker that came to one last would be waited for."""
 
