@@ -58,10 +58,14 @@ class Job:
         return found[1]
 
     def nodes(self, part: int) -> list[str]:
-        """Return the nodes of a part of the job."""
+        """Return the nodes of a part of the job, once it has some: the parts of a requeued one do not start at once."""
+        wait_until(lambda: self._listed(part), f"nodes of part {part}", _BOUND_S, describe=self.report)
+        return self._cluster.run("scontrol", "show", "hostnames", self._listed(part)).split()
+
+    def _listed(self, part: int) -> str:
         lines = self._cluster.run("squeue", "--noheader", f"--jobs={self.number}", "--format=%i %N").splitlines()
-        (listed,) = [line.split()[1] for line in lines if line.startswith(f"{self.number}+{part} ")]
-        return self._cluster.run("scontrol", "show", "hostnames", listed).split()
+        (words,) = [line.split() for line in lines if line.startswith(f"{self.number}+{part} ")]
+        return "".join(words[1:])
 
     def wait_for_checkpoint(self, more: int) -> None:
         """Wait until the learner has written so many more checkpoints."""
@@ -111,13 +115,14 @@ class Job:
 def test_run_that_loses_nodes_is_requeued_and_ends_solved(cluster: SlurmCluster, tmp_path: Path) -> None:
     """First a learner's machine dies, then that of the services and the script: the run continues on those left.
 
-    The job has three parts, so that learners are on two nodes, and actors on another.
+    The job has three parts, so that learners are on two nodes, and actors on another. Its target is one that no few
+    seconds of training reach.
     """
     job = Job(
         cluster,
         tmp_path,
         *("--cpus-per-task=8", ":", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8", ":", "--ntasks=2"),
-        TIDEMILL_RUN_ARGS="--run.max-wall-s 1800",
+        TIDEMILL_RUN_ARGS="--run.max-wall-s 1800 --run.target-return 300",
         TIDEMILL_LEARNER_ARGS="--learner.checkpoint-every-s 1",
     )
     lost = []
