@@ -1,0 +1,137 @@
+"""Environments of dm_env_rpc: a server of the package itself, in a process of an interpreter that has it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.support.naming import naming
+from tidemill.envs import dm_env_messages as pb
+from tidemill.envs.dm_env_rpc import _action_space
+from tidemill.envs.make import make_env, spec_of
+from tidemill.envs.settings import EnvSettings
+from tidemill.errors import ConfigError, EnvFailed, FatalError
+from tidemill.types import EnvSpec
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PYTHON = Path(os.environ.get("TIDEMILL_DM_ENV_RPC_PYTHON", _ROOT / ".venv-dm-env-rpc" / "bin" / "python"))
+_SERVER = _ROOT / "tests" / "support" / "dm_env_rpc_server.py"
+
+
+class _Server:
+    """The server, its address and its end."""
+
+    def __init__(self) -> None:
+        """Start it."""
+        command = [str(_PYTHON), str(_SERVER)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.address = f"127.0.0.1:{self._process.stdout.readline().strip()}"
+
+    def close(self) -> None:
+        """Kill it."""
+        self._process.kill()
+        self._process.communicate(timeout=60)
+
+    def settings(self, **kwargs: Any) -> EnvSettings:  # noqa: ANN401 - of the environment
+        """Return the settings of its environment."""
+        return EnvSettings("tidemill.envs.dm_env_rpc:DmEnvRpc", kwargs={"address": self.address, **kwargs})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[_Server]:
+    """A server for the tests of this file."""
+    if not _PYTHON.exists():
+        pytest.skip("needs an interpreter with dm_env_rpc: make dm-env-rpc")
+    with closing(_Server()) as started:
+        yield started
+
+
+def test_environment_of_a_server_is_played(server: _Server) -> None:
+    """Episodes begin, bring rewards and terminate; the same seed and actions give the same ones."""
+    settings = server.settings(observations=["board"], seed_setting="seed")
+    assert spec_of(settings) == EnvSpec((6, 5), "float32", num_actions=3)
+    with closing(make_env(settings, 2, training=True)) as env:
+        boards = [env.reset(seed) for seed in (3, 3, 4)]
+        assert (boards[0] == boards[1]).all()
+        assert (boards[0][1] == boards[2][0]).all()
+        observation, returns = env.reset(3), list[float]()
+        for number in range(12):
+            step = env.step(_towards_the_ball(observation))
+            observation = step.observation
+            returns += [summary.episode_return for summary in step.episodes]
+            assert step.terminated.all() == (number in (4, 10))
+        assert returns == [1.0] * 4
+
+
+def _towards_the_ball(boards: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the moves that catch the ball: it is in an upper row, and the catcher in the last."""
+    ball = boards[:, :-1].sum(1).argmax(1)
+    moves: NDArray[np.int64] = np.sign(ball - boards[:, -1].argmax(1)) + 1
+    return moves
+
+
+def test_all_numbers_are_seen_unless_observations_are_named(server: _Server) -> None:
+    """Texts are left out, and so is the reward."""
+    assert [part.name for part in spec_of(server.settings()).observation_parts] == ["board", "place"]
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"observations": ["bord"]}, "env.kwargs.observations 'bord' 'board'"),
+        ({"observations": ["label"]}, "env.kwargs.observations 'label' numbers"),
+        ({"action": "jump"}, "env.kwargs.action 'jump' 'move'"),
+        ({"reward": "score"}, "env.kwargs.reward 'score' 'reward'"),
+    ],
+)
+def test_what_the_server_lacks_is_named(server: _Server, kwargs: dict[str, Any], message: str) -> None:
+    """With what it offers."""
+    with pytest.raises(ConfigError, match=naming(message)):
+        make_env(server.settings(**kwargs), 1, training=True)
+
+
+def test_refusal_of_the_server_is_told(server: _Server) -> None:
+    """In its words."""
+    with pytest.raises(FatalError, match=naming("create_world 'bad'")):
+        make_env(server.settings(create_settings={"bad": 1}), 1, training=True)
+
+
+def test_server_that_dies_is_a_failure_of_the_environment(server: _Server) -> None:
+    """So that `env.on_failure` decides what becomes of it."""
+    with closing(_Server()) as mortal, closing(make_env(mortal.settings(), 1, training=True)) as env:
+        env.reset(0)
+        mortal.close()
+        with pytest.raises(EnvFailed):
+            env.step(np.array([0]))
+
+
+def test_actions_become_spaces() -> None:
+    """Numbers with a bound: real ones as they are, whole ones counted from the least."""
+    real = _spec(1, [2], min={"floats": {"array": [-2]}}, max={"floats": {"array": [2, 3]}})
+    box = _action_space(real)
+    assert isinstance(box, gymnasium.spaces.Box)
+    assert (box.low.tolist(), box.high.tolist()) == ([-2, -2], [2, 3])
+    choices = _action_space(_spec(4, [2], min={"int32s": {"array": [0]}}, max={"int32s": {"array": [1, 4]}}))
+    assert choices == gymnasium.spaces.MultiDiscrete([2, 5])
+    assert _action_space(_spec(3, [], min={"int8s": {"array": b"\xff"}}, max={"int8s": {"array": b"\1"}})) == (
+        gymnasium.spaces.Discrete(3)
+    )
+    for spec in (_spec(4, []), _spec(pb.STRING, [])):
+        with pytest.raises(ConfigError, match=naming("'a'")):
+            _action_space(spec)
+
+
+def _spec(dtype: int, shape: list[int], **bounds: Any) -> Any:  # noqa: ANN401 - a message without stubs
+    entry = {"key": 1, "value": {"name": "a", "dtype": dtype, "shape": shape, **bounds}}
+    response = pb.EnvironmentResponse(join_world={"specs": {"actions": [entry]}})
+    return response.join_world.specs.actions[0].value
