@@ -31,7 +31,9 @@ from benchmarks.replay_roles import CHUNK_LENGTH, FRAME_STACK, GAMMA, N_STEPS, S
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import decode
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
+from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.rl.transitions import transitions
 from tidemill.rpc.client_security import CA, TOKEN_FILE
 from tidemill.services.tools.certs import make
@@ -69,11 +71,12 @@ class Side:
         self._writer.appender.flush(_FLUSH_S)
         address = [self._server.address]
         self._client = resources.enter_context(ReplayClient(*address))
-        whole = ReplaySampler(address, TABLE, _BATCH_SIZE, max_in_flight_batches=4, create=True)
+        whole = ReplaySampler(address, TABLE, _BATCH_SIZE, create=True)
         self._batches = resources.enter_context(whole)
         mirror = TableMirror(SIGNATURE, MirrorSize(_MIRRORED_CHUNKS, CHUNK_LENGTH, hold=8))
-        kept = ReplaySampler(address, TABLE, _BATCH_SIZE, max_in_flight_batches=4, mirror=mirror, create=True)
-        self._kept_batches = resources.enter_context(kept)
+        servers = resources.enter_context(contextlib.closing(ShardDirectory(address)))
+        kept = SampleStream(servers, TABLE, _BATCH_SIZE, mirror=mirror)
+        self._kept_batches = resources.enter_context(contextlib.closing(kept))
         self._rng = np.random.default_rng(0)
 
     def insert(self) -> int:
@@ -94,8 +97,9 @@ class Side:
         """Take a batch with all its chunks, and set its priorities."""
         return self._take(self._batches)
 
-    def _take(self, batches: ReplaySampler) -> int:
-        batch = next(batches)
+    def _take(self, batches: ReplaySampler | SampleStream) -> int:
+        batch = batches.take(_FLUSH_S)
+        assert batch is not None
         self._client.update_priorities(TABLE.name, batch.keys, self._rng.random(len(batch.keys)))
         return len(batch.keys)
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +31,8 @@ from tidemill.envs.make import spec_of
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.sampling.sample_stream import SampleStream
-from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.sampling.source import SampleShape
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.settings.registry import stored_columns
@@ -59,11 +59,10 @@ def sample(arguments: list[str], items: int) -> dict[str, float]:
         before = _proportional_kib()
         rows = LearnerRows(config, rank, group, stride=agent.window.stride)
 
-        def connect(mirror: TableMirror | None, in_flight: int) -> ReplaySampler:
-            sampler = ReplaySampler(
-                config.cluster.replay, table, per_sample, max_in_flight_batches=in_flight, mirror=mirror, create=True
-            )
-            return stack.enter_context(sampler)
+        def connect(mirror: TableMirror | None, in_flight: int) -> SampleStream:
+            servers = stack.enter_context(closing(ShardDirectory(config.cluster.replay)))
+            stream = SampleStream(servers, table, per_sample, max_in_flight_batches=in_flight, mirror=mirror)
+            return stack.enter_context(closing(stream))
 
         sampling = rows.open(table, SampleShape(per_sample, in_flight=2, hold=4), connect, stack)
         deadline, checked = time.monotonic() + _WAIT_S, 0

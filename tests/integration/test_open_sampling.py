@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -18,9 +18,10 @@ from tests.support.waiting import WAIT_S
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.replay.sampling.mirror import TableMirror
-from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.shared_mirror import DealtSampler
 from tidemill.replay.sampling.source import OpenedSource, SampleShape
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.learner.data import sampling as sampling_module
 from tidemill.services.learner.data.kept_rows import open_rows_on_device
@@ -71,9 +72,10 @@ def _open_rank(
     device = torch.device("cpu") if on_device or config.learner.mirror_device == "device" else None
     rows = LearnerRows(config, rank, group, stride=1, device=device)
 
-    def connect(mirror: TableMirror | None, in_flight: int) -> ReplaySampler:
-        options = {"max_in_flight_batches": in_flight, "mirror": mirror, "create": True}
-        return stack.enter_context(ReplaySampler(config.cluster.replay, TABLE_CONFIG, 8, **options))  # type: ignore[arg-type]
+    def connect(mirror: TableMirror | None, in_flight: int) -> SampleStream:
+        servers = ShardDirectory(config.cluster.replay)
+        stream = SampleStream(servers, TABLE_CONFIG, 8, max_in_flight_batches=in_flight, mirror=mirror)
+        return stack.enter_context(closing(stream))
 
     return rows.open(TABLE_CONFIG, SampleShape(8, in_flight=2, hold=4), connect, stack), rows
 
@@ -115,10 +117,10 @@ def _ranks(*machines: int) -> list[RankInfo]:
 @pytest.mark.parametrize(
     "machines, kinds",
     [
-        ((1,), [ReplaySampler]),
-        ((3,), [ReplaySampler, DealtSampler, DealtSampler]),
-        ((2, 1), [ReplaySampler, DealtSampler, ReplaySampler]),
-        ((2, 2), [ReplaySampler, DealtSampler] * 2),
+        ((1,), [SampleStream]),
+        ((3,), [SampleStream, DealtSampler, DealtSampler]),
+        ((2, 1), [SampleStream, DealtSampler, SampleStream]),
+        ((2, 2), [SampleStream, DealtSampler] * 2),
     ],
 )
 def test_first_rank_of_a_machine_samples_for_it(
@@ -144,12 +146,12 @@ def test_every_rank_samples_for_itself_when_told_to(
     """Without the setting, without a mirror, of a queue, and with a mirror on each rank's own device."""
     with ExitStack() as stack:
         opened = _open(server, _ranks(2), stack, *settings)
-        assert _kinds(opened) == [ReplaySampler] * 2
+        assert _kinds(opened) == [SampleStream] * 2
         assert [sampling.mirror is not None for sampling, _ in opened] == [keeps] * 2
 
 
 @pytest.mark.requires_linux
-@pytest.mark.parametrize("have_room, kinds", [(2, [ReplaySampler, ReplaySampler]), (1, [ReplaySampler, DealtSampler])])
+@pytest.mark.parametrize("have_room, kinds", [(2, [SampleStream, SampleStream]), (1, [SampleStream, DealtSampler])])
 def test_every_rank_keeps_a_mirror_on_its_device_if_all_have_room(
     server: LocalServer, have_room: int, kinds: list[type], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,5 +178,5 @@ def test_ranks_keep_their_own_where_memory_cannot_be_shared(
     monkeypatch.setattr(os, refused, refuse)
     with ExitStack() as stack:
         opened = _open(server, _ranks(2, 2), stack)
-        assert _kinds(opened) == [ReplaySampler] * 4
+        assert _kinds(opened) == [SampleStream] * 4
         assert all(sampling.mirror is not None for sampling, _ in opened)

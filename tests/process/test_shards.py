@@ -45,7 +45,7 @@ def stream(directory: ShardDirectory) -> Iterator[SampleStream]:
 
 def live(stream: SampleStream) -> list[str]:
     """Return the names of the shards that are sampled."""
-    return [report.name for report in stream.reports() if report.live]
+    return [report.name for report in stream.shards() if report.live]
 
 
 def assert_nothing_twice(stored: dict[str, list[tuple[int, int]]]) -> None:
@@ -151,4 +151,4 @@ def test_closing_beside_a_frozen_shard_takes_a_bounded_time(shards: Shards, dire
 
 def samples_of(stream: SampleStream, shard: str) -> int:
     """Return how many items a shard has given."""
-    return next(report.samples for report in stream.reports() if report.name == shard)
+    return next(report.samples for report in stream.shards() if report.name == shard)

@@ -15,7 +15,7 @@ from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
-from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.sampling.sample_stream import SampleStream
 
 ITEM, BATCH, HOLD = 5, 16, 6
 CONFIG = make_config(max_items=60, max_item_steps=ITEM)
@@ -77,7 +77,7 @@ def check(kept: TableMirror, batch: SampledBatch) -> set[int]:
     return set(streams[:, 0].tolist())
 
 
-def taken(sampler: ReplaySampler) -> SampledBatch:
+def taken(sampler: SampleStream) -> SampledBatch:
     """Return the next batch; there must be one."""
     batch = sampler.take(WAIT_S)
     assert batch is not None

@@ -15,7 +15,8 @@ from tests.support.replay_shards import local_shards
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.sampling.sample_stream import SampleStream
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.writing.appender import StreamAppender
@@ -28,7 +29,7 @@ def test_batches_are_whole_while_the_table_turns_over(shards: int, spare_slots: 
     with local_shards(shards) as servers:
         addresses = [server.address for server in servers]
         kept = mirror(1 if shards == 1 else 2 * shards, spare_slots)
-        with ReplaySampler(addresses, CONFIG, BATCH, mirror=kept, create=True) as sampler:
+        with closing(SampleStream(ShardDirectory(addresses), CONFIG, BATCH, mirror=kept)) as sampler:
             wait_for_tables(addresses)
             with writers(*addresses) as opened:
                 seen: set[int] = set()
@@ -46,7 +47,7 @@ def test_lost_shard_is_left_out_and_taken_back() -> None:
     with server_process() as lasting, server_process() as first:
         addresses = [lasting.address, first.address]
         kept = mirror(4)
-        with ReplaySampler(addresses, CONFIG, BATCH, mirror=kept, create=True) as sampler:
+        with closing(SampleStream(ShardDirectory(addresses), CONFIG, BATCH, mirror=kept)) as sampler:
             wait_for_tables(addresses)
             with writers(lasting.address) as (writer,):
                 with closing(Writer(first.address, 2)) as other:
@@ -70,7 +71,7 @@ def test_server_that_is_restarted_is_sampled_from_its_log(tmp_path: Path) -> Non
     kept = mirror()
     with (
         server_process("127.0.0.1:0", *options) as server,
-        ReplaySampler([server.address], CONFIG, BATCH, mirror=kept, create=True) as sampler,
+        closing(SampleStream(ShardDirectory([server.address]), CONFIG, BATCH, mirror=kept)) as sampler,
     ):
         wait_for_tables([server.address])
         with writers(server.address) as (writer,):

@@ -110,12 +110,12 @@ def test_min_size_counts_the_items_of_all_shards() -> None:
         fill(servers[0].address, 0, [1.0] * 12)
         fill(servers[1].address, 1, [1.0] * 4)
         with sampling([s.address for s in servers], config, 4) as stream:
-            wait_until(lambda: sum(report.items for report in stream.reports()) == 16, "word of what is there")
-            wait_until(lambda: all(report.live for report in stream.reports()), "word of all")
+            wait_until(lambda: sum(report.items for report in stream.shards()) == 16, "word of what is there")
+            wait_until(lambda: all(report.live for report in stream.shards()), "word of all")
             answers = rpc_count("msg_sent", "Sample")
             wait_until(lambda: rpc_count("msg_sent", "Sample") >= answers + 9, "three looks at each after that")
             assert stream.take(0.0) is None
-            assert sum(report.samples for report in stream.reports()) == 0
+            assert sum(report.samples for report in stream.shards()) == 0
             fill(servers[0].address, 2, [1.0] * 2)
             assert taken(stream).table_items == 18
 
@@ -190,8 +190,8 @@ def test_reports_tell_live_shards_from_dead_ones() -> None:
         fill(servers[0].address, 0, [1.0] * 4)
         with sampling([servers[0].address, servers[1].address, "127.0.0.1:1"], make_config(max_items=150), 6) as stream:
             taken(stream)
-            wait_until(lambda: sum(report.live for report in stream.reports()) == 2, "both shards")
-            reports = stream.reports()
+            wait_until(lambda: sum(report.live for report in stream.shards()) == 2, "both shards")
+            reports = stream.shards()
     assert [(r.name, r.live, r.items, r.total_weight) for r in reports] == [
         ("0", True, 4, 4.0),
         ("1", True, 0, 0.0),
@@ -224,7 +224,7 @@ def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
             closing(directory),
             closing(SampleStream(directory, config, 8, rng=rng, max_in_flight_batches=1)) as stream,
         ):
-            wait_until(lambda: [report.live for report in stream.reports()] == [True], "the first shard")
+            wait_until(lambda: [report.live for report in stream.shards()] == [True], "the first shard")
             fill(servers[0].address, 0, [1.0] * 4)
             assert taken(stream).stored == {servers[0].address: StoredSteps(servers[0].replay.store_id, 4)}
             answers.append([server.address for server in servers])
@@ -245,7 +245,7 @@ def test_shard_that_lost_its_items_does_not_get_priorities_of_old_keys() -> None
                 with proxy.refusing():
                     wait_until(lambda: stream.client_of(source) is None, "the shard to be left out")
                     proxy.aim_at(empty[0].address)
-                wait_until(lambda: stream.reports()[0].live, "another server at the same address")
+                wait_until(lambda: stream.shards()[0].live, "another server at the same address")
                 assert stream.client_of(source) is None
                 fill(empty[0].address, 0, [1.0] * 4)
                 sources = {int(taken(stream).keys[0, 1]) for _ in range(6)}  # the first may be from before

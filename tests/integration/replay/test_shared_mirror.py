@@ -23,7 +23,7 @@ from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
-from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.shared_mirror import (
     DealtSampler,
     SampleDealer,
@@ -31,6 +31,7 @@ from tidemill.replay.sampling.shared_mirror import (
     fetch_mirror,
 )
 from tidemill.replay.sampling.source import SampleSource
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 
 pytestmark = pytest.mark.requires_linux
@@ -74,7 +75,7 @@ def machine(addresses: list[str]) -> Iterator[Machine]:
             connections = shared.admit(mirror, RANKS - 1, WAIT_S)
             others = [future.result() for future in fetched]
         shared.close()
-        sampler = ReplaySampler(addresses, TABLE, BATCH, mirror=mirror, create=True)
+        sampler = SampleStream(ShardDirectory(addresses), TABLE, BATCH, mirror=mirror)
         dealer = stack.enter_context(closing(SampleDealer(sampler, connections)))
         for other, _ in others:
             stack.enter_context(closing(other))

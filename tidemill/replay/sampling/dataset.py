@@ -28,11 +28,10 @@ from tidemill.replay.sampling.mixture import TablePart, Tables, casts, check_tab
 from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender
 from tidemill.replay.sampling.replay_batch import Join, ReplayBatch
 from tidemill.replay.sampling.sample_decoder import SampleDecoder, Transform
-from tidemill.replay.sampling.sample_stream import seed_of
-from tidemill.replay.sampling.sampler import EndOfBatches, ReplaySampler, check_seed
+from tidemill.replay.sampling.sample_stream import SampleStream, check_seed, seed_of
 from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.sampling.shard import ShardReport
-from tidemill.replay.sampling.source import Keep, OpenedSource, SampleShape, SampleSource
+from tidemill.replay.sampling.source import EndOfBatches, Keep, OpenedSource, SampleShape, SampleSource
 from tidemill.replay.sampling.table_feed import TableFeed
 from tidemill.replay.shards.directory import ShardDirectory, directory_of
 from tidemill.replay.table_config import TableConfig
@@ -196,16 +195,14 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         splits = 1 if alone else batches_per_sample
         ahead = prefetch * batches_per_sample if alone else prefetch
         self._stop, self._closed = stop or threading.Event(), threading.Event()
-        sampler = partial(
-            ReplaySampler,
+        stream = partial(
+            SampleStream,
             without_replacement=without_replacement,
             item_counts=item_counts,
             max_message_bytes=max_message_bytes,
             allow_smaller=allow_smaller,
             by_epoch=epochs is not None,
             schedule=schedule,
-            create=True,  # those that must be there were found above
-            stop=self._stop,
         )
         decoder = partial(
             SampleDecoder,
@@ -233,7 +230,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 seeds = seed_of(seed, i) if seed is not None else None
                 size, table = part.items, part.table
                 directory = stack.enter_context(directory_of(part.servers))
-                connect = partial(sampler, directory, table, size * splits, seed=seeds, must_exist=part.must_exist)
+                connect = partial(stream, directory, table, size * splits, seed=seeds, must_exist=part.must_exist)
                 shape = SampleShape(size * splits, ahead, hold, directory.count if directory.is_sharded else 0)
                 opened = _open(keep, table, shape, connect, stack)
                 corrupt = CorruptItemFilter(opened.source.delete_items, time.monotonic)

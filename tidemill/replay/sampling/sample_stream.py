@@ -12,11 +12,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import FatalError
+from tidemill.errors import FatalError, InvalidArgument
 from tidemill.logger import LateLogger
+from tidemill.replay.argument_types import check_integer
 from tidemill.replay.batch import EpochPlace, SampledBatch
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.limits import MAX_DRAWS
+from tidemill.replay.limits import LEAST_MESSAGE_BYTES, MAX_DRAWS
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.one_server import OneServer
 from tidemill.replay.sampling.pending_batch import PendingBatch
@@ -45,6 +46,14 @@ _RANDOM = (SelectorKind.UNIFORM, SelectorKind.PRIORITIZED)
 _log = LateLogger()
 
 
+def check_seed(seed: int | None) -> None:
+    """Raise InvalidArgument unless it may be a seed, TypeError unless it is an integer or None."""
+    if seed is not None:
+        check_integer("seed", seed)
+        if not 0 <= seed < 2**64:
+            raise InvalidArgument(f"seed is {seed}, must be 0 .. {2**64 - 1}")
+
+
 def seed_of(seed: int, part: int) -> int:
     """Return the seed, 0 to 2**64 - 1, of one of several parts that are drawn by one."""
     return int(np.random.SeedSequence([seed, part]).generate_state(1, np.uint64)[0])
@@ -69,7 +78,7 @@ class SampleStream:
     are then called from one thread.
     """
 
-    def __init__(  # noqa: PLR0913 - those of `ReplaySampler`
+    def __init__(  # noqa: PLR0913 - those of `ReplaySampler`, and what only a dataset asks for
         self,
         servers: ShardDirectory,
         table: TableConfig,
@@ -98,16 +107,28 @@ class SampleStream:
             rng: Source of all splits; None for a new one.
             max_in_flight_batches: See `ReplaySampler`.
             without_replacement: See `ReplaySampler`.
-            mirror: See `ReplaySampler`; has a part for each shard.
+            mirror: Keeps the rows that come, so that each step crosses the wire once; batches are then without blocks.
+                Has a part for each shard.
             item_counts: See `ReplaySampler`.
             max_message_bytes: See `ReplaySampler`.
             seed: See `ReplaySampler`.
             allow_smaller: See `ReplaySampler`.
             by_epoch: See `ReplaySampler`.
-            schedule: See `ReplaySampler`.
-            must_exist: See `ReplaySampler`.
+            schedule: Draws each batch with its own seed at a step count, for runs in lock-step.
+            must_exist: Whether a table that a server has lost ends sampling with `FatalError`, instead of being created
+                again.
             clock: Monotonic time in seconds.
+
+        Raises:
+            InvalidArgument: An argument is out of range, the table cannot be drawn by epochs, or several servers get
+                what takes a single one.
         """
+        if max_message_bytes < LEAST_MESSAGE_BYTES:
+            raise InvalidArgument(f"max_message_bytes is {max_message_bytes}, must be at least {LEAST_MESSAGE_BYTES}")
+        check_seed(seed)
+        if by_epoch:
+            _check_by_epoch(table)
+        _check_servers(servers, takes_one=seed is not None or allow_smaller or by_epoch or schedule is not None)
         assert schedule is None or 1 <= max_in_flight_batches <= MAX_DRAWS
         self._batch_size, self._max_in_flight = batch_size, max_in_flight_batches
         self._mirror, self._rng, self._clock = mirror, rng or np.random.default_rng(), clock
@@ -205,7 +226,7 @@ class SampleStream:
             shard = self._shards.get(self._incarnations[incarnation])
             return shard.call.client if shard and shard.live and shard.incarnation == incarnation else None
 
-    def reports(self) -> tuple[ShardReport, ...]:
+    def shards(self) -> tuple[ShardReport, ...]:
         """Return every shard as it is now, silent ones included, in order of name; nothing for one server."""
         if self._union is None:
             return ()
@@ -228,6 +249,7 @@ class SampleStream:
         keys: NDArray[np.uint64],
         priorities: NDArray[np.float64],
         fencing_token: int = 0,
+        *,
         deadline_s: float | None = None,
     ) -> None:
         """Set the priorities [N] of items by key, see `ReplaySampler.update_priorities`."""
@@ -506,3 +528,19 @@ def _largest_draw(part: TableConfig, batch_size: int, without_replacement: bool)
     """Return the most items of a batch that a shard's part of the table can give."""
     is_limited = without_replacement or part.max_times_sampled
     return min(batch_size, part.max_items) if is_limited else batch_size
+
+
+def _check_servers(servers: ShardDirectory, *, takes_one: bool) -> None:
+    if servers.is_sharded and takes_one:
+        raise InvalidArgument(
+            "seed, allow_smaller, epochs or schedule is given with several servers, takes a single one"
+        )
+
+
+def _check_by_epoch(table: TableConfig) -> None:
+    """Raise InvalidArgument unless a table can be drawn by epochs."""
+    if table.sampler.kind is not SelectorKind.UNIFORM or table.max_times_sampled:
+        raise InvalidArgument(
+            f"table {table.name!r} has the sampler {table.sampler.kind.value} and max_times_sampled "
+            f"{table.max_times_sampled}: epochs need the uniform sampler and 0"
+        )

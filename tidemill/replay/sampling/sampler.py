@@ -11,46 +11,19 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import InvalidArgument
 from tidemill.replay.argument_types import check_integer
 from tidemill.replay.batch import SampledBatch
-from tidemill.replay.limits import LEAST_MESSAGE_BYTES
 from tidemill.replay.named_table import Servers, read_servers, read_table
-from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_stream import SampleStream
-from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.sampling.shard import ShardReport
+from tidemill.replay.sampling.source import EndOfBatches
 from tidemill.replay.shards.directory import directory_of
-from tidemill.replay.table_config import SelectorKind, TableConfig
+from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES
 from tidemill.rpc.fork import OwnerProcess, Reopened
 
 _POLL_S = 0.2
 """How soon an iterating thread notices that it shall stop."""
-
-
-def check_seed(seed: int | None) -> None:
-    """Raise InvalidArgument unless it may be a seed, TypeError unless it is an integer or None."""
-    if seed is not None:
-        check_integer("seed", seed)
-        if not 0 <= seed < 2**64:
-            raise InvalidArgument(f"seed is {seed}, must be 0 .. {2**64 - 1}")
-
-
-def check_by_epoch(table: TableConfig) -> None:
-    """Raise InvalidArgument unless a table can be drawn by epochs."""
-    if table.sampler.kind is not SelectorKind.UNIFORM or table.max_times_sampled:
-        raise InvalidArgument(
-            f"table {table.name!r} has the sampler {table.sampler.kind.value} and max_times_sampled "
-            f"{table.max_times_sampled}: epochs need the uniform sampler and 0"
-        )
-
-
-class EndOfBatches(StopIteration):
-    """A separate class, since Python 3.11 waits for ever for a future that StopIteration itself was to end.
-
-    `await asyncio.to_thread(next, dataset)` did so once the dataset was closed; with this it returns None.
-    """
 
 
 class ReplaySampler(Reopened, Iterator[SampledBatch]):
@@ -86,15 +59,12 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         *,
         max_in_flight_batches: int = 4,
         without_replacement: bool = False,
-        mirror: TableMirror | None = None,
         item_counts: bool = False,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         seed: int | None = None,
         allow_smaller: bool = False,
         by_epoch: bool = False,
-        schedule: Schedule | None = None,
         create: bool = False,
-        must_exist: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
         """Find the table, and start connecting in the background.
@@ -106,57 +76,42 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
             batch_size: Items in each batch, 1 .. 65536.
             max_in_flight_batches: Batches that may be under way or waiting to be taken, at least 1.
             without_replacement: Whether no item may come twice in a batch.
-            mirror: Keeps the rows that come, so that each step crosses the wire once; batches are then without blocks.
             item_counts: Whether batches say how old each item is, how often it was sampled and which priority it has.
             max_message_bytes: Bytes of the largest message taken, at least 65,536; larger batches come in parts.
             seed: Seed of the draws, 0 to 2**64 - 1: they then depend on it and the table alone. None: they differ.
             allow_smaller: Whether `ask_smaller` may be called.
             by_epoch: Whether items are drawn without replacement over an epoch, see `SampledBatch.epoch`: each once, in
                 random order, then all again. The last batch of an epoch may be smaller.
-            schedule: Draws each batch with its own seed at a step count, for runs in lock-step.
             create: Whether the table may be created, which takes its configuration. It need not be there then, and
                 neither does the server. A table that a server has lost since it was found is created again.
-            must_exist: Whether a table that a server has lost ends sampling with `FatalError` instead.
             stop: Ends every wait when set.
 
         Raises:
             InvalidArgument: `addresses` is empty, has one twice, or mixes a DNS name with others, an argument is out of
                 range, a name is to be created, the table cannot be drawn by epochs, or there are several servers and
-                `seed`, `allow_smaller`, `by_epoch` or `schedule` is given.
+                `seed`, `allow_smaller` or `by_epoch` is given.
             TypeError: An argument is of another type.
             NotFound: No server has the table, and `create` is False.
             Unavailable: No server answered within 10 s, and `create` is False.
         """
-        if max_message_bytes < LEAST_MESSAGE_BYTES:
-            raise InvalidArgument(f"max_message_bytes is {max_message_bytes}, must be at least {LEAST_MESSAGE_BYTES}")
         self._owner = OwnerProcess("ReplaySampler")
         servers = read_servers(addresses)
         check_integer("batch_size", batch_size)
         table = read_table(servers, table, create=create)
-        check_seed(seed)
-        if by_epoch:
-            check_by_epoch(table)
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         with ExitStack() as stack:
             directory = stack.enter_context(directory_of(servers))
-            if directory.is_sharded and (seed is not None or allow_smaller or by_epoch or schedule is not None):
-                raise InvalidArgument(
-                    "seed, allow_smaller, epochs or schedule is given with several servers, takes a single one"
-                )
             self._stream = SampleStream(
                 directory,
                 table,
                 batch_size,
                 max_in_flight_batches=max_in_flight_batches,
                 without_replacement=without_replacement,
-                mirror=mirror,
                 item_counts=item_counts,
                 max_message_bytes=max_message_bytes,
                 seed=seed,
                 allow_smaller=allow_smaller,
                 by_epoch=by_epoch,
-                schedule=schedule,
-                must_exist=must_exist,
             )
             stack.enter_context(closing(self._stream))
             self._resources = stack.pop_all()
@@ -191,11 +146,6 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
         self._owner.check()
         self._stream.ask_smaller()
 
-    def again(self) -> None:
-        """With a schedule, have the batch that was taken last drawn once more, and then those after it."""
-        self._owner.check()
-        self._stream.again()
-
     def update_priorities(
         self,
         keys: NDArray[np.uint64],
@@ -223,7 +173,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
             NotFound: The only server has no such table.
         """
         self._owner.check()
-        self._stream.update_priorities(keys, priorities, fencing_token, deadline_s)
+        self._stream.update_priorities(keys, priorities, fencing_token, deadline_s=deadline_s)
 
     def delete_items(self, keys: NDArray[np.uint64]) -> None:
         """Remove sampled items from the table; those on a shard that is unavailable stay.
@@ -240,7 +190,7 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
 
     def shards(self) -> tuple[ShardReport, ...]:
         """Return the status of each shard, in order of name; empty for a single server."""
-        return self._stream.reports()
+        return self._stream.shards()
 
     @property
     def reconnects(self) -> int:

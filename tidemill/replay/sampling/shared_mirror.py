@@ -195,7 +195,7 @@ class DealtSampler:
         *,
         deadline_s: float | None = None,  # noqa: ARG002 - the owner's call has its own
     ) -> None:
-        """Set new priorities [N] of sampled items by key [N] or [N, 2], as `ReplaySampler` does.
+        """Set new priorities [N] of sampled items by key [N] or [N, 2], as `SampleStream` does.
 
         Raises:
             Unavailable: The owner is gone or silent.

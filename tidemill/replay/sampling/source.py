@@ -17,8 +17,15 @@ from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.table_config import TableConfig
 
 
+class EndOfBatches(StopIteration):
+    """A separate class, since Python 3.11 waits for ever for a future that StopIteration itself was to end.
+
+    `await asyncio.to_thread(next, dataset)` did so once the dataset was closed; with this it returns None.
+    """
+
+
 class SampleSource(Protocol):
-    """Interface of a `ReplaySampler`, or its substitute, that a dataset needs. Any thread may call it."""
+    """Interface of a `SampleStream`, or its substitute, that a dataset needs. Any thread may call it."""
 
     def take(self, timeout_s: float, /) -> SampledBatch | None:
         """Return the next sample, or None if there is none in time."""

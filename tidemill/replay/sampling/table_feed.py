@@ -12,8 +12,7 @@ from typing import Generic, TypeVar
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.sampling.sample_decoder import SampleDecoder
-from tidemill.replay.sampling.sampler import EndOfBatches
-from tidemill.replay.sampling.source import OpenedSource
+from tidemill.replay.sampling.source import EndOfBatches, OpenedSource
 
 _POLL_S = 0.2
 _JOIN_S = 5.0
