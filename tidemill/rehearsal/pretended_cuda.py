@@ -17,6 +17,7 @@ from tidemill.rehearsal.watch import Watch, key_of, pinned
 
 _MEMORY_BYTES = 80 * 2**30
 _RNG_STATE_BYTES = 16
+_IMAGE_DIMENSIONS = 4
 
 
 class Properties:
@@ -67,6 +68,7 @@ class PretendedCuda:
         self._default_streams = [Stream(self, torch.device("cuda", index)) for index in range(gpus)]
         self._fakes: list[_FakeMode] = []
         _replace_tensor_functions(self.watch)
+        _convolve_as_cudnn()
         self._replace_module()
 
     @contextmanager
@@ -255,6 +257,23 @@ def _apply(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: boo
         if buffer is not None:
             module._buffers[name] = function(buffer)
     return module
+
+
+def _convolve_as_cudnn() -> None:
+    """Have convolutions of a GPU answer channels last if images or weights lie so, as cuDNN does.
+
+    torch asks its own build for the order, and a CPU build answers channels first for any GPU.
+    """
+    real = torch._C._conv_determine_backend_memory_format
+
+    def order(input: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
+        """Return the order in which a convolution and its gradients lie."""
+        if input.device.type != "cuda" or input.ndim != _IMAGE_DIMENSIONS:
+            return real(input, weight, backend)
+        orders = [torch._prims_common.suggest_memory_format(each) for each in (input, weight)]
+        return torch.channels_last if torch.channels_last in orders else torch.contiguous_format
+
+    torch._C._conv_determine_backend_memory_format = order
 
 
 def _replace_tensor_functions(watch: Watch) -> None:

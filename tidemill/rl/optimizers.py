@@ -50,7 +50,6 @@ class Adam:
         self._betas = betas
         self._epsilon = epsilon
         self._weight_decay = weight_decay
-        # `preserve_format` would keep strides; contiguous states are right for contiguous parameters
         self._mean = [torch.zeros_like(parameter) for parameter in self.parameters]
         self._square = [torch.zeros_like(parameter) for parameter in self.parameters]
         self._steps = torch.zeros((), device=self.parameters[0].device)
@@ -61,8 +60,7 @@ class Adam:
         self._steps += 1
         torch._fused_adam_(
             self.parameters,
-            # the kernel goes by place in memory, and of images with colours last gradients come in another order
-            [gradient.contiguous() for gradient in gradients],
+            [_lying_as(*both) for both in zip(self.parameters, gradients, strict=True)],
             self._mean,
             self._square,
             [],
@@ -114,6 +112,13 @@ class Adam:
                     )
                 tensor.copy_(stored)
         self._steps.copy_(state["steps"])
+
+
+def _lying_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient in the order of its parameter in memory, by which the fused kernel goes."""
+    if parameter.is_contiguous():
+        return gradient.contiguous()
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
 class RMSProp:

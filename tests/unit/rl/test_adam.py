@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.support.batches import random_batch
@@ -10,17 +11,23 @@ from tidemill.rl.optimizers import Adam
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec
 
+_ORDERS = (torch.contiguous_format, torch.channels_last)
 
-def test_gradient_in_another_order_of_memory_is_the_same_gradient() -> None:
-    """A gradient with its channels last in memory moves a parameter as its copy in the parameter's order does."""
+
+@pytest.mark.parametrize("of_gradient", _ORDERS)
+@pytest.mark.parametrize("of_parameter", _ORDERS)
+def test_gradient_in_another_order_of_memory_is_the_same_gradient(
+    of_parameter: torch.memory_format, of_gradient: torch.memory_format
+) -> None:
+    """Channels last in memory or not, a gradient moves a parameter as its copy in the parameter's order does."""
     rng = torch.Generator().manual_seed(0)
     start = torch.randn((2, 3, 2, 2), generator=rng)
-    own, other = start.clone(), torch.nn.Parameter(start.clone())
+    own, other = start.clone(memory_format=of_parameter), torch.nn.Parameter(start.clone())
     optimizer = Adam([own], 0.1, epsilon=1e-2, weight_decay=0.1)
     reference = torch.optim.Adam([other], 0.1, eps=1e-2, weight_decay=0.1)
     for _ in range(3):
         gradient = torch.randn((2, 3, 2, 2), generator=rng)
-        optimizer.step([gradient.to(memory_format=torch.channels_last)])
+        optimizer.step([gradient.to(memory_format=of_gradient)])
         other.grad = gradient
         reference.step()
     torch.testing.assert_close(own, other.detach())

@@ -16,7 +16,14 @@ from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.dqn import build_network
-from tidemill.rl.networks.layers.image import Convolution, as_channels, convolution, pixel_scale, to_channels_last
+from tidemill.rl.networks.layers.image import (
+    Convolution,
+    as_channels,
+    blank_images,
+    convolution,
+    pixel_scale,
+    to_channels_last,
+)
 from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.layers.noisy import NoisyLinear, disable_noise, reset_noise, reset_noise_rows
 from tidemill.rl.networks.q_head import QHead
@@ -234,7 +241,7 @@ def test_mean_and_spread_of_the_noise() -> None:
 
 @pytest.mark.parametrize("network,spec", [("nature_group_norm", IMAGE), ("impala", COLOURS)])
 def test_images_laid_channels_last_make_the_same_update(network: str, spec: EnvSpec) -> None:
-    """Only memory is another: priorities and parameters agree, and what is published lies as ever."""
+    """Only memory is another: priorities and parameters agree."""
     config = DQNConfig(network=network, hidden_sizes=(16,), update_precision="float32", optimizer_epsilon=1e-2)
     batch = random_batch(spec, 8, generator())
     plain, laid = (build_agent(dataclasses.replace(config, channels_last=on), spec, seed=1) for on in (False, True))
@@ -242,7 +249,6 @@ def test_images_laid_channels_last_make_the_same_update(network: str, spec: EnvS
         expected, found = (agent.update(batch, torch.ones(8)).priority for agent in (plain, laid))
         torch.testing.assert_close(found, expected)
     torch.testing.assert_close(laid.policy_state(), plain.policy_state())
-    assert all(tensor.is_contiguous() for tensor in laid.policy_state().values())
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -259,12 +265,23 @@ def test_images_lie_channels_last_on_a_gpu_unless_asked_otherwise(
 
 
 def test_convolution_laid_channels_last_answers_in_that_order() -> None:
-    """So the layers after it find it there."""
+    """So the layers after it find it there; its weight lies so as well, and so does its gradient."""
     layer = convolution(3, 4, 2, generator())
-    x = torch.zeros(2, 3, 5, 5)
+    x = torch.ones(2, 3, 5, 5)
     assert not layer(x).is_contiguous(memory_format=torch.channels_last)
     to_channels_last(layer)
     assert layer(x).is_contiguous(memory_format=torch.channels_last)
+    (gradient,) = torch.autograd.grad(layer(x).sum(), [layer.weight])
+    assert gradient.stride() == layer.weight.stride() != torch.zeros(4, 3, 2, 2).stride()
+
+
+@pytest.mark.parametrize("spec", [IMAGE, COLOURS])
+def test_one_pass_over_pixels_converts_and_lays_them_channels_last(spec: EnvSpec) -> None:
+    """The same numbers as without."""
+    images = blank_images(spec, 2).random_(generator=generator())
+    laid = as_channels(images, spec, torch.float32, channels_last=True)
+    assert laid.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(laid, as_channels(images, spec, torch.float32))
 
 
 def test_noise_of_several_sources_is_that_of_each_by_itself() -> None:

@@ -99,11 +99,10 @@ def test_update_from_images_in_bfloat16_is_near_the_one_in_float32(name: str) ->
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_update_from_images_laid_channels_last_is_the_same(name: str) -> None:
-    """To rounding; what is published lies as it did."""
+    """To rounding."""
     (plain, expected), (laid, found) = (updated(name, channels_last=on) for on in (False, True))
     torch.testing.assert_close(laid.metrics, plain.metrics, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-    assert all(tensor.is_contiguous() for tensor in found.values())
 
 
 @pytest.mark.parametrize("name", ["ppo", "impala_lstm", "pqn", "sac_discrete"])

@@ -9,8 +9,10 @@ from tidemill.rl.networks.layers.linear import initialise_linear
 from tidemill.types import EnvSpec
 
 
-def as_channels(observation: Tensor, env_spec: EnvSpec, dtype: torch.dtype) -> Tensor:
+def as_channels(observation: Tensor, env_spec: EnvSpec, dtype: torch.dtype, *, channels_last: bool = False) -> Tensor:
     """Return images as [B, C, H, W], in `dtype`, of observations [B, H, W], [B, stack, H, W, C] or between.
+
+    With `channels_last` they lie [B, H, W, C] in memory; the same pass over memory converts and reorders them.
 
     Numbers stay as they are: the first convolution is given `pixel_scale`. A byte is exact in bfloat16, which
     holds every integer up to 256. Within autocast its format takes `dtype`'s place: the convolution would ask for it
@@ -23,7 +25,7 @@ def as_channels(observation: Tensor, env_spec: EnvSpec, dtype: torch.dtype) -> T
         x = x.movedim(-1, -3).flatten(1, -3)
     elif env_spec.frame_stack == 1:
         x = x.unsqueeze(1)
-    return x.to(dtype)
+    return x.to(dtype, memory_format=torch.channels_last if channels_last else torch.preserve_format)
 
 
 def blank_images(env_spec: EnvSpec, count: int) -> Tensor:
@@ -58,10 +60,21 @@ class Convolution(nn.Conv2d):
 
 
 def to_channels_last(network: nn.Module) -> None:
-    """Have images lie channels last in memory between the convolutions of a network; parameters stay as they lie."""
+    """Lay images and weights of a network's convolutions channels last in memory, before anything refers to them.
+
+    A weight that lies as the images do needs no copy at a pass, nor does its gradient at a step. One that is computed
+    from other parameters stays: `normalised_weights` lays what it computes.
+    """
     for layer in network.modules():
         if isinstance(layer, Convolution):
             layer.channels_last = True
+            if "weight" in layer._parameters:
+                layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+
+
+def lies_channels_last(network: nn.Module) -> bool:
+    """True if `to_channels_last` was called; the first convolution says it for all."""
+    return next((layer.channels_last for layer in network.modules() if isinstance(layer, Convolution)), False)
 
 
 def convolution(

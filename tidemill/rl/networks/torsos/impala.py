@@ -7,6 +7,7 @@ true`), and an adaptive max pool to 6 x 6 at the end (`pool: 6`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from tidemill.rl.checks import require
-from tidemill.rl.networks.layers.image import as_channels, convolution, pixel_scale
+from tidemill.rl.networks.layers.image import as_channels, convolution, lies_channels_last, pixel_scale
 from tidemill.rl.networks.torsos import NetworkSetting, image_channels
 from tidemill.types import EnvSpec
 
@@ -36,7 +37,8 @@ def normalised_weights(layers: Sequence[nn.Module]) -> list[Tensor]:
     """Compute `weight` of each layer as `normalise_spectrally` would leave it, with one iteration for all of a shape.
 
     One by one, the layers' products, norms and casts are most of what a pass of BTR launches on a GPU. Iteration and
-    division are made in the parameters' number format; within autocast its format is what the weights come in.
+    division are made in the parameters' number format; within autocast its format is what the weights come in. They
+    lie channels last in memory if the layers' images do.
     """
     by_shape: dict[torch.Size, list[int]] = {}
     for index, layer in enumerate(layers):
@@ -68,7 +70,23 @@ def _normalised_alike(layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
                 right = functional.normalize(matrix.mT @ left, dim=1)
                 torch._foreach_copy_([*lefts, *rights], [*left.squeeze(-1).unbind(), *right.squeeze(-1).unbind()])
         largest = (left * (matrix @ right)).sum(1)
-        return (weight / largest.view(-1, *(1,) * (weight.ndim - 1))).to(dtype).unbind()
+        divided = weight / largest.view(-1, *(1,) * (weight.ndim - 1))
+        return (_Laid.apply(divided, dtype) if lies_channels_last(layers[0]) else divided.to(dtype)).unbind()  # type: ignore[no-untyped-call]  # torch's
+
+
+class _Laid(torch.autograd.Function):
+    """Weights [N, O, I, H, W] in another format and channels last, and gradients back, by one kernel each."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: ANN401 - torch's
+        """Return the weights in `dtype`; in memory they lie [N, O, H, W, I]."""
+        ctx.dtype = weight.dtype
+        return weight.movedim(2, -1).to(dtype, memory_format=torch.contiguous_format).movedim(-1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401 - torch's
+        """Return the gradient in the weights' format and order."""
+        return gradient.to(ctx.dtype, memory_format=torch.contiguous_format), None
 
 
 CHANNELS = (16, 32, 32)
@@ -129,7 +147,8 @@ class ImpalaResNet(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return features [B, outputs]."""
-        image = as_channels(observation, self._env_spec, next(self.parameters()).dtype)
+        dtype = next(self.parameters()).dtype
+        image = as_channels(observation, self._env_spec, dtype, channels_last=lies_channels_last(self))
         if not self._spectral_norm:
             features: Tensor = self.sections(image)
             return features.flatten(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tidemill.rl.networks.layers.image import as_channels, convolution, pixel_scale
+from tidemill.rl.networks.layers.image import as_channels, convolution, lies_channels_last, pixel_scale
 from tidemill.rl.networks.torsos import image_channels
 from tidemill.types import EnvSpec
 
@@ -37,7 +37,8 @@ class NatureCNN(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return features [B, outputs]."""
-        image = as_channels(observation, self._env_spec, next(self.parameters()).dtype)
+        dtype = next(self.parameters()).dtype
+        image = as_channels(observation, self._env_spec, dtype, channels_last=lies_channels_last(self))
         features: Tensor = self.convolutions(image)
         return features.flatten(1)
 
