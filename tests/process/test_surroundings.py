@@ -92,15 +92,23 @@ def test_run_needs_little_of_tmp_and_of_shared_memory(folder: Path) -> None:
 _READ_ONLY = """
 mount --bind "$RUN" "$RUN"
 cd "$RUN"
+chown 54321:54321 "$RUN"
 mount -t tmpfs -o size=64m small /tmp
 mount -o remount,bind,ro /
 if touch /root/written 2>/dev/null; then echo "the root can be written" >&2; exit 1; fi
+umask 077
+unset HOME USER LOGNAME
+# It may read everything, for the interpreter may lie in a home of root's, and write as any other user.
+may_read="--inh-caps -all,+dac_read_search --ambient-caps -all,+dac_read_search --bounding-set -all,+dac_read_search"
+set -- setpriv --reuid 54321 --regid 54321 --clear-groups $may_read -- "$@"
 """
 
 
 def test_services_write_to_the_run_and_to_tmp_alone(folder: Path) -> None:
-    """All of them, on a root that is read-only, home included."""
+    """All of them, on a root that is read-only, by a user without a name or a home, whose files no other reads."""
     _trained(folder, "--mount", _READ_ONLY, "--run.root", str(folder / "runs"))
+    files = [file for file in (folder / "runs").rglob("*") if not file.is_symlink()]
+    assert {(file.stat().st_uid, file.stat().st_mode & 0o077) for file in files} == {(54321, 0)}
 
 
 _WITHOUT_IPV4 = """

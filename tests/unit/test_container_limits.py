@@ -97,26 +97,66 @@ def test_processors_of_a_pinned_process_are_counted() -> None:
     assert done.stdout == "1\n"
 
 
-@pytest.mark.requires_linux
-def test_quota_of_a_real_group_is_counted() -> None:
-    """In a group of this machine with one processor's time, which as root a test may make."""
-    folders = [Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")]
+def _groups_of(controller: str, levels: int) -> list[Path]:
+    """Make groups of this machine, each inside the one before it. The test is skipped where none can be made."""
+    folders = [Path("/sys/fs/cgroup") / controller, Path("/sys/fs/cgroup")]
     parent = next((each for each in folders if (each / "cgroup.procs").exists()), None)
     if os.geteuid() != 0 or parent is None:
         pytest.skip("takes root, and control groups that can be written")
-    group = parent / f"tidemill-test-{os.getpid()}"
+    made: list[Path] = []
     try:
-        group.mkdir()
-        if (group / "cpu.max").exists():
-            (group / "cpu.max").write_text("100000 100000")
-        else:
-            (group / "cpu.cfs_quota_us").write_text("100000")
+        for level in range(levels):
+            group = (made[-1] if made else parent) / f"tidemill-test-{os.getpid()}-{level}"
+            group.mkdir()
+            made.append(group)
+            if level + 1 < levels and (group / "cgroup.subtree_control").exists():
+                (group / "cgroup.subtree_control").write_text(f"+{controller}")
     except OSError as error:
-        pytest.skip(f"no group of processors can be made here: {error}")
-    try:
-        join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0'); "
-        command = [sys.executable, "-c", join + _ASK]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        assert done.stdout == "1\n"
-    finally:
+        _remove(made)
+        pytest.skip(f"no group can be made here: {error}")
+    return made
+
+
+def _remove(groups: list[Path]) -> None:
+    for group in reversed(groups):
         group.rmdir()
+
+
+def _limit(group: Path, files: dict[str, str]) -> None:
+    """Write a limit into the file, of either version, that a group has."""
+    names = [name for name in files if (group / name).exists()]
+    if not names:
+        _remove([group])
+        pytest.skip(f"groups have no {' or '.join(files)} here")
+    (group / names[0]).write_text(files[names[0]])
+
+
+def _asked_in(group: Path, what: str) -> str:
+    """Return what a process in a group prints."""
+    join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0'); "
+    command = [sys.executable, "-c", f"{join}from tidemill import container_limits; print(container_limits.{what})"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.requires_linux
+def test_quota_of_a_real_group_is_counted() -> None:
+    """In a group of this machine with one processor's time, which as root a test may make."""
+    (group,) = groups = _groups_of("cpu", 1)
+    _limit(group, {"cpu.max": "100000 100000", "cpu.cfs_quota_us": "100000"})
+    try:
+        assert _asked_in(group, "cpus()") == "1\n"
+    finally:
+        _remove(groups)
+
+
+@pytest.mark.requires_linux
+def test_memory_limit_of_a_real_group_around_ours_is_seen() -> None:
+    """As those of a slice of systemd, a job of Slurm or a pod: the group of the process has none."""
+    around, own = groups = _groups_of("memory", 2)
+    _limit(around, {"memory.max": str(2**30), "memory.limit_in_bytes": str(2**30)})
+    try:
+        limit, free = map(int, _asked_in(own, "memory_bytes(), container_limits.free_memory_bytes()").split())
+    finally:
+        _remove(groups)
+    assert limit == 2**30
+    assert 2**29 < free < limit
