@@ -1,7 +1,7 @@
 """MinAtar's five games (Young & Tian, 2019) as environments, and the convolution of their authors' DQN.
 
-`--env.id minatar_games:MinAtar/Breakout-v0` has all six actions, `-v1` those that the game uses. Importing this module
-registers both.
+`--env.id suites.minatar_games:MinAtar/Breakout-v0` has all six actions, `-v1` those that the game uses. Importing this
+module registers both.
 """
 
 from __future__ import annotations

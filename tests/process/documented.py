@@ -174,7 +174,7 @@ ELSEWHERE = (
         "the same, in a copy",
     ),
     Elsewhere(
-        r"cd suites && tidemill train --config minatar_pqn\.yaml .*",
+        r"tidemill train --config suites/minatar_pqn\.yaml .*",
         "tests/unit/rl/test_minatar.py::test_game_is_played_and_seen_by_the_network",
         "needs MinAtar, which is in an environment of its own",
     ),

@@ -27,7 +27,7 @@ def minatar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both modules can be imported, none of the other packages beside MinAtar."""
     (tmp_path / "minatar").symlink_to(_PACKAGE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.syspath_prepend(ROOT / "examples" / "suites")
+    monkeypatch.syspath_prepend(ROOT / "examples")
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "pqn"])
@@ -48,7 +48,7 @@ def test_game_is_played_and_seen_by_the_network(algorithm: str) -> None:
 
 def test_torso_is_a_convolution_of_three_by_three() -> None:
     """Equal to a product with the patches of each place, with a layer norm and without."""
-    from minatar_games import MinAtarTorso
+    from suites.minatar_games import MinAtarTorso
 
     spec = spec_of(load_config(ROOT / "examples" / "suites" / "minatar_dqn.yaml").env)
     observation = torch.rand(5, 10, 10, 4) < 0.2

@@ -1,0 +1,1 @@
+"""Environments of published suites, and networks for them."""
