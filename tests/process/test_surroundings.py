@@ -1,4 +1,4 @@
-"""A run where the system around it is unusual: folders, the locale, proxies, small or read-only disks, IPv6."""
+"""A run where the system around it is unusual: folders, the locale, proxies, small or read-only disks, IPv6, names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
+from tests.support.replay_service import ServerProcess
 from tests.support.waiting import WAIT_S
 
 _COMMAND = str(Path(sys.executable).with_name("tidemill"))
@@ -58,18 +61,25 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def _trained(folder: Path, kind: str, prepare: str, *settings: str) -> str:
-    """Train in a namespace that a shell script has prepared; return what was printed, and written to the logs.
+def _prepared(kind: str, prepare: str) -> list[str]:
+    """Return the words before a command that is run in a namespace that a shell script has prepared.
 
-    The script finds the folder of the run in $RUN. The test is skipped where no namespace can be made.
+    The test is skipped where no namespace can be made.
     """
     unshare = ["unshare", kind, "--"]
     if os.geteuid() != 0 or not shutil.which("unshare"):
         pytest.skip("takes root and unshare")
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespaces can be made here")
-    script = f'{prepare}\nexec "$@"'
-    command = [*unshare, "sh", "-euc", script, "sh", _COMMAND, "train", *_SHORT, *settings]
+    return [*unshare, "sh", "-euc", f'{prepare}\nexec "$@"', "sh"]
+
+
+def _trained(folder: Path, kind: str, prepare: str, *settings: str) -> str:
+    """Train in a namespace that a shell script has prepared; return what was printed, and written to the logs.
+
+    The script finds the folder of the run in $RUN.
+    """
+    command = [*_prepared(kind, prepare), _COMMAND, "train", *_SHORT, *settings]
     said = _done(folder, command, {"RUN": str(folder)})
     logs = "".join(log.read_text() for log in sorted((folder / "runs" / "a" / "logs").iterdir()))
     assert "Traceback" not in said + logs
@@ -135,3 +145,19 @@ def test_run_needs_no_ipv4(folder: Path, host: str) -> None:
         settings += [f"--{service}.server.address", f"{host}:{port}", f"--{service}.server.insecure"]
     said = _trained(folder, "--net", _WITHOUT_IPV4, *settings)
     assert f"address={host}:7401" in said
+
+
+def test_service_whose_name_has_an_underscore_is_called_over_tls(folder: Path) -> None:
+    """As Docker Compose names services: the certificate holds the name, and another name is refused."""
+    (folder / "hosts").write_text("127.0.0.1 replay_0 other_0\n")
+    inside = _prepared("--mount", 'mount --bind "$RUN/hosts" /etc/hosts')
+    _done(folder, [_COMMAND, "certs", "made", "--host", "replay_0"], {})
+    made = folder / "made"
+    secured = ("--tls-cert", str(made / "server.pem"), "--tls-key", str(made / "server.key"))
+    with closing(ServerProcess("127.0.0.1:0", *secured, "--tokens", str(made / "tokens.txt"))) as server:
+        port = server.address.rpartition(":")[2]
+        own = {"TIDEMILL_TLS_CA": str(made / "ca.pem"), "TIDEMILL_TOKEN_FILE": str(made / "operator.token")}
+        ask = [*inside, _COMMAND, "replay", "tables"]
+        _done(folder, [*ask, f"replay_0:{port}"], own | {"RUN": str(folder)})
+        with pytest.raises(AssertionError, match=naming("TIDEMILL_TLS_NAME")):
+            _done(folder, [*ask, f"other_0:{port}"], own | {"RUN": str(folder)})
