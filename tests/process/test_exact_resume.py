@@ -20,7 +20,7 @@ _CASES = [name for name, (_, env_spec) in CASES.items() if env_spec.observation_
 _EXAMPLES = str(ROOT / "examples")
 """Where the second process works: its networks are found there, as a user's are."""
 
-_HALF = 15
+_HALF = 11
 """Updates: more than the period of any case's target networks."""
 
 
