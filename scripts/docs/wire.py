@@ -44,6 +44,7 @@ it blocks, its status codes, and whether a retry is safe. The contract changes o
 [Replay on its own](../replay.md) and `tidemill/replay/codec.py` describe the payloads.
 """
 # Field numbers of descriptor.proto, which make up the paths of a file's comments.
+_PACKAGE = 2
 _MESSAGES, _ENUMS, _SERVICES, _FIELDS, _VALUES, _METHODS, _NESTED, _NESTED_ENUMS = 4, 5, 6, 2, 2, 2, 3, 4
 _SCALARS = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 
@@ -53,7 +54,7 @@ def page() -> str:
     parts = [_INTRODUCTION]
     for file in _files():
         comments = {tuple(place.path): _text(place.leading_comments) for place in file.source_code_info.location}
-        parts += [f"## {file.package}\n", *_file(file, comments)]
+        parts += [f"## {file.package}\n\n{comments[_PACKAGE,]}\n", *_file(file, comments)]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 

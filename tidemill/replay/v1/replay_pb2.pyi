@@ -10,6 +10,9 @@ by column. An *item* is a window of a stream that a *table* can sample.
 Errors are gRPC status codes whose message names the field, the value and what is allowed. Every call may
 also end with UNAVAILABLE (the server is stopping or cannot be reached) or DEADLINE_EXCEEDED.
 
+A server with tokens requires the metadata `authorization: Bearer TOKEN` in every call. Otherwise the call ends with
+UNAUTHENTICATED, or with PERMISSION_DENIED if the role of the token does not allow it.
+
 Names match `[a-z][a-z0-9_]{0,62}`. The name of a column may also begin with a digit. Counters are cumulative since the
 table was created or reset, unless their comment says otherwise.
 
@@ -49,7 +52,7 @@ class _CodecEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Codec.ValueType
     CODEC_UNSPECIFIED: _Codec.ValueType  # 0
     """Not a codec; refused."""
     CODEC_RAW: _Codec.ValueType  # 1
-    """The little-endian bytes of the array in C order, shape [steps, ...]."""
+    """The little-endian bytes of the array in C order, shape [steps, ...]. A bool is one byte, 0 or 1."""
     CODEC_LZ4: _Codec.ValueType  # 2
     """One LZ4 block, without frame or size header, over those bytes."""
 
@@ -59,7 +62,7 @@ class Codec(_Codec, metaclass=_CodecEnumTypeWrapper):
 CODEC_UNSPECIFIED: Codec.ValueType  # 0
 """Not a codec; refused."""
 CODEC_RAW: Codec.ValueType  # 1
-"""The little-endian bytes of the array in C order, shape [steps, ...]."""
+"""The little-endian bytes of the array in C order, shape [steps, ...]. A bool is one byte, 0 or 1."""
 CODEC_LZ4: Codec.ValueType  # 2
 """One LZ4 block, without frame or size header, over those bytes."""
 Global___Codec: _TypeAlias = Codec  # noqa: Y015
@@ -115,7 +118,10 @@ class Column(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the column, e.g. `observation`."""
+    """Name of the column, e.g. `observation`. The server gives names no meaning. By convention of Tidemill's clients, a nested
+    value has one column per leaf, whose name joins the keys by `__` (`observation__image`, `action__0`), and a column whose
+    length varies is padded with zeros and has a second column `NAME__len`, int32, with the number of valid entries.
+    """
     dtype: _builtins.str
     """NumPy dtype name: bool, uint8, int8, int16, uint16, int32, uint32, int64, uint64, float16, float32 or float64."""
     codec: Global___Codec.ValueType
@@ -922,7 +928,10 @@ class Chunk(_message.Message):
     first_step: _builtins.int
     """Index of the first step in its stream; a multiple of `chunk_length`."""
     step_count: _builtins.int
-    """Steps in the chunk, 1 .. chunk_length; fewer than `chunk_length` ends the stream."""
+    """Steps in the chunk, 1 .. chunk_length; fewer than `chunk_length` ends the stream, and later chunks of it are refused.
+    To have steps stored before a chunk is full and continue afterwards, fill the chunk with further rows that are not
+    decisions and that no item covers, and begin the next chunk with a copy of the steps that later items need.
+    """
     decision_count: _builtins.int
     """Number of steps that were decisions of the agent. Final observations and reset steps are not."""
     params_version: _builtins.int

@@ -10,6 +10,9 @@ by column. An *item* is a window of a stream that a *table* can sample.
 Errors are gRPC status codes whose message names the field, the value and what is allowed. Every call may
 also end with UNAVAILABLE (the server is stopping or cannot be reached) or DEADLINE_EXCEEDED.
 
+A server with tokens requires the metadata `authorization: Bearer TOKEN` in every call. Otherwise the call ends with
+UNAUTHENTICATED, or with PERMISSION_DENIED if the role of the token does not allow it.
+
 Names match `[a-z][a-z0-9_]{0,62}`. The name of a column may also begin with a digit. Counters are cumulative since the
 table was created or reset, unless their comment says otherwise.
 
