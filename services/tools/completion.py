@@ -7,14 +7,16 @@ from collections.abc import Sequence
 
 from tidemill.config.presets import FOLDER
 
-_ABOUT = """Print the completion of a shell: commands, the options of each, presets after --config, and folders of runs.
+_ABOUT = """Print the completion of a shell: commands, their options, presets and runs.
 
-  bash:  tidemill completion bash > ~/.local/share/bash-completion/completions/tidemill
-  zsh:   tidemill completion zsh > ~/.zsh/_tidemill       # a folder of $fpath; or source it after compinit
-  fish:  tidemill completion fish > ~/.config/fish/completions/tidemill.fish
+  cd ~/.local/share/bash-completion/completions
+  tidemill completion bash > tidemill
+  tidemill completion zsh > ~/.zsh/_tidemill  # a folder of $fpath
+  tidemill completion fish > ~/.config/fish/completions/tidemill.fish
 
-Options are those of `tidemill COMMAND --help all`, read when they are first needed and kept by the shell, so they
-never need an update."""
+zsh can also source it after compinit. Options are those of `tidemill COMMAND
+--help all`. The shell reads them when they are first needed, so they never need
+an update."""
 
 # Wide, so that no option of --help is broken over two lines. An algorithm on the line has options of its own.
 _BASH = r"""

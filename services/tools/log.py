@@ -24,11 +24,12 @@ from tidemill.loggers.interface import LoggedRun, RunLogger, make_logger
 from tidemill.scores import Score, read_scores
 from tidemill.services.launcher.run.folder import check_is_run, is_running
 
-_ABOUT = """Send a run's curves, evaluations, settings and result to a logger, also while the run trains.
+_ABOUT = """Send a run's curves, evaluations, settings and result to a logger.
 
-It only reads the run's files: start it during the run or later, and stop and restart it at any time. Nothing is sent
-twice; each logger's position is kept in RUN/loggers. Accounts, addresses and projects are set by the variables of the
-logger's package: WANDB_PROJECT, WANDB_MODE=offline, MLFLOW_TRACKING_URI and others."""
+It only reads the run's files: start it during the run or later, and stop and
+restart it at any time. Nothing is sent twice; each logger's position is kept in
+RUN/loggers. Accounts, addresses and projects are set by the variables of the
+logger's package: WANDB_PROJECT, WANDB_MODE=offline, MLFLOW_TRACKING_URI, ..."""
 
 
 def log(argv: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ from tidemill.config.help_text import describe_options
 from tidemill.config.load import load_config, take_option
 from tidemill.config.presets import find_config
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError, FatalError
+from tidemill.errors import ConfigError
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.registry import AgentConfig, LearnsOnPolicy
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -203,10 +203,10 @@ def measured_rates(options: PlanOptions) -> Rates:
     asks for a second shard here.
 
     Raises:
-        FatalError: A rate that is needed was not measured.
+        ConfigError: A rate that is needed was not measured.
     """
     if options.gpus and not options.updates_per_s:
-        raise FatalError("updates/s on a GPU were not measured; pass --updates-per-s of one learner")
+        raise ConfigError("updates/s on a GPU were not measured; pass --updates-per-s of one learner")
     is_atari = options.env.startswith("ALE/")
     replay = _measured()["replay_transitions_per_s"]
     kind = "mirrored" if options.mirror else "whole"
@@ -225,14 +225,16 @@ def actor_steps_per_s(env_id: str) -> float:
     """Return env steps/s of an actor on one core; for an Atari game that was not measured, the median of the others.
 
     Raises:
-        FatalError: The environment was not measured; the message says what to do.
+        ConfigError: The environment was not measured; the message says what to do.
     """
     rates: Mapping[str, float] = _measured()["actor_env_steps_per_s"]
     if env_id in rates:
         return rates[env_id]
     if env_id.startswith("ALE/"):
         return statistics.median(rate for name, rate in rates.items() if name.startswith("ALE/"))
-    raise FatalError(f"env steps/s of {env_id} were not measured; pass --actor-steps-per-s (measured: {_names(rates)})")
+    raise ConfigError(
+        f"env steps/s of {env_id} were not measured; pass --actor-steps-per-s (measured: {_names(rates)})"
+    )
 
 
 def updates_per_core_s(case: str, batch_size: int) -> float:
@@ -245,7 +247,7 @@ def updates_per_core_s(case: str, batch_size: int) -> float:
         batch_size: Items per update.
 
     Raises:
-        FatalError: This case, or batches of this size, were not measured; the message says what to do.
+        ConfigError: This case, or batches of this size, were not measured; the message says what to do.
     """
     cases: Mapping[str, Mapping[str, float]] = _measured()["updates_per_core_s"]
     rates = cases.get(case, {})
@@ -254,7 +256,7 @@ def updates_per_core_s(case: str, batch_size: int) -> float:
         return 1 / float(np.interp(batch_size, sizes, [1 / rates[str(size)] for size in sizes]))
     known = f"measured batch sizes: {_names(rates)}" if rates else f"measured cases: {_names(cases)}"
     what = f"{case} at batch {batch_size}" if rates else f"the network {case!r}"
-    raise FatalError(f"updates/s of {what} were not measured; pass --updates-per-s ({known})")
+    raise ConfigError(f"updates/s of {what} were not measured; pass --updates-per-s ({known})")
 
 
 def measured_case(agent: AgentConfig, env_id: str) -> str:
@@ -275,11 +277,11 @@ def options_of(config: RunConfig, cores: int) -> PlanOptions:
     """Return the options that a run's settings imply.
 
     Raises:
-        FatalError: Its algorithm learns from each item once, so that no ratio of updates to steps is set.
+        ConfigError: Its algorithm learns from each item once, so that no ratio of updates to steps is set.
     """
     if isinstance(config.agent, LearnsOnPolicy):
         text = f"agent.algorithm is {config.agent.algorithm!r}, whose actors and learner take turns"
-        raise FatalError(f"{text}: plan computes for algorithms that learn from a replay table")
+        raise ConfigError(f"{text}: plan computes for algorithms that learn from a replay table")
     return PlanOptions(
         cores=cores,
         env=config.env.id,

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from tidemill.envs.settings import OBSERVATION, EnvSettings
 from tidemill.envs.surviving_env import SurvivingEnv
 from tidemill.errors import ConfigError
 from tidemill.installation import how_to_install
-from tidemill.settings.check import nearest
+from tidemill.settings.check import closest, nearest
 from tidemill.settings.user_code import import_user_module
 from tidemill.types import EnvSpec
 
@@ -220,6 +220,13 @@ def _refuse_raw_atari(env_id: str) -> None:
         )
 
 
+def _alike(env_id: str, known: Iterable[str]) -> str:
+    """Return a hint at an environment of a similar name; a version that is the same makes no names similar."""
+    newest = {_ATARI_VERSION.sub("", each): each for each in known}
+    close = closest(_ATARI_VERSION.sub("", env_id), newest, 0.7)
+    return f"; did you mean {newest[close]!r}?" if close else ""
+
+
 def _make_registered(env_id: str, limit: int | None, arguments: dict[str, Any]) -> GymnasiumEnv:
     """Make an environment of gymnasium's registry, without the checker that would slow each of its steps."""
     _refuse_raw_atari(env_id)
@@ -234,7 +241,7 @@ def _make_registered(env_id: str, limit: int | None, arguments: dict[str, Any]) 
             raise ConfigError(f"env.id is {env_id!r}, which cannot be made: {error}") from error
         known = _known_ids()
         _refuse_raw_atari(env_id)  # now that its names are registered
-        hint = nearest(env_id, known)
+        hint = _alike(env_id, known)
         raise ConfigError(f"env.id is {env_id!r}, which is not a known environment{hint}") from error
     except TypeError as error:
         raise ConfigError(f"env.kwargs are {arguments}, which {env_id} refuses: {error}") from error

@@ -50,7 +50,7 @@ class ServerSettings:
             raise ConfigError(f"server.metrics_address is {metrics!r}, allowed: host:port, or nothing to turn it off")
         for name in ("max_calls_per_connection", "max_idle_s"):
             if (value := getattr(self, name)) <= 0:
-                raise ConfigError(f"{name} is {value!r}, but must be positive")
+                raise ConfigError(f"server.{name} is {value!r}, allowed: more than 0")
 
     @property
     def request_limit_bytes(self) -> int:

@@ -123,6 +123,8 @@ def meant(path: Sequence[str], settings: object, value: object, *, option: bool,
     elsewhere = (each for each in others if each in known or (section and not each.startswith(f"{section}.")))
     if (name := next(elsewhere, "")) and name != ".".join(path):
         return f"; here it is {_written(name, option=option)}"
+    if others and all(each.startswith("agent.") for each in others) and "agent.algorithm" in known:
+        return "; this algorithm has no such setting: `--help agent` lists those that it has"
     if near := _nearest(path, [name for name, kind in kinds.items() if _takes(kind, value)]):
         return f"; did you mean {_written(near, option=option)}?"
     first = list(dict.fromkeys(name.partition(".")[0] for name in known))

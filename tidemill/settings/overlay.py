@@ -45,19 +45,20 @@ def overlay(settings: _T, document: object, path: str = "") -> _T:
             continue
         with collecting(problems):
             values[key] = _convert(value, kinds[key], getattr(settings, key), here)
-    result = _replaced(settings, values, problems)
+    result = _replaced(settings, values, problems, path)
     refuse(problems)
     return result
 
 
-def _replaced(settings: _T, values: Mapping[str, Any], problems: list[str]) -> _T:
+def _replaced(settings: _T, values: Mapping[str, Any], problems: list[str], path: str) -> _T:
     """Return settings with other values; what they refuse is added to the problems, one after the other is left out."""
+    section, _, part = path.rpartition(".")
 
     def attempt(left: Mapping[str, Any]) -> _T | str:
         try:
             result: _T = dataclasses.replace(typing.cast(Any, settings), **left)
-        except ConfigError as error:
-            return str(error)
+        except ConfigError as error:  # names its settings from its part on, such as `server.address`
+            return f"{section}.{error}" if section and str(error).startswith(f"{part}.") else str(error)
         return result
 
     while isinstance(refusal := attempt(values), str):

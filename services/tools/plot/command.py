@@ -15,9 +15,10 @@ from tidemill.services.tools.plot.groups import Group, find_groups
 
 _ABOUT = """Draw the learning curves of runs, and print their statistics.
 
-Runs that differ only in their seed make one curve: the mean over seeds with its 95 % bootstrap interval.
-LABEL=FOLDER puts runs under a label of your own. The table has each run's last evaluation during training; for figures
-to report, `tidemill evaluate` plays fresh episodes."""
+Runs that differ only in their seed make one curve: the mean over seeds with its
+95 % bootstrap interval. LABEL=FOLDER puts runs under a label. The table has the
+last evaluation of each run during training; for figures to report, play fresh
+episodes with `tidemill evaluate`."""
 
 _FORMATS = (".png", ".pdf", ".svg")
 _AXES = ("env_steps", "wall_s", "learner_steps")

@@ -40,21 +40,22 @@ _ABOUT = """Train a config with varied settings and rank the trials by score.
 
 FILE is YAML, for example:
 
-  base: cartpole_dqn                      # a preset, or a config file
-  method: random                          # grid, random, or tpe (Optuna; pip install 'tidemill[sweep]')
+  base: cartpole_dqn       # a preset, or a config file
+  method: random           # or grid, or tpe (pip install 'tidemill[sweep]')
   trials: 20
-  seeds: [1, 2]                           # runs of each trial; its score is their mean
-  objective: last                         # score of a run: its last or best evaluation, or their mean
-  parallel: 1                             # simultaneous runs, spread over the GPUs
-  share_replay: false                     # share one replay service among all runs
-  settings: {run.max_env_steps: 50000}    # for all trials
+  seeds: [1, 2]            # runs of each trial; its score is their mean
+  objective: last          # score of a run: last or best evaluation, or mean
+  parallel: 1              # simultaneous runs, spread over the GPUs
+  share_replay: false      # share one replay service among all runs
+  settings: {run.max_env_steps: 50000}  # for all trials
   space:
     agent.learning_rate: {log: [1e-5, 1e-2]}
     agent.batch_size: [32, 64, 128]
     agent.gamma: {uniform: [0.95, 0.999]}
 
-The folder holds results.csv, results.png, and the runs. The same command continues a sweep that was stopped, and its
-unfinished runs. The winner was chosen on these seeds, so its score is too good: report results on new seeds."""
+The folder holds results.csv, results.png, and the runs. The same command
+continues a sweep that was stopped, and its unfinished runs. The winner was
+chosen on these seeds, so its score is too good: report results on new seeds."""
 
 
 def sweep(argv: Sequence[str]) -> int:

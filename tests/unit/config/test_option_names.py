@@ -142,6 +142,7 @@ def test_mistyped_file_names_the_nearest(tmp_path: Path, monkeypatch: pytest.Mon
         ("--learner.publish-haf", "learner.publish-half"),
         ("--launcher.view-s 0.2", ""),
         ("--launcher.vew plain", "launcher.view"),
+        ("--agent.algorithm ppo --actor.epsilon 0.1", ""),  # `evaluator.epsilon` is another thing
         ("--learner.servr x", ""),
         ("--run.target-retrn none", "run.target-return"),
         ("--env.kwarg a 1", "env.kwargs"),
@@ -172,3 +173,9 @@ def test_key_of_a_file_means_a_setting_or_section_of_its_kind(document: dict[str
     with pytest.raises(ConfigError) as refused:
         from_document(RunConfig, document)
     assert re.findall(r"did you mean '([\w.]+)'", str(refused.value)) == ([meant] if meant else [])
+
+
+def test_refused_setting_of_a_server_names_its_service() -> None:
+    """Every service has a `server`."""
+    with pytest.raises(ConfigError, match=naming("replay.server.address '1.2.3.4.5'")):
+        _load("--replay.server.address", "1.2.3.4.5")

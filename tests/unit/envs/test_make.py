@@ -73,6 +73,13 @@ def test_id_that_cannot_be_played_is_refused_with_what_to_do(env_id: str, messag
         make_env(EnvSettings(env_id), 1, training=True)
 
 
+def test_version_alone_makes_no_ids_alike() -> None:
+    """`Nope-v0` has nothing but its version in common with an environment that exists."""
+    with pytest.raises(ConfigError, match=naming("'Nope-v0'")) as refused:
+        make_env(EnvSettings("Nope-v0"), 1, training=True)
+    assert "did you mean" not in str(refused.value)
+
+
 @pytest.mark.parametrize("env_id", ["CartPole-v1", f"{HERE}:counting"])
 def test_unknown_argument_is_refused_with_its_name(env_id: str) -> None:
     """An argument that the constructor does not know is named."""
@@ -107,6 +114,7 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_every_single_player_game_that_gymnasium_knows_is_a_game_id() -> None:
     """Our spelling of the games is gymnasium's."""
+    gymnasium.register_envs(pytest.importorskip("ale_py"))
     registered = {key for key in gymnasium.registry if key.startswith("ALE/") and key.endswith("-v5")}
     assert len(registered) > 100
     assert {key.lower() for key in registered} <= {key.lower() for key in game_ids()}

@@ -88,6 +88,18 @@ def test_first_screens_fit_a_terminal(
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize("name", [name for name, entry in cli.COMMANDS.items() if ":" in entry.place])
+def test_help_fits_a_terminal_of_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line is broken by the terminal, and the whole help is about a screen."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([name, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 36
+
+
 def test_train_without_arguments_says_what_one_would_do(capsys: pytest.CaptureFixture[str]) -> None:
     """A preset, an environment, a file of settings; nothing is started, and it is bad usage."""
     assert cli.main(["train"]) == 2

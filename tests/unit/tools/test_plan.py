@@ -11,7 +11,7 @@ import pytest
 
 from scripts import plan_rates
 from tests.support.naming import naming
-from tidemill.errors import ConfigError, FatalError
+from tidemill.errors import ConfigError
 from tidemill.services.tools.plan import (
     RATES_FILE,
     PlanOptions,
@@ -87,13 +87,13 @@ def test_rate_of_an_atari_game_that_was_not_measured_is_the_median_of_the_others
 
 def test_what_was_not_measured_is_not_guessed() -> None:
     """The message says which option to pass, and what was measured."""
-    with pytest.raises(FatalError, match=naming("steps/s Ant-v5 --actor-steps-per-s")):
+    with pytest.raises(ConfigError, match=naming("steps/s Ant-v5 --actor-steps-per-s")):
         actor_steps_per_s("Ant-v5")
-    with pytest.raises(FatalError, match=naming("7 128")):
+    with pytest.raises(ConfigError, match=naming("7 128")):
         updates_per_core_s("quickstart", 7)
-    with pytest.raises(FatalError, match=naming("updates/s 'ppo' nature_dueling_dqn")):
+    with pytest.raises(ConfigError, match=naming("updates/s 'ppo' nature_dueling_dqn")):
         updates_per_core_s("ppo", 7)
-    with pytest.raises(FatalError, match=naming("GPU --updates-per-s")):
+    with pytest.raises(ConfigError, match=naming("GPU --updates-per-s")):
         measured_rates(PlanOptions(cores=8, env="ALE/Pong-v5", gpus=1))
 
 
@@ -171,9 +171,9 @@ def test_config_gives_what_it_says_of_the_run(capsys: pytest.CaptureFixture[str]
     assert "--learner.updates-per-env-step 0.25" in capsys.readouterr().out
     assert plan(["--cores", "16", "--config", "quickstart", "--updates-per-env-step", "0"]) == 0
     assert "--learner.updates-per-env-step 0\n" in capsys.readouterr().out
-    with pytest.raises(FatalError, match=naming("'ppo' learner")):
+    with pytest.raises(ConfigError, match=naming("'ppo' learner")):
         plan(["--config", "cartpole_ppo"])
-    with pytest.raises(FatalError, match=naming("'nature_dqn'")):
+    with pytest.raises(ConfigError, match=naming("'nature_dqn'")):
         plan(["--config", "pong_dqn"])
 
 
