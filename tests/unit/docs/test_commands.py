@@ -199,6 +199,9 @@ def test_command_in_a_document_is_understood(name: str, at_home: Path, capsys: p
     text = (ROOT / name).read_text()
     for file, block in re.findall(r"`(\w+\.yaml)`:\n\n```yaml\n(.*?)```", text, re.DOTALL):
         (at_home / file).write_text(block)
+    for file, block in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL):
+        if not (at_home / file).exists():  # an example's file is there, of which the page shows a part
+            (at_home / file).write_text(block)
     for words in commands(text):
         if any(word.startswith("my_project.") for word in words):  # tests/unit/rl/test_documented_example.py has it
             continue
