@@ -11,6 +11,7 @@ import pytest
 from tests.support.naming import naming
 from tidemill.envs.failures import KINDS, Restarts, count_failure, failure_counts
 from tidemill.envs.make import make_env, make_isolated, make_surviving
+from tidemill.envs.parts import as_failure
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import EnvFailed
 
@@ -135,3 +136,9 @@ def test_isolated_evaluation_environment_is_made_again_by_its_next_reset() -> No
             with pytest.raises(EnvFailed, match=r"ended by signal 11 .*, after \d steps") as raised:
                 env.step(_ACTION)
             assert raised.value.kind == "died"
+
+
+@pytest.mark.parametrize("error", [SystemExit(), AssertionError()])
+def test_exception_without_a_text_is_said_to_have_none(error: BaseException) -> None:
+    """`assert x` and `sys.exit()` in a step: the reason ended in a colon."""
+    assert str(as_failure(error)) == f"raised {type(error).__name__} without a message"
