@@ -343,6 +343,29 @@ def test_inference_is_added_by_one_line(kubernetes: Path, tmp_path: Path, monkey
     assert policies["inference"]["egress"][0]["ports"] == policies["paramserver-from-inference"]["ingress"][0]["ports"]
 
 
+def test_simulators_reach_the_inference_service_alone(
+    kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lets them in, and the evaluator; it stores their steps, and the replay service lets it."""
+    found = with_components(kubernetes, "overlays/single-node", ["inference", "simulators"], tmp_path)
+    check_valid(found)
+    values, specs = told_values(found), pods(found)
+    config = load_as("inference", words_of(specs["inference"]["containers"][0], values), monkeypatch)
+    actor = load_as("actor", words_of(specs["actor"]["containers"][0], values), monkeypatch)
+    assert config.inference.simulators == 64
+    assert (config.cluster.replay, config.cluster.shard_count) == (actor.cluster.replay, actor.cluster.shard_count)
+    evaluator = load_as("evaluator", words_of(specs["evaluator"]["containers"][0], values), monkeypatch)
+    assert evaluator.cluster.inference == ("inference-0.inference:7406",)
+    policies = {item["metadata"]["name"]: item["spec"] for item in found if item["kind"] == "NetworkPolicy"}
+    served, stored = policies["inference-of-simulators"], policies["replay-from-simulators"]
+    assert served["ingress"][0]["ports"] == policies["simulators-to-inference"]["egress"][0]["ports"]
+    assert served["egress"][0]["ports"] == stored["ingress"][0]["ports"] == [{"protocol": "TCP", "port": 7401}]
+    allowed = [
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in served["ingress"][0]["from"]
+    ]
+    assert allowed == ["simulator", "evaluator"]
+
+
 def test_each_gpu_has_an_inference_service(kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many pods as the actors know of, each with a GPU to itself, on nodes that are kept for those."""
     found = with_components(kubernetes, "overlays/single-node", ["inference", "inference-gpus"], tmp_path)
