@@ -29,8 +29,8 @@ def counted() -> dict[str, dict[str, int]]:
     """Return the launches of each update, by how it is made."""
     library.load()
     warnings.simplefilter("ignore")  # torch warns of a CPU build that is asked about CUDA
+    from benchmarks.gpu_sizes import launches, sizes
     from tidemill.rehearsal.pretended_cuda import PretendedCuda
-    from tidemill.rehearsal.sizes import launches, sizes
 
     cuda, found = PretendedCuda(8), {}
     for name, (config, env_spec) in sizes().items():
@@ -50,7 +50,7 @@ def table(found: dict[str, dict[str, int]]) -> list[str]:
 
 def _gradient_steps(name: str) -> int:
     """Return how many gradient steps one update of a batch makes: PPO and PQN go over it in minibatches."""
-    from tidemill.rehearsal.sizes import sizes
+    from benchmarks.gpu_sizes import sizes
 
     config = sizes()[name][0]
     return int(getattr(config, "epochs", 1) * getattr(config, "minibatches", 1))

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tidemill.rehearsal.sizes import sizes
+from benchmarks.gpu_sizes import sizes
 from tidemill.rl.agents.blank_batch import blank_batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.settings.registry import AgentConfig

@@ -27,6 +27,7 @@ from torch import Tensor  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
 
+from benchmarks.gpu_sizes import launches, sizes  # noqa: E402
 from tests.support.batches import CASES  # noqa: E402
 from tidemill.config.load import from_document  # noqa: E402
 from tidemill.config.sections import InferenceConfig, LearnerConfig  # noqa: E402
@@ -34,7 +35,6 @@ from tidemill.devices import named_device  # noqa: E402
 from tidemill.envs.make import spec_of  # noqa: E402
 from tidemill.errors import TidemillError  # noqa: E402
 from tidemill.rehearsal.pretended_cuda import PretendedCuda  # noqa: E402
-from tidemill.rehearsal.sizes import launches, sizes  # noqa: E402
 from tidemill.rehearsal.updates import lines, recorded, rehearse_updates  # noqa: E402
 from tidemill.replay import codec  # noqa: E402
 from tidemill.replay.batch import Blocks  # noqa: E402
