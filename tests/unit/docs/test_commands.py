@@ -193,15 +193,20 @@ def _parsing(real: Callable[..., Any]) -> Callable[..., Any]:
     return parse
 
 
+def _write_files(text: str, folder: Path) -> None:
+    """Write the settings and modules that a page shows; an example's module is there, of which it shows a part."""
+    for file, block in re.findall(r"`(\w+\.yaml)`:\n\n```yaml\n(.*?)```", text, re.DOTALL):
+        (folder / file).write_text(block)
+    for file, block in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL):
+        if not (folder / file).exists():
+            (folder / file).write_text(block)
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_command_in_a_document_is_understood(name: str, at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Commands, options, values, presets, targets, modules, services of containers: each is there as written."""
     text = (ROOT / name).read_text()
-    for file, block in re.findall(r"`(\w+\.yaml)`:\n\n```yaml\n(.*?)```", text, re.DOTALL):
-        (at_home / file).write_text(block)
-    for file, block in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL):
-        if not (at_home / file).exists():  # an example's file is there, of which the page shows a part
-            (at_home / file).write_text(block)
+    _write_files(text, at_home)
     for words in commands(text):
         if any(word.startswith("my_project.") for word in words):  # tests/unit/rl/test_documented_example.py has it
             continue
