@@ -43,19 +43,21 @@ def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = No
         )
     lines += ["", f"In {folder}:"]
     lines += [f"  {name:26} {meaning}" for name, meaning in _FILES if _has_content(folder / name)]
-    lines += ["", *_next_commands(folder, has_result=bool(result))]
+    lines += ["", *_next_commands(folder, result)]
     if outcome.exit_code:
         lines.append(f"What went wrong: see {folder / 'logs'}")
     return lines
 
 
-def _next_commands(folder: Path, *, has_result: bool) -> list[str]:
-    """Return the commands that apply to the folder now, ready to type."""
+def _next_commands(folder: Path, result: dict[str, Any]) -> list[str]:
+    """Return the commands that apply to the folder now, ready to type; `result` is empty if it has none."""
     command = command_name()
     if not has_trained(folder):
         return [f"It never trained: `{command} train` with the same run.name starts from scratch in its folder"]
     commands = [(typed("resume", folder), "continue training")]
-    if has_result:
+    if result.get("solved"):  # with its target it would end at once
+        commands = [(f"{typed('resume', folder)} --run.target-return none", "continue training without a target")]
+    if result:
         measure = (typed("evaluate", folder), "play fresh episodes with the best policy")
         commands = [measure, *commands, (typed("export", folder), "write the policy to a folder to pass on")]
     width = max(len(words) for words, _ in commands)

@@ -33,6 +33,7 @@ def test_summary_says_how_it_went_and_where_the_files_are(tmp_path: Path) -> Non
     assert "scores.csv" in said
     assert "logs " not in said
     assert f"tidemill evaluate {tmp_path}" in said
+    assert f"tidemill resume {tmp_path} --run.target-return none" in said  # with its target it would end at once
 
 
 def test_summary_says_that_the_last_checkpoint_failed(tmp_path: Path) -> None:
