@@ -60,7 +60,9 @@ def test_updates_do_nothing_that_a_gpu_would_mind(seen: Seen) -> None:
     allowed = said.pop("ppo_continuous, eager")
     assert said == {}
     assert ["_local_scalar_dense" in line for line in allowed] == [True]
-    assert {name.partition(",")[0] for name in seen["updates"]} == set(CASES)
+    left_out = set(CASES) - {name.partition(",")[0] for name in seen["updates"]}
+    assert {name for name in left_out if not name.endswith("_own_network")} == set()
+    assert "dqn_own_network" not in left_out
 
 
 def test_recorded_update_is_launched_as_a_whole(seen: Seen) -> None:

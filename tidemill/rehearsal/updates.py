@@ -20,9 +20,10 @@ from tidemill.types import EnvSpec
 GRAPHS = "cuda-graphs"
 UPDATES = 2
 """That an eager agent makes: the first is measured, as is every fiftieth, and the second is as most are."""
-RECORDED_UPDATES = 14
-"""Of an agent whose updates are recorded: two of each kind as they are, a third that is recorded, a fourth
-repeated, and of some algorithms every other update is of another kind."""
+_OF_A_KIND = 4
+"""Two updates of a kind as they are, a third that is recorded, a fourth repeated."""
+_LONGEST_PERIOD = 3
+"""Kinds that come less often are not waited for."""
 
 
 @dataclass
@@ -38,6 +39,21 @@ class Rehearsed:
     launches: list[int] = field(default_factory=list)
     notes: Counter[Note] = field(default_factory=Counter)
     error: str = ""
+
+
+def recorded_updates(config: AgentConfig) -> int:
+    """Return after how many recorded updates of an agent each kind that comes often has been repeated, the last two.
+
+    The first update is measured, which is a kind by itself. A delayed policy or target makes updates of two kinds, and
+    bounds that end a warm-up begin others.
+    """
+    periods = (getattr(config, name, 0) for name in ("policy_delay", "target_update_period"))
+    period = max([each for each in periods if each <= _LONGEST_PERIOD], default=1)
+    return 2 + _OF_A_KIND * max(period, 1) + (getattr(config, "crossq_warmup_updates", 0) if _warms_up(config) else 0)
+
+
+def _warms_up(config: AgentConfig) -> bool:
+    return bool(getattr(config, "crossq", False)) and getattr(config, "crossq_warmup_updates", 0) <= 2 * _OF_A_KIND
 
 
 def recorded(config: AgentConfig) -> AgentConfig:
@@ -69,7 +85,7 @@ def rehearse_updates(
     """
     found = Rehearsed()
     items = items or config.batch_size
-    updates = updates or (RECORDED_UPDATES if getattr(config, "compile", "") == GRAPHS else UPDATES)
+    updates = updates or (recorded_updates(config) if getattr(config, "compile", "") == GRAPHS else UPDATES)
     with cuda.rehearsing() as watch:
         agent = build_agent(config, env_spec, device, 1)
         if group is not None:
