@@ -131,20 +131,37 @@ def _limit(group: Path, files: dict[str, str]) -> None:
     (group / names[0]).write_text(files[names[0]])
 
 
+_LEARNER = """
+import threading, torch
+from tidemill.config.load import from_document
+from tidemill.config.sections import LearnerConfig
+from tidemill.services.learner.learner import Learner
+settings = {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": "dqn"}, "learner": {"device": "cpu"}}
+Learner(from_document(LearnerConfig, settings), threading.Event())._build()
+print(torch.get_num_threads())
+"""
+
+
 def _asked_in(group: Path, what: str) -> str:
+    """Return what a process in a group prints of its limits."""
+    return _printed_in(group, f"from tidemill import container_limits; print(container_limits.{what})")
+
+
+def _printed_in(group: Path, code: str) -> str:
     """Return what a process in a group prints."""
     join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0'); "
-    command = [sys.executable, "-c", f"{join}from tidemill import container_limits; print(container_limits.{what})"]
+    command = [sys.executable, "-c", join + code]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 @pytest.mark.requires_linux
 def test_quota_of_a_real_group_is_counted() -> None:
-    """In a group of this machine with one processor's time, which as root a test may make."""
+    """In a group of this machine with one processor's time, which as root a test may make: torch has one thread."""
     (group,) = groups = _groups_of("cpu", 1)
     _limit(group, {"cpu.max": "100000 100000", "cpu.cfs_quota_us": "100000"})
     try:
         assert _asked_in(group, "cpus()") == "1\n"
+        assert _printed_in(group, _LEARNER) == "1\n"
     finally:
         _remove(groups)
 
