@@ -38,9 +38,9 @@ _ISOLATED = (
 def test_run_whose_environments_fail_in_every_way_reaches_its_target(
     preset: str, how: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """CartPole is learned, although an environment fails every 300 steps in training, and every 1,200 in evaluation."""
+    """CartPole is solved, although an environment fails every 300 steps in training, and every 1,200 in evaluation."""
     faults = ("--env.kwargs", "how", how, "every", "300")
-    limits = ("--run.target_return", "100", "--run.max_wall_s", "500")
+    limits = ("--run.target_return", "150", "--run.max_wall_s", "500")
     config = ("--config", str(ROOT / "configs" / f"{preset}.yaml"), "--run.root", str(tmp_path))
     with launched("train", *config, *_FAULTY, *faults, *options, *limits) as cluster:
         assert cluster.wait(700.0) == 0, cluster.output
