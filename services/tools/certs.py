@@ -43,10 +43,12 @@ class Share:
     Attributes:
         role: Of the token that it brings to servers; empty if it calls none.
         serves: Whether others call it: it has a certificate, its key, and digests of tokens to compare with.
+        hosts: Names in its certificate besides its own.
     """
 
     role: str = ""
     serves: bool = False
+    hosts: tuple[str, ...] = ()
 
 
 SERVICES = {
@@ -55,7 +57,7 @@ SERVICES = {
     "learner": Share(LEARNER, serves=True),
     "actor": Share(ACTOR),
     "evaluator": Share(EVALUATOR),
-    "inference": Share(ACTOR, serves=True),
+    "inference": Share(ACTOR, serves=True, hosts=tuple(f"inference-{gpu}" for gpu in range(1, 8))),
     "operator": Share(OPERATOR),
 }
 """The services of a cluster in containers, and the person who steers it."""
@@ -149,7 +151,9 @@ def make_services(folder: Path, hosts: Sequence[str] = (), *, keep: bool = False
         own = folder / name
         own.mkdir(mode=0o700, exist_ok=True)
         if share.serves:
-            _write_certificate(own, "server", authority, [*LOCAL_HOSTS, name, COMMON_HOST, *hosts], keep=keep)
+            _write_certificate(
+                own, "server", authority, [*LOCAL_HOSTS, name, *share.hosts, COMMON_HOST, *hosts], keep=keep
+            )
             _write_changed(own / "tokens.txt", _digests(folder / "tokens.txt"))
         if share.role:
             _write_changed(own / "ca.pem", (folder / "ca.pem").read_bytes())

@@ -26,6 +26,8 @@ COMPOSE = (ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml", ROOT / 
 VARIABLE = re.compile(r"\$\{(TIDEMILL_[A-Z_]+):-((?:[^{}]|\$\{[^}]*\})*)\}")
 KNOB = re.compile(r"^#((?:TIDEMILL|COMPOSE)_[A-Z_]+)=(.*)$", re.MULTILINE)
 OURS = ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluator", "inference")
+FURTHER = tuple(f"inference-{gpu}" for gpu in range(1, 8))
+"""The inference services of GPUs after the first."""
 
 
 def compose_command() -> list[str]:
@@ -112,6 +114,37 @@ def test_learner_has_all_gpus_of_the_machine_or_those_that_are_named() -> None:
     named = with_defaults(learner["environment"]["CUDA_VISIBLE_DEVICES"])
     assert named == ",".join(map(str, range(16)))
     assert "${TIDEMILL_GPUS:-" in learner["environment"]["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_each_gpu_has_an_inference_service_with_the_profile_for_so_many(
+    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They differ in the GPU alone; actors, who are told as operations.md says, know them by their certificate."""
+    names = [name for name, service in services().items() if f"inference-{gpus}-gpus" in service.get("profiles", [])]
+    assert names == ["inference", *FURTHER[: gpus - 1]]
+    changes = [dict(gpu_services()[name]) for name in names]
+    seen = [with_defaults(change.pop("environment")["CUDA_VISIBLE_DEVICES"]) for change in changes]
+    assert seen == [str(gpu) for gpu in range(gpus)]
+    assert all(change == changes[0] for change in changes)
+    first = services()["inference"]
+    assert all(services()[name] | {"profiles": first["profiles"]} == first for name in names)
+    guide = (ROOT / "docs/operations.md").read_text()
+    assert f"inference-{gpus}-gpus" in guide
+    addresses = shlex.split(re.findall(r'TIDEMILL_ACTOR_ARGS="(--cluster.inference [^"]*inference-3[^"]*)"', guide)[0])
+    told = load_as("actor", [*words_of(services()["actor"]), *addresses], monkeypatch).cluster.inference
+    assert told == tuple(f"{name}:7406" for name in ("inference", *FURTHER[:3]))
+    assert certs([str(tmp_path), "--services"]) == 0
+    assert set(names) <= set(server_names(tmp_path / "inference" / "server.pem"))
+    assert not set(FURTHER) & set(server_names(tmp_path / "replay" / "server.pem"))
+
+
+def test_prometheus_finds_every_inference_service() -> None:
+    """By an alias that all have; `inference` is the first of them alone, as actors are told of it."""
+    jobs = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    (job,) = [job for job in jobs if job["job_name"] == "inference"]
+    for name in ("inference", *FURTHER):
+        assert services()[name]["networks"]["cluster"]["aliases"] == job["dns_sd_configs"][0]["names"]
 
 
 def test_image_for_gpus_states_the_cuda_that_it_holds() -> None:
@@ -274,7 +307,7 @@ def test_compose_service_has_its_own_secrets_alone() -> None:
     shares = {f"certs-{name}" for name in SERVICES}
     assert set(mounts.pop("certs")) == {"certs:/certs"} | {f"{share}:/certs/{share[6:]}" for share in shares}
     assert mounts.pop("page") == mounts["operator"]
-    for name in (*OURS, "operator"):
+    for name in (*OURS, *FURTHER, "operator"):
         kind = name.partition("-")[0]
         assert mounts.pop(name) == [f"certs-{kind}:/certs:ro"], name
     assert not any(mounts.values())
@@ -312,7 +345,7 @@ def test_file_without_tls_takes_nothing_else_away(monkeypatch: pytest.MonkeyPatc
     called = shlex.split(with_defaults(services()["page"]["command"]))
     at = {name: called.index(f"--cluster.{name}") for name in ("replay", "params", "learner")}
     assert excepted == [*called[at["replay"] + 1 : at["params"]], called[at["params"] + 1]]
-    assert plain.keys() == set(OURS)
+    assert plain.keys() == {*OURS, *FURTHER}
     for name, changes in plain.items():
         kind, base = name.partition("-")[0], services()[name]
         changed = load_as(kind, words_of(base | changes), monkeypatch)
