@@ -298,6 +298,14 @@ def test_images_leave_threads_of_learners_and_disks_of_actors_alone() -> None:
     assert single == {"actor", "inference", "evaluator"}
 
 
+def test_images_hold_no_compiler() -> None:
+    """The wheel is built in a stage of its own; a learner on a GPU records graphs, which needs none."""
+    stages = re.split(r"^FROM ", (ROOT / "deploy/Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    installing = [stage.split()[2] for stage in stages if re.search(r"apt-get|gcc|g\+\+|build-essential", stage)]
+    assert installing == ["wheel"]
+    assert not [stage for stage in stages if stage.split()[0] == "wheel"]
+
+
 def test_compose_service_has_its_own_secrets_alone() -> None:
     """Each mounts one volume of certificates, to read, at the path that all use; `certs` alone writes them."""
     mounts = {

@@ -69,7 +69,10 @@ def updates() -> Iterator[Case]:
         ways = {"eager": config} | ({"graphs": recorded(config)} if can_record(config) else {})
         for way, settings in ways.items():
             seen = rehearse_updates(CUDA, settings, env_spec, items=ITEMS)
-            yield f"{name}, {way}", {"said": lines(name, seen), "launches": seen.launches}
+            yield (
+                f"{name}, {way}",
+                {"said": lines(name, seen), "launches": seen.launches, "undetermined": sorted(seen.undetermined)},
+            )
 
 
 def budget() -> Iterator[Case]:

@@ -65,6 +65,16 @@ def test_updates_do_nothing_that_a_gpu_would_mind(seen: Seen) -> None:
     assert "dqn_own_network" not in left_out
 
 
+def test_networks_that_deterministic_runs_refuse_on_a_gpu_are_those_of_the_guide(seen: Seen) -> None:
+    """Torch has no deterministic kernel for the gradient of a max pool, which of Tidemill's networks `impala` has."""
+    found = {name.partition(",")[0]: case["undetermined"] for name, case in seen["updates"].items()}
+    refused = {name: operations for name, operations in found.items() if operations}
+    assert refused.keys() == {name for name, (config, _) in CASES.items() if getattr(config, "network", "") == "impala"}
+    assert set().union(*refused.values()) == {"max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward"}
+    guide = " ".join((ROOT / "docs" / "lock-step.md").read_text(encoding="utf-8").split())
+    assert "the network `impala`, whose max pools have no deterministic gradient on a GPU" in guide
+
+
 def test_recorded_update_is_launched_as_a_whole(seen: Seen) -> None:
     """Whatever the algorithm, once its kinds are recorded there are but copies of the batch and of what is reported."""
     found = {name: case["launches"][-1] for name, case in seen["updates"].items() if name.endswith("graphs")}

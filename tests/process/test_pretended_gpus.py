@@ -99,10 +99,14 @@ class Reads(nn.Module):
 def test_updates_are_recorded_by_default_where_they_can_be(
     network: str, gpus: int, expected: str, built: Path, tmp_path: Path
 ) -> None:
-    """A network that reads a number back fails in the child that tries, and the agent makes its updates without."""
+    """A network that reads a number back fails in the child that tries, and the agent makes its updates without.
+
+    No program is on the path, as no compiler is in an image.
+    """
     (tmp_path / "reads.py").write_text(_READS)
     variables = environment(built, gpus)
     variables["PYTHONPATH"] += os.pathsep + os.pathsep.join([str(ROOT), str(ROOT / "examples"), str(tmp_path)])
+    variables |= {"PATH": str(tmp_path), "CC": "", "CXX": ""}
     command = [sys.executable, "-c", _TRIAL, *([network] if network else [])]
     said = subprocess.run(
         command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=_BOUND_S, check=False

@@ -268,6 +268,7 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         ),
         CONTINUOUS,
     ),
+    "sac_lstm_tqc": (SACConfig(hidden_sizes=(16,), critics=3, quantiles=7, **SMALL_LSTM), CONTINUOUS),
     "sac_lstm_image": (
         SACConfig(network="nature", hidden_sizes=(16,), quantiles=5, **SMALL_LSTM, update_precision="float32"),
         PIXELS,

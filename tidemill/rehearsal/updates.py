@@ -33,11 +33,13 @@ class Rehearsed:
     Attributes:
         launches: Kernels and copies of each update, in their order.
         notes: What an update should not do on a GPU, and how often all of them did it; the first one may wait.
+        undetermined: Operations for which torch refuses a deterministic run on a GPU.
         error: What ended them; empty if nothing did.
     """
 
     launches: list[int] = field(default_factory=list)
     notes: Counter[Note] = field(default_factory=Counter)
+    undetermined: set[str] = field(default_factory=set)
     error: str = ""
 
 
@@ -93,6 +95,7 @@ def rehearse_updates(
         host = blank_batch(agent, config, env_spec, items)
         batch = {name: tensor.to(device) for name, tensor in host.items()}
         weight = torch.ones(items).to(device)
+        watch.undetermined.clear()
         try:
             for number in range(updates):
                 watch.reset()
@@ -104,6 +107,7 @@ def rehearse_updates(
         except (RuntimeError, ValueError, TypeError, AssertionError) as error:
             found.notes += watch.notes
             found.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        found.undetermined |= watch.undetermined
     return found
 
 

@@ -32,6 +32,15 @@ _WAITING = {
 }
 """Operations that give the host a number or a shape that only the device knows."""
 
+UNDETERMINED = {
+    *("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward", "_adaptive_avg_pool2d_backward"),
+    *("fractional_max_pool2d_backward", "max_unpool2d", "upsample_linear1d_backward", "upsample_bilinear2d_backward"),
+    *("upsample_bicubic2d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward", "nll_loss_forward"),
+    *("nll_loss2d_forward", "_ctc_loss_backward", "put_", "histc", "bincount", "kthvalue", "grid_sampler_2d_backward"),
+    *("cumsum", "_cumsum"),
+}
+"""Operations that torch refuses on a GPU where they must be deterministic (`torch.use_deterministic_algorithms`)."""
+
 # Operations of these names launch no kernel.
 _VIEWS = {
     *("view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice"),
@@ -83,6 +92,7 @@ class Watch(TorchDispatchMode):
     Attributes:
         notes: What was noted, and how often.
         launches: Kernels and copies that the device was given.
+        undetermined: Operations so far that a deterministic run is refused.
         capturing: Whether a CUDA graph is being recorded.
         registered: The generators of that graph.
     """
@@ -91,6 +101,7 @@ class Watch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.notes: Counter[Note] = Counter()
         self.launches = 0
+        self.undetermined: set[str] = set()
         self.capturing = False
         self.registered: set[int] = set()
 
@@ -140,6 +151,8 @@ class Watch(TorchDispatchMode):
         return returned
 
     def _look_at_devices(self, func: OpOverload, name: str, args: Sequence[Any], inputs: Sequence[Tensor]) -> None:
+        if name in UNDETERMINED:
+            self.undetermined.add(name)
         if func in _WAITING:
             self.note("waits", func)
         if func is _ATEN.index.Tensor or name in ("index_put_", "index_put", "_index_put_impl_"):

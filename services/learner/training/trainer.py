@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from tidemill.errors import ConfigError
 from tidemill.replay.sampling.priorities import PrioritySender
 from tidemill.rl.agents.interface import Agent, Update
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
@@ -25,6 +26,9 @@ from tidemill.services.learner.status.divergence import Diverged
 from tidemill.services.learner.status.fence import superseded
 from tidemill.services.learner.status.progress import Progress
 from tidemill.tracing import tracer
+
+_UNDETERMINED = " does not have a deterministic implementation"
+"""What torch says of an operation's kernel where it must be deterministic."""
 
 _POLL_S = 0.2  # how soon the thread notices a request while there is no batch
 
@@ -233,11 +237,24 @@ class Trainer:
                 sender.send(batch.keys[items], priority[items], table)
 
     def _update(self, largest_weight: float) -> tuple[Batch, Update]:
-        """Update the agent; return the batch and what the update reports."""
+        """Update the agent; return the batch and what the update reports.
+
+        Raises:
+            ConfigError: An operation has no deterministic kernel, which torch says when it is called.
+        """
         batch, self._batch = self._batch, None
         assert batch is not None  # the ranks have agreed that none lacks one
         batch.device_batch.wait()
-        return batch, self._agent.update(batch.columns, _scaled(batch, largest_weight))
+        try:
+            return batch, self._agent.update(batch.columns, _scaled(batch, largest_weight))
+        except RuntimeError as error:
+            operation, undetermined, _ = str(error).partition(_UNDETERMINED)
+            if not undetermined:
+                raise
+            raise ConfigError(
+                f"run.deterministic is true, but {operation}, which the network's update needs,{_UNDETERMINED} on this "
+                "device; set learner.device cpu, or take another agent.network"
+            ) from error
 
     def _publish(self, publisher: Publisher) -> None:
         """Publish, unless the last time is less than `publish_least_s` ago."""

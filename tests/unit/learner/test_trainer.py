@@ -20,7 +20,7 @@ from tests.support.learner_fakes import (
     batch,
 )
 from tests.support.waiting import wait_until
-from tidemill.errors import FailedPrecondition, FatalError
+from tidemill.errors import ConfigError, FailedPrecondition, FatalError
 from tidemill.learner.status import LearnerState
 from tidemill.params.publisher import StalePublisher
 from tidemill.replay.batch import StoredSteps
@@ -102,6 +102,31 @@ def test_training_ends_at_the_step_limit(tmp_path: Path, scenes: list[_Scene]) -
     assert scene.counters.learner_steps == 5
     assert len(scene.agent.batches) == 5
     assert scene.priorities.keys == [1, 2, 3, 4, 5]
+
+
+def test_operation_without_a_deterministic_kernel_ends_a_deterministic_run(
+    tmp_path: Path, scenes: list[_Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line that names it and what to set; torch's own message is for other programs. Other errors stay."""
+    scene = _scene(scenes, tmp_path, Limits(), batches=2)
+
+    def update(batch: Mapping[str, Tensor], weight: Tensor) -> Update:
+        torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))  # one that torch refuses on a CPU, too
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(scene.agent, "update", update)
+    expected = (
+        r"^run\.deterministic is true, but put_, which the network's update needs, does not have a deterministic "
+        r"implementation on this device; set learner\.device cpu, or take another agent\.network$"
+    )
+    torch.set_deterministic_debug_mode("error")
+    try:
+        with pytest.raises(ConfigError, match=expected):
+            scene.trainer.run()
+    finally:
+        torch.set_deterministic_debug_mode("default")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        scene.trainer.run()
 
 
 def test_host_is_at_most_four_updates_ahead_of_a_gpu(

@@ -109,6 +109,7 @@ def observations(env_spec: EnvSpec, count: int = 5) -> Array:
         ("sac_crossq", 60),
         ("sac_crossq_quantiles", 60),
         ("sac_lstm", 30),
+        ("sac_lstm_tqc", 30),
         ("sac_lstm_image", 4),
         ("sac_discrete", 60),
         ("ddpg", 60),

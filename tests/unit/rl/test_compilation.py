@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -133,9 +134,20 @@ def test_missing_compiler_is_told_at_the_start(tmp_path: Path, monkeypatch: pyte
     missing = {"cpp.cxx": (None, str(tmp_path / "no-compiler"))}
     with (
         _inductor(**missing),
-        pytest.raises(ConfigError, match=r"^agent\.compile asks .* cannot here; .* set it to none \(.*\)$"),
+        pytest.raises(ConfigError, match=r"^agent\.compile asks .* cannot here; set it to auto.* \(.*\)$"),
     ):
         compiled(lambda _, weight: (weight,), "default", torch.device("cpu"))
+
+
+def test_gpu_without_a_compiler_is_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton needs one to start kernels; its message has several lines, the learner's one."""
+
+    def fail(_: object) -> NoReturn:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    with pytest.raises(ConfigError, match=r"^agent\.compile asks .* \(Failed to find C compiler\. Please [^\n]*\)$"):
+        compiled(lambda _, weight: (weight,), "default", torch.device("cuda", 0))
 
 
 def test_noisy_network_is_not_compiled() -> None:

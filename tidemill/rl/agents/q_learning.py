@@ -119,5 +119,6 @@ def _try_out(device: torch.device) -> None:
     except Exception as error:  # of the compiler, its linker, triton: each has its own
         reason = " ".join(str(error).partition("Set TORCHDYNAMO")[0].split())
         raise ConfigError(
-            f"agent.compile asks torch to compile, which it cannot here; install g++, or set it to none ({reason})"
+            "agent.compile asks torch to compile, which it cannot here; set it to auto, which needs no compiler, or "
+            f"install g++, which the container images lack ({reason})"
         ) from error
