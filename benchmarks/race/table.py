@@ -17,10 +17,18 @@ _NONE = "not measured"
 _HEAD = f"""\
 # The race
 
-Whole trainings with the programs people would pick instead: the same machine, task, network, updates, batch and
-number of decisions. Time counts from the start of a contender's first process to the end of its last, imports and
-evaluations included. Everything runs in turns on two cores of one quiet machine, with {len(SEEDS)} seeds that were
-declared before.
+Compare whole trainings with the programs people would pick instead, and run them again:
+
+```bash
+make race                                          # all: hours; it continues where it stopped
+make race ARGS="--task cartpole_ppo --peer sb3"    # one task and one peer
+make race ARGS=--table                             # only write this page
+```
+
+Each peer is installed into `build/race/`. `benchmarks/results/race.json` has every training, its curve and its
+versions. Machine, task, network, updates, batch and number of decisions are the same for all. Time counts from the
+start of a contender's first process to the end of its last, imports and evaluations included. Everything runs in turns
+on two cores of one quiet machine, with {len(SEEDS)} seeds that were declared before.
 
 ## Wall time
 
@@ -53,17 +61,13 @@ one step in each rollout that is not trained on, so it makes slightly fewer upda
 | Task | Decisions | Environments | Network | Settings | From |
 |---|---|---|---|---|---|
 """
-_END = """
-Run it with `make race`: it installs each peer into `build/race/` and continues where it stopped. `make race
-ARGS=--table` makes this page from `benchmarks/results/race.json`, which has every training, its curve and its versions.
-"""
 
 
 def write_page(rows: Sequence[Row], page: Path = PAGE) -> str:
     """Write the page and return it."""
     text = _HEAD + _wall(rows) + "".join(_details(task, rows) for task in TASKS.values()) + _NOTES
     text += _SETTINGS + "".join(_settings(task) for task in TASKS.values())
-    text += "\n| Contender | Processes and threads | Versions |\n|---|---|---|\n" + "".join(_who(rows)) + _END
+    text += "\n| Contender | Processes and threads | Versions |\n|---|---|---|\n" + "".join(_who(rows))
     write_text(page, text)
     return text
 

@@ -239,6 +239,11 @@ ELSEWHERE = (
         "tests/unit/benchmarks/test_gpu_report.py::test_report_is_written_step_by_step",
         "measures for 40 minutes",
     ),
+    Elsewhere(
+        r"make race(| ARGS=.*)",
+        "tests/unit/benchmarks/test_race.py::test_page_is_made_from_the_rows",
+        "trains for hours, and installs other programs",
+    ),
     Elsewhere("helm install .*", "tests/compose/test_shipped_helm.py", "needs a cluster of Kubernetes"),
     Elsewhere(
         r"(TIDEMILL_\w+=\S+ )*sbatch .*",
