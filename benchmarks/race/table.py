@@ -20,9 +20,9 @@ _HEAD = f"""\
 Compare whole trainings with the programs people would pick instead, and run them again:
 
 ```bash
-make race                                          # all: hours; it continues where it stopped
-make race ARGS="--task cartpole_ppo --peer sb3"    # one task and one peer
-make race ARGS=--table                             # only write this page
+make race                                         # hours; may be continued
+make race ARGS="--task cartpole_ppo --peer sb3"   # one task and one peer
+make race ARGS=--table                            # only write this page
 ```
 
 Each peer is installed into `build/race/`. `benchmarks/results/race.json` has every training, its curve and its
