@@ -7,8 +7,8 @@
     cd ..
     python -m scripts.docs.gallery examples/runs
 
-The run `prior-data` needs the server and the demonstrations of docs/tutorials/prior-data.md first; train it with the same
-three options, `--run.name prior-data` and `--learner.sources`, and move it to examples/runs.
+The run `prior-data` is that of docs/tutorials/prior-data.md, trained with the same three options of the evaluator and
+`--run.name prior-data`, and moved to examples/runs.
 
 Each run that examples/README.md shows becomes docs/images/gallery/NAME.svg: mean and one standard deviation of its
 evaluations. The drawing has a background, so that it is legible on light and dark pages.
