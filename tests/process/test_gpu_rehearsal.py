@@ -21,6 +21,9 @@ BUDGET = ROOT / "benchmarks" / "results" / "gpu_rehearsal.json"
 PARTS = ("starts", "copies", "resumes", "regressions", "budget", "updates")
 _CASE_S = 240.0
 
+pytestmark = pytest.mark.timeout(1200)
+"""The first test waits for all parts, which take a few minutes of a core that others use as well."""
+
 Seen = dict[str, dict[str, Any]]
 """By part and case."""
 
