@@ -168,7 +168,8 @@ class Cluster:
         if self._process is None:
             raise FailedPrecondition(f"the cluster of {self.folder} was not started")
         if self.is_running:
-            self._process.send_signal(signal.SIGINT)
+            # Python that is interrupted while it starts ends with a fatal error; a run that has begun takes both alike.
+            self._process.send_signal(signal.SIGINT if self.output() else signal.SIGTERM)
             try:
                 self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:

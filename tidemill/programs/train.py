@@ -22,7 +22,11 @@ from tidemill.scores import Score, read_scores
 
 _POLL_S = 1.0
 _LAST_LINES = 12
-_INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)  # exit codes of a launcher whose run has not begun
+_INTERRUPTED = (
+    -signal.SIGINT,
+    128 + signal.SIGINT,
+    -signal.SIGTERM,
+)  # exit codes of a launcher whose run has not begun
 _WARNING = re.compile(r"\[ *[\d.]+ s\] (warning: .*)")  # as the launcher's plain view prints it
 _REFUSAL = re.compile(r"^tidemill train: (.*)", re.MULTILINE | re.DOTALL)  # as `process.run` explains an error
 
