@@ -22,6 +22,7 @@ from benchmarks.learner_cases import CASES, Case
 from benchmarks.rows import Row, row, write
 from tidemill.envs.make import spec_of
 from tidemill.process import keep_freed_memory
+from tidemill.rehearsal.library import compiler
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
@@ -90,7 +91,9 @@ def _variants(case: Case) -> dict[str, dict[str, Any]]:
     """Return settings by name; the first is what the others are compared with."""
     if case in _RAINBOW:
         return _PARTS
-    compilers = ["default"] if isinstance(case.agent, DQNConfig | R2D2Config) else []
+    # Where a GPU's machine has no C++ compiler, nothing can be compiled, and a learner says so.
+    is_compiled = isinstance(case.agent, DQNConfig | R2D2Config) and not (_ON_GPU and compiler() is None)
+    compilers = ["default"] if is_compiled else []
     compilers += ["cuda-graphs"] if _ON_GPU else []
     images = case in (*_IMAGES, *_ON_A_GPU[:1])
     variants: dict[str, dict[str, Any]] = {}
