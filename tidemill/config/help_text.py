@@ -14,6 +14,7 @@ from typing import Any
 from tidemill.config.documented import Setting, fields_of, settings, summary
 from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import algorithms, config_class
+from tidemill.rpc.settings import ServerSettings
 from tidemill.settings.check import nearest
 
 ALL = "all"
@@ -22,6 +23,8 @@ _WIDEST = 120
 SCREEN_LINES = 40
 """What is longer has a line for each setting, cut to the width; all of one setting is a command away."""
 _INDENT = 2
+_SENTENCE_END = re.compile(r"(?<!\bal)\. ")
+""""et al." ends no sentence."""
 
 
 def overview(values: Any, prog: str, description: str) -> str:  # noqa: ANN401 - any dataclass of sections
@@ -108,6 +111,7 @@ def describe_section(prog: str, asked: str, values: Any) -> str:  # noqa: ANN401
         raise ConfigError(f"no setting starts with {asked!r}{hint}")
     if asked != section:
         return "\n".join(_in_full(chosen, width))
+    chosen = [_as_one(setting) for setting in settings(section, own)]
     other = f"Settings of another algorithm: `{prog} --agent.algorithm NAME --help agent`."
     notes = [other] if section == "agent" else []
     head, foot = _wrap(f"{asked}: {summary(type(own))}", width), _wrap(" ".join(notes), width)
@@ -119,6 +123,14 @@ def describe_section(prog: str, asked: str, values: Any) -> str:  # noqa: ANN401
         foot = _wrap(" ".join(notes), width)
         body = _shortened(chosen, width, SCREEN_LINES - len(head) - len(foot))
     return "\n".join([*head, *body, *foot])
+
+
+def _as_one(setting: Setting) -> Setting:
+    """Return a setting as a section's list shows it: those of a server share a line, whose value is the address."""
+    if not isinstance(setting.value, ServerSettings):
+        return setting
+    text = f"{setting.text} `--help {setting.name}` lists them."
+    return Setting(f"{setting.name}.NAME", setting.value.address, str, text)
 
 
 def _shortened(chosen: Sequence[Setting], width: int, room: int) -> list[str]:
@@ -150,7 +162,7 @@ def _in_lines(chosen: Sequence[Setting], width: int, most: int) -> list[str]:
     first, second = max(map(len, options)) + 2, max(map(len, values)) + 2
     lines = []
     for option, value, setting in zip(options, values, chosen, strict=True):
-        sentence = setting.text.partition(". ")[0].removesuffix(".")
+        sentence = _SENTENCE_END.split(setting.text, 1)[0].removesuffix(".")
         room = width - _INDENT - first - second
         wrapped = _wrap(sentence, room, max_lines=most, placeholder=" …")
         lines += _beside(f"{option:{first}}{value}", first + second, wrapped)

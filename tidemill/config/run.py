@@ -23,30 +23,32 @@ class RunSettings:
     name: str = "run"
     """Name of the run: letters, digits, `_`, `-` and `.`."""
     root: str = "runs"
-    """Folder of all runs; this one is kept in ROOT/NAME."""
+    """Folder of all runs. This run is kept in ROOT/NAME."""
     seed: int = 1
     """Seed of networks, exploration and environments. Evaluation uses separate seeds."""
     target_return: float | None = None
-    """Mean evaluation return at which the run ends as solved. None: no target."""
+    """Mean evaluation return at which the run ends as solved. `evaluator.confirm_episodes` further episodes must
+    confirm it. None: no target."""
     max_env_steps: int = 0
-    """Agent decisions after which the run ends. 0: no limit."""
+    """Agent decisions, over all actors, after which the run ends. 0: no limit."""
     max_learner_steps: int = 0
     """Updates after which the run ends. 0: no limit."""
     max_wall_s: float = 0.0
-    """Seconds of training after which the run ends. 0: no limit. An evaluation in progress is then broken off, and the
-    newest parameters are evaluated once more."""
+    """Seconds of training after which the run ends. 0: no limit. An evaluation in progress is then cancelled, and the
+    newest parameters are evaluated instead."""
     deterministic: bool = False
-    """Run the processes in lock-step, so that a seed always gives the same parameters (docs/lock-step.md). In each
-    round all actors play `round_steps` steps, then the learner makes the updates due for them. Actors and learner wait
-    for each other, however fast the machine is."""
+    """Run in lock-step, so that the same seed always gives the same parameters (docs/lock-step.md). In each round all
+    actors play `round_steps` steps, then the learner makes the updates that are due. The processes wait for each other,
+    so the run is slower."""
     round_steps: int = 64
-    """Steps of each environment in a round of a deterministic run. Must be a multiple of `table.chunk_length`."""
+    """Steps that each environment plays in one round of a deterministic run. Must be a multiple of
+    `table.chunk_length`. Larger rounds are faster; smaller ones follow a free-running cluster more closely."""
     supervisor: Literal["launcher", "engine", "job"] = "launcher"
-    """The program that keeps the learner and the evaluator running. `launcher`: `tidemill train`, which also ends them;
-    both exit with 0. `engine`: a container engine that restarts every container that ends; at the end of the run they
-    idle until stopped. `job`: a scheduler that restarts processes that fail; they exit with 0 at the end of the run and
-    with 143 when interrupted. With `engine` and `job` they learn from the parameter server that the run is over, and a
-    process restarted after that does nothing."""
+    """Program that restarts the learner and the evaluator. `launcher`: `tidemill train`, which also stops them; both
+    exit with 0. `engine`: a container engine that restarts every container that ends; at the end of the run they idle
+    until they are stopped. `job`: a scheduler that restarts processes that fail; they exit with 0 at the end of the
+    run, and with 143 when interrupted. With `engine` and `job` they ask the parameter server whether the run is over. A
+    process that starts after the end of the run does nothing."""
 
     def __post_init__(self) -> None:
         check(is_safe_name(self.name), "run.name", self.name, "letters, digits, `_`, `-`, `.`; at most 128")
@@ -80,7 +82,8 @@ class ClusterSettings:
     replay: tuple[str, ...] = ("127.0.0.1:7401",)
     """Address of the replay service, or of each of its shards, or one `dns:///name:port` for all shards."""
     replay_shards: int = 0
-    """Shards over which the table's capacity and limits are divided. 0: as many as `cluster.replay` lists."""
+    """Number of shards that share the table's capacity and limits. 0: as many as `cluster.replay` lists. Set it if one
+    `dns:///` name stands for all shards."""
     params: str = "127.0.0.1:7402"
     """Address of the parameter server."""
     learner: str = "127.0.0.1:7403"
@@ -89,7 +92,8 @@ class ClusterSettings:
     """Addresses of inference services that compute actions for the actors. Actors are spread across them and fail over
     to the next. Empty: each actor runs the network itself."""
     connect_timeout_s: float = 60.0
-    """Seconds that a starting process waits for a service it needs."""
+    """Seconds that a starting process waits for a service it needs. It then exits with an error that names the
+    service."""
 
     def __post_init__(self) -> None:
         for name in ("params", "learner"):
@@ -124,11 +128,11 @@ class LogSettings:
     json: bool = False
     """Write one JSON object per line, for a log collector."""
     trace_every: int = 0
-    """Trace one chunk of steps in so many, from the actor's append to the updates that use it, by OpenTelemetry. 0
-    disables traces."""
+    """Chunks of steps per traced chunk: with 1000 one chunk in a thousand is traced. A trace follows the chunk from the
+    actor's append to the updates that use it (OpenTelemetry). 0 disables traces."""
     trace_to: str = ""
-    """`http://host:port` or `https://host:port` of a collector that takes OTLP by HTTP, usually on port 4318. Empty:
-    one file per process in `traces` of the run's folder."""
+    """Collector of the traces, `http://host:port` or `https://host:port`, usually on port 4318 (OTLP over HTTP). Empty:
+    one file per process in the run's `traces` folder."""
 
     def __post_init__(self) -> None:
         check(self.trace_every >= 0, "log.trace_every", self.trace_every, "0 or more")

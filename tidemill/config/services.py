@@ -21,20 +21,20 @@ class StorageSettings:
     """Storage of the replay service's tables; without a folder they are kept in memory only."""
 
     folder: str = ""
-    """Folder of the log. `{run}` stands for the run's folder, `{shard}` for `replay.shard`. Empty: in memory only;
-    `tidemill train` then uses RUN/replay/SHARD unless `memory_only` is set."""
+    """Folder of the log on disk. `{run}` stands for the run's folder, `{shard}` for `replay.shard`. Empty: tables are
+    kept in memory only, except that `tidemill train` uses RUN/replay/SHARD unless `memory_only` is set."""
     memory_only: bool = False
-    """Keep the tables in memory only under `tidemill train`. They are lost when the service ends."""
+    """Keep tables in memory only, under `tidemill train` too. They are lost when the service ends."""
     ack: Literal["write", "fsync"] = "write"
-    """When an append is acknowledged. `write`: once the system has it, so that it survives a killed process. `fsync`:
-    once the disk has it, so that it survives a power failure."""
+    """Guarantee behind an acknowledged append. `write`: the operating system has the data, so it survives a killed
+    process. `fsync`: the disk has the data, so it survives a power failure; each append waits for the disk."""
     fsync_interval_ms: float = 200.0
-    """Longest time between a write and its sync to disk, in milliseconds: the most that a power failure can lose.
-    Unused with `ack` fsync, which syncs whenever the disk is ready."""
+    """Longest time between a write and its sync to disk, in milliseconds. A power failure loses at most this much.
+    Unused with `ack` `fsync`, which syncs as often as the disk allows."""
     segment_mib: int = 64
-    """Size at which a segment of the log is closed and the next one is started, in MiB."""
+    """Size of a log segment, in MiB, at which it is closed and the next one is started."""
     max_queue_mib: int = 64
-    """Most data waiting to be written before appends wait, in MiB."""
+    """Most data waiting to be written to the log, in MiB. Appends wait while it is reached."""
     snapshot_every_s: float = 60.0
     """Seconds between snapshots of priorities and counters. 0: only on request and at the end."""
 
@@ -57,19 +57,19 @@ class ReplaySettings:
     """The replay service."""
 
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7401", _REPLAY_REQUEST_BYTES))
-    """Where the service listens."""
+    """Address, security and limits of the service."""
     shards: int = 1
-    """Shards that `tidemill train` starts, at least 1. The table is divided over them."""
+    """Number of shards that `tidemill train` starts, at least 1. The table is divided among them."""
     shard: int = 0
     """Index of this shard, from 0. Each shard has separate files on disk."""
     max_tables: int = 16
-    """Most tables in the service."""
+    """Most tables in the service, at least 1."""
     max_streams: int = 65_536
-    """Most streams in the service, over all actors."""
+    """Most streams in the service, at least 1. Each environment of each actor writes one."""
     max_memory_mib: int = 0
-    """Memory limit for data, in MiB. Half is for stored data, a quarter for batches being sent, a quarter for messages
-    being received. Beyond it chunks are read from the log; without a log, tables evict items. 0: three quarters of the
-    container's memory, or half of the machine's, divided by `shards`."""
+    """Memory limit for data, in MiB. 0: three quarters of the container's memory, or half of the machine's, divided by
+    `shards`. Half of the limit is for stored data, a quarter for batches being sent, a quarter for messages being
+    received. Further chunks are read from the log on disk; without a log, tables evict items."""
     storage: StorageSettings = field(default_factory=StorageSettings)
     """The log on disk."""
 
@@ -86,17 +86,18 @@ class ParamServerSettings:
     """The parameter server; versions are kept in RUN/params."""
 
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7402"))
-    """Where the service listens."""
+    """Address, security and limits of the service."""
     keep_versions: int = 20
     """Newest versions kept on disk, at least 1. Tagged versions are kept in addition."""
     max_blob_bytes: int = 1024**3
-    """Largest encoding of a version that is accepted, in bytes."""
+    """Largest version that is accepted, in bytes per encoding. Raise it for networks of more than 268 million float32
+    parameters."""
     max_tags: int = 64
-    """Most tags, at least 1. Each keeps its version on disk."""
+    """Most tags, at least 1. A tagged version stays on disk."""
     max_fetch_bytes: int = 512 * MEBIBYTE
-    """Memory limit for fetches, in bytes, at least 4 MiB. Half holds the newest version once for all fetches; the other
-    half holds data being sent, 1.25 MiB per fetch, and further fetches wait. It also limits the disk space of removed
-    versions that are still being fetched."""
+    """Memory limit for fetches, in bytes, at least 4 MiB. Half holds one copy of the newest version for all readers.
+    The other half holds data being sent, 1.25 MiB per fetch; further fetches are refused and tried again. Removed
+    versions that are still being fetched may take as much on disk."""
 
     def __post_init__(self) -> None:
         check(
@@ -112,10 +113,10 @@ class InferenceSettings:
     """The inference service, which computes actions for the actors."""
 
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7406"))
-    """Where the service listens."""
+    """Address, security and limits of the service."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one. `cuda` and `auto` select the GPU by
-    `inference.index`."""
+    """Device for inference: `cpu`, `cuda`, `cuda:N` or `auto`. `auto`: a GPU if there is one. `cuda` and `auto` select
+    the GPU by `inference.index`."""
     index: int = 0
     """Number of this service on its machine, from 0. Services are assigned to the GPUs in turn."""
     threads: int = 1
@@ -123,20 +124,20 @@ class InferenceSettings:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of an image network's forward pass. `auto` times both at the start and takes the faster."""
     max_batch: int = 256
-    """Most environments in one forward pass, and of one actor, at least 1."""
+    """Most environments in one forward pass, at least 1. One actor may not have more environments than this."""
     max_wait_ms: float = 5.0
-    """Longest time that a step waits for steps of other actors, in milliseconds. It does not wait once every connected
-    actor has sent its step."""
+    """Longest time that a step waits for steps of other actors, in milliseconds, 0 to 10000. It does not wait once
+    every connected actor has sent its step. Longer waits give larger batches, but slow each step."""
     max_streams: int = 64
-    """Most actors at the same time, at least 1."""
+    """Most actors that may be connected at the same time, at least 1."""
     simulators: int = 0
-    """Most programs that may play as clients of this service at a time, each with its own environment
-    (docs/tutorials/simulators.md). 0 disables them. The service then also writes to the replay service."""
+    """Most programs that may play as clients of this service at the same time, each with its own environment
+    (docs/tutorials/simulators.md). 0 disables them. If there are any, the service also writes to the replay service."""
     simulator_grace_s: float = 30.0
-    """How long an episode stays open whose program is gone, in seconds, so that it can continue; then it ends as
-    truncated."""
+    """Seconds that the episode of a disconnected simulator stays open, so that it can reconnect and continue. The
+    episode then ends as truncated."""
     simulator_timeout_s: float = 300.0
-    """Longest time from one step of such a program to the next, in seconds; then its call ends."""
+    """Longest time between two steps of a simulator, in seconds. Its call then ends with an error."""
 
     def __post_init__(self) -> None:
         _check_device("inference.device", self.device)
@@ -154,47 +155,51 @@ class LearnerSettings:
     """The learner; checkpoints are kept in RUN/checkpoints."""
 
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7403"))
-    """Where the learner's control service listens."""
+    """Address, security and limits of the learner's control service."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:N`, or `auto`: a GPU if there is one and it is faster than a core. With `auto` each of
-    several learners has its own GPU. A single learner takes one for images, for updates recorded as CUDA graphs, and
-    for wide layers with large batches; its log says which. PPO, IMPALA and PQN with small layers stay on the CPU."""
+    """Device for training: `cpu`, `cuda`, `cuda:N` or `auto`. `auto`: a GPU if there is one and it is faster than a
+    core; the log says which and why. With several learners, each gets its own GPU. A single learner takes a GPU for
+    images, for updates recorded as CUDA graphs, and for wide layers with large batches. PPO, IMPALA and PQN with small
+    layers stay on the CPU."""
     threads: int = 1
     """Torch threads on a CPU. 0: as many as the machine or container has processors."""
     updates_per_env_step: float = 1.0
-    """Updates per agent decision, enforced by the table's rate limiter. 0: as many as possible. The default depends on
-    the algorithm: 0.25 for `dqn`, `d4pg`, `r2d2` and `sac_discrete`, 0 for algorithms that learn from rollouts."""
+    """Updates per agent decision, kept by the table's rate limiter. 0: as many as possible. The default depends on the
+    algorithm: 0.25 for `dqn`, `d4pg`, `r2d2` and `sac_discrete`, 0 for algorithms that learn from rollouts."""
     batches_per_sample: int = 0
-    """Batches per sample call. More of them make small batches cheaper, with older priorities. 0: chosen by the size of
-    a batch."""
+    """Batches per sample call. More of them make small batches cheaper, but their priorities are older. 0: chosen by
+    the size of a batch."""
     prefetch_batches: int = 4
     """Decoded batches kept ready for the training thread, at least 1."""
     decode_threads: int = 1
     """Threads that decode samples, at least 1."""
     sources: Mapping[str, SourceSettings] = field(default_factory=dict)
-    """Tables to learn from in addition to the run's own, such as demonstrations or an earlier run, by a name
-    (docs/tutorials/prior-data.md): `{demonstrations: {fraction: 0.5}}`. Each has `fraction`, its share of each batch
-    (0.5), `table`, the name of its table (that of the source), `replay`, the addresses of its servers (those of the
-    run), and `weight`, a factor of its items' importance weights (1)."""
+    """Further tables to learn from, such as demonstrations or an earlier run, each by a name of your choice
+    (docs/tutorials/prior-data.md). Example: `{demonstrations: {fraction: 0.5}}`. Settings of a source: `fraction`, its
+    share of each batch (default 0.5); `table`, the name of its table (default: the source's name); `replay`, the
+    addresses of its servers (default: those of the run); `weight`, a factor of its items' importance weights (default
+    1)."""
     mirror_mib: int = -1
-    """Memory for the learner's copy of the table, in MiB. Each step is then sent only once. 0 disables the copy. -1
+    """Memory for the learner's copy of the table, in MiB. With a copy, each step is sent only once. 0 disables it. -1
     sizes it for the whole table, but takes at most half of the free memory, shared by all learners on the machine."""
     mirror_device: Literal["auto", "host", "device"] = "auto"
-    """Where the copy keeps its observations. `device`: on the training device. `host`: in host memory. `auto`: on the
-    GPU if they all fit, otherwise in host memory, where several learners share one copy. On a GPU, -1 of `mirror_mib`
+    """Memory that holds the copy's observations. `device`: the training device's. `host`: the machine's. `auto`: the
+    GPU's if they all fit, otherwise the machine's, where several learners share one copy. On a GPU, `mirror_mib` -1
     takes at most half of its free memory."""
     share_mirror: bool = True
-    """Share one copy of the table among the learners of a machine that train together. One of them samples for all."""
+    """Share one copy of the table among the learners of a machine that train together. One of them then samples for
+    all."""
     publish_every: int = 100
-    """Updates between published versions, at least 1."""
+    """Updates between published versions of the parameters, at least 1."""
     publish_least_s: float = -1.0
-    """Least seconds between published versions. -1: 0.2 on a GPU with replay, otherwise 0. A GPU makes more versions
-    than actors can use, and each costs processor time in the learner."""
+    """Shortest time between published versions, in seconds. -1: 0.2 on a GPU with replay, otherwise 0. A GPU makes more
+    versions than actors can use, and each costs processor time in the learner."""
     max_policy_lag: int = -1
-    """Most versions that an item may be behind when it is trained on; actors wait to keep the bound. -1: no bound. 0 is
-    synchronous: actors wait for the version trained on their items. For `ppo` and `impala`, on a `fifo` table."""
+    """Most versions that an item may be behind when it is trained on. Actors wait to keep this bound. -1: no bound. 0
+    is synchronous: actors wait for the version trained on their items. Only for `ppo`, `impala` and `pqn`, with a
+    `fifo` table."""
     publish_half: bool = True
-    """Publish a float16 encoding for actors in addition to the full one."""
+    """Publish a float16 encoding of each version in addition to the full one. Actors fetch it in half the bytes."""
     checkpoint_every_s: float = 60.0
     """Seconds between checkpoints. 0: only at the end and on request."""
     keep_checkpoints: int = 3
@@ -202,12 +207,12 @@ class LearnerSettings:
     log_every_s: float = 10.0
     """Seconds between lines of progress in the log."""
     tensorboard_every_s: float = 2.0
-    """Least seconds between points of the curves in RUN/tensorboard. An actor adds a point every `actor.log_every_s`. 0
-    disables the curves."""
+    """Shortest time between points of the curves in RUN/tensorboard, in seconds. 0 disables the curves. An actor adds a
+    point every `actor.log_every_s`."""
     callbacks: tuple[str, ...] = ()
     """User-defined callbacks, each `module:name`, called on updates and published versions (docs/extending.md)."""
     ranks_timeout_s: float = 120.0
-    """Seconds that one of several learners waits for the others. After that all of them restart."""
+    """Seconds that a learner waits for the others it trains with. All of them then restart."""
 
     def __post_init__(self) -> None:
         _check_device("learner.device", self.device)
@@ -238,27 +243,26 @@ class ActorSettings:
     """One actor process; `env.num_envs` is its number of environments."""
 
     server: ServerSettings = field(default_factory=ServerSettings)
-    """Where the actor's health service listens."""
+    """Address, security and limits of the actor's health service."""
     id: str = ""
     """Name of the actor, unique in the cluster. Empty: host name and process id."""
     index: int | None = None
-    """Number of this actor among `count`, for the exploration ladder and for seeds. None: the number at the end of its
-    name."""
+    """Number of this actor, from 0, for its place on the exploration ladder and its seeds. None: the number at the end
+    of its name."""
     index_from_dns: bool = False
-    """Take the actor's number from the end of the name that DNS has for this host's address, as for a replica of Docker
-    Compose."""
+    """Take the actor's number from the end of this host's DNS name, as for a replica of Docker Compose."""
     count: int = 1
-    """Number of actors over which the exploration ladder is spread, at least 1."""
+    """Number of actors in the cluster, at least 1. The exploration ladder is spread over all of them."""
     threads: int = 1
     """Torch threads, at least 1."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of an image network's forward pass. `auto` times both at the start and takes the faster."""
     inference_fallback: Literal["wait", "local"] = "wait"
-    """What an actor does while no address of `cluster.inference` answers. `wait`: it waits. `local`: it acts with its
-    own network, for which it fetches parameters all the time."""
+    """Behaviour while no address of `cluster.inference` answers. `wait`: wait for one. `local`: act with a network of
+    the actor, for which it fetches all new parameters."""
     max_in_flight_chunks: int = 2
     """Chunks per environment that may be sent or queued before the actor waits for the replay service, at least 1.
-    Behind a rate limiter this many are always in flight, and sampled data is older by that much."""
+    Under a rate limiter this many are always in flight, so sampled data is older by that much."""
     max_env_steps_per_s: float = 0.0
     """Most agent decisions per second, over all environments of the actor. 0: no limit."""
     log_every_s: float = 10.0
@@ -287,42 +291,43 @@ class EvaluatorSettings:
     """
 
     server: ServerSettings = field(default_factory=ServerSettings)
-    """Where the evaluator's health service listens."""
+    """Address, security and limits of the evaluator's health service."""
     source: Literal["env", "simulators"] = "env"
-    """Where evaluation episodes are played. `env`: in `env.id`, by the evaluator. `simulators`: by the clients of the
-    service at `cluster.inference` (docs/tutorials/simulators.md), as the next episodes that begin. Their steps are not
-    stored, no video is recorded, and `policy` cannot be `sampled`."""
+    """Source of evaluation episodes. `env`: the evaluator plays `env.id`. `simulators`: clients of the service at
+    `cluster.inference` play them as their next episodes (docs/tutorials/simulators.md); the steps are not stored, no
+    video is recorded, and `policy` cannot be `sampled`."""
     episodes: int = 25
-    """Episodes per evaluation, at least 1."""
+    """Episodes per evaluation, at least 1. More make the mean more reliable and an evaluation longer."""
     num_envs: int = 25
-    """Environments stepped together, at least 1."""
+    """Evaluation environments stepped together, at least 1."""
     test_episodes: int = 0
     """Episodes of `tidemill evaluate`. 0: as many as `episodes`."""
     policy: Literal["greedy", "epsilon", "sampled"] = "greedy"
-    """Policy that is evaluated. `greedy`: the deterministic policy. `epsilon`: with random actions at times, for
+    """Policy that is evaluated. `greedy`: the deterministic policy. `epsilon`: with a random action at times, for
     discrete actions. `sampled`: with exploration noise, for continuous actions."""
     epsilon: float | None = None
-    """Probability of a random action with `policy: epsilon`, 0 to 1. None: `agent.evaluation_epsilon`."""
+    """Probability of a random action with `policy` `epsilon`, 0 to 1. None: `agent.evaluation_epsilon`."""
     noop_max: int | None = None
     """Atari: most frames without action at the start of an evaluation episode. None: `env.noop_max`."""
     seed: int = 10_000
-    """First seed of the evaluation's environments. It is never a training seed."""
+    """First seed of the evaluation's environments. All evaluations use the same seeds; training uses others."""
     min_interval_s: float = 5.0
-    """Least time from the start of one evaluation to the start of the next, in seconds."""
+    """Shortest time from the start of one evaluation to the start of the next, in seconds."""
     start_env_steps: int = 0
-    """Agent decisions before the first evaluation. Earlier parameters are not evaluated."""
+    """Agent decisions before the first evaluation. 0: evaluate from the start."""
     every_env_steps: int = 0
     """Agent decisions from one evaluation to the next. The first version published after each multiple is evaluated, so
-    that runs with several seeds are measured at the same points. 0: by `min_interval_s` alone."""
+    that runs with different seeds are measured at the same points. 0: by `min_interval_s` alone."""
     last_timeout_s: float = 120.0
     """Longest time for the evaluation that ends a run, in seconds, or twice the longest evaluation so far if that is
-    more. After it the run ends with the scores it has."""
+    more. The run then ends with the scores it has."""
     confirm_episodes: int = 100
-    """Fresh episodes on other seeds whose mean must also reach the target before the run ends. 0: none."""
+    """Episodes on other seeds whose mean must also reach `run.target_return` before the run ends. 0: no
+    confirmation."""
     video: bool = True
     """Record a video of the best policy at the end of the run."""
     video_max_steps: int = 2_000
-    """Longest video, in agent decisions."""
+    """Longest video, in agent decisions, at least 1."""
     threads: int = 1
     """Torch threads, at least 1."""
     callbacks: tuple[str, ...] = ()
@@ -350,52 +355,51 @@ class LauncherSettings:
     """`tidemill train`: the processes on this machine."""
 
     actors: int = 1
-    """Actor processes to start, at least 0. More may join by hand."""
+    """Actor processes to start, at least 0. You can add more by hand (docs/by-hand.md)."""
     replay: bool = True
-    """Start a replay service for the run. Without it, `cluster.replay` is the address of one. Several runs may share it
-    if each has its own `table.name` and `actor.id`."""
+    """Start a replay service for the run. If off, `cluster.replay` is the address of one that is running. Several runs
+    may share it if each has its own `table.name` and `actor.id`."""
     inference: int = 0
     """Inference services to start, which compute actions for the actors. 0: each actor runs the network itself."""
     learners: int = 1
     """Learner processes that train together, at least 1. Each has a share of the batch, and a GPU if there is one."""
     actor_nice: int = 0
-    """Niceness added to actors, 0 to 19. On few cores the learner then gets processor time first."""
+    """Niceness added to actors, 0 to 19. On few cores a higher value gives the learner processor time first."""
     evaluator_nice: int = 0
-    """Niceness added to the evaluator, 0 to 19."""
+    """Niceness added to the evaluator, 0 to 19. On few cores a higher value gives training processor time first."""
     max_restarts: int = 5
-    """Most restarts of one service within ten minutes before the run fails."""
+    """Most restarts of one service within ten minutes. One more failure ends the run."""
     restart_backoff_s: float = 1.0
     """Pause before the first restart, in seconds. It doubles with each further restart, up to 30."""
     start_timeout_s: float = 120.0
-    """Seconds that a service may take to become healthy."""
+    """Seconds that a service may take to become healthy. It is then killed and restarted."""
     frozen_timeout_s: float = 30.0
-    """Seconds without an answer to health checks after which a service is killed and restarted. A service that does not
-    answer is reported within ten seconds."""
+    """Seconds without an answer to health checks after which a service is killed and restarted. It is reported after
+    ten seconds or less."""
     fork_services: bool = True
     """Fork services from one process that has already imported torch. They start and restart seconds faster and share
     its memory. Linux only."""
     stop_timeout_s: float = 20.0
     """Seconds that a service may take to end after SIGTERM before it is killed."""
     log_max_mib: float = 16.0
-    """Longest log of a process, in MiB. A longer one becomes `NAME.log.1`, which replaces an earlier one. 0: no
+    """Longest log of a process, in MiB. A longer log is renamed to `NAME.log.1`, replacing the previous one. 0: no
     limit."""
     loggers: tuple[str, ...] = ()
     """Loggers that receive the run's curves during training, as from `tidemill log`: `wandb`, `mlflow`, or
     `module:name` of a tidemill.RunLogger. The run's files and TensorBoard are always written."""
     view: Literal["auto", "live", "plain", "json", "quiet"] = "auto"
-    """What the terminal shows. `live`: a table, redrawn in place. `plain`: lines. `json`: a JSON object per line, for
+    """Output in the terminal. `live`: a table, redrawn in place. `plain`: lines. `json`: a JSON object per line, for
     scripts. `quiet`: only warnings and the result. `auto`: live on a terminal, plain elsewhere."""
     view_every_s: float = 1.0
     """Seconds between updates of the view."""
     status_page: bool = True
-    """Serve a web page of the run to browsers on this machine; its address is printed at the start. All users of the
-    machine can look at it. Pause, resume, checkpoint and stop need the printed address."""
+    """Serve a web page of the run to browsers on this machine. Its address is printed at the start. All users of the
+    machine can view it; pause, resume, checkpoint and stop need the printed address."""
     status_page_port: int = 0
     """Port of the status page. 0: a free port."""
     endpoints: tuple[str, ...] = ()
-    """Metrics addresses of services that were started elsewhere, for `tidemill page`: HOST:PORT, separated by spaces. A
-    name with several addresses stands for several processes. The page then also shows actors, evaluator, restarts and
-    logs."""
+    """Metrics addresses of services started elsewhere, for `tidemill page`: HOST:PORT, separated by spaces. A name with
+    several addresses stands for several processes. The page then also shows actors, evaluator, restarts and logs."""
 
     def __post_init__(self) -> None:
         check(self.actors >= 0, "launcher.actors", self.actors, "0 or more")

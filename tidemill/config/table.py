@@ -15,30 +15,35 @@ class TableSettings:
     name: str = "replay"
     """Name of the table: lower-case letters, digits and `_`."""
     sampler: Literal["uniform", "prioritized", "fifo"] = "uniform"
-    """Order in which items are sampled: at random, in proportion to priorities, or oldest first."""
+    """Order in which items are sampled: at random (`uniform`), in proportion to priorities (`prioritized`), or oldest
+    first (`fifo`)."""
     priority_exponent: float = 0.6
-    """Exponent alpha of priorities, for the prioritized sampler (Schaul et al., 2016, section 3.3)."""
+    """Exponent alpha of priorities, with `prioritized` (Schaul et al., 2016, section 3.3). 0 samples at random; larger
+    values prefer high priorities more."""
     importance_sampling_exponent: float = 0.4
-    """Exponent beta of the importance weights at the start (ibid., section 3.4)."""
+    """Exponent beta of the importance weights at the start, 0 to 1 (Schaul et al., 2016, section 3.4). 0 leaves the
+    bias of prioritized sampling; 1 corrects all of it."""
     importance_sampling_exponent_final: float = 1.0
-    """Exponent beta at the end of its linear schedule."""
+    """Exponent beta at the end of its linear schedule, 0 to 1."""
     importance_sampling_steps: int = 1_000_000
-    """Length of the schedule of beta, in updates. 0 keeps `importance_sampling_exponent`."""
+    """Updates over which beta moves from its first value to its final one. 0 keeps `importance_sampling_exponent`."""
     max_items: int = 1_000_000
     """Capacity in items, at least 1. A full table removes the oldest item."""
     min_size: int = 1_000
     """Items the table must hold before training starts, at least 1."""
     error_buffer_updates: float = 100.0
-    """How far training may run ahead of or fall behind `learner.updates_per_env_step`, in updates."""
+    """Updates by which training may run ahead of or fall behind `learner.updates_per_env_step`. A larger buffer makes
+    actors and learner wait for each other less often."""
     chunk_length: int = 16
-    """Steps of a stream that are compressed and sent together, 1 to 1024."""
+    """Steps of one environment that are compressed and sent together, 1 to 1024. Longer chunks compress better, but
+    arrive later."""
     hindsight: float = 0.0
     """Share of sampled transitions whose goal is replaced by one achieved later in the episode, 0 to 1. This is
-    hindsight experience replay (HER), strategy `future`; 0.8 is the paper's k = 4. It needs an environment with goals
-    and `agent.n_step` 1. 0 disables it."""
+    hindsight experience replay (HER) with strategy `future`; 0.8 is the paper's k = 4. It needs an environment with
+    goals and `agent.n_step` 1. 0 disables it."""
     hindsight_steps: int = 50
-    """Most steps between a transition and the achieved goal that replaces its goal, 1 to 10000. The length of the
-    longest episode gives the paper's distribution. Items are this many steps long."""
+    """Most steps from a transition to the achieved goal that replaces its goal, 1 to 10000. Each item covers this many
+    steps. Set it to the length of the longest episode for the paper's distribution."""
 
     def __post_init__(self) -> None:
         check(self.priority_exponent >= 0, "table.priority_exponent", self.priority_exponent, "0 or more")

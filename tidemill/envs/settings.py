@@ -40,77 +40,76 @@ class EnvSettings:
     """
 
     id: str = "LunarLanderContinuous-v3"
-    """Gymnasium id (`CartPole-v1`) or Atari game (`ALE/Pong-v5` or `ALE/Pong`). Also an id that a module registers
-    (`module:Id-v0`), or a function or class that makes a gymnasium.Env (`module:function`). It is called with
+    """Environment: a Gymnasium id (`CartPole-v1`) or an Atari game (`ALE/Pong-v5`). Also an id that a module registers
+    (`module:Id-v0`), or a function or class that makes a gymnasium.Env (`module:function`). A function is called with
     `env.kwargs` and, if it has a parameter `training`, with true in actors and false in evaluation."""
     kwargs: Mapping[str, EnvArgument] = field(default_factory=dict)
     """Arguments of the environment's constructor, by name. Must be empty for an `ALE/` game."""
     vector: str = ""
-    """Function or class that makes a whole batch of environments, `module:name`. It is called with `num_envs` and
-    `env.kwargs` and returns a gymnasium.vector.VectorEnv or a tidemill.VectorEnv. `env.id` is then only a name for the
-    environment."""
+    """Function or class, `module:name`, that makes a whole batch of environments. It is called with `num_envs` and
+    `env.kwargs` and returns a gymnasium.vector.VectorEnv or a tidemill.VectorEnv. `env.id` is then only a name."""
     spaces: Mapping[str, EnvArgument] = field(default_factory=dict)
-    """Spaces of an environment that only simulators have (docs/tutorials/simulators.md); `env.id` is then a name.
-    `observation` is the dtype, `float32` or `uint8`, and the shape, such as `[float32, 4]`, or a mapping of several
-    names to these. Beside it stands one of `num_actions`, `action_sizes` and `action_shape`, and `masks_actions` if
-    each step has a mask: `{observation: [float32, 4], num_actions: 2}`."""
+    """Spaces of an environment that only simulators have (docs/tutorials/simulators.md). `env.id` is then only a name.
+    Example: `{observation: [float32, 4], num_actions: 2}`. `observation` is the dtype, `float32` or `uint8`, followed
+    by the shape, or a mapping from names to such lists. Exactly one of `num_actions`, `action_sizes` and `action_shape`
+    gives the actions. `masks_actions`: each step has an action mask."""
     num_envs: int = 16
-    """Environments that one actor steps together, at least 1."""
+    """Environments that one actor steps together, at least 1. More of them make each step of an environment cheaper."""
     max_episode_steps: int = 0
     """Agent decisions after which a training episode is truncated. 0 keeps the environment's own limit."""
     max_evaluation_steps: int = 0
     """Agent decisions after which an evaluation episode is truncated. 0 keeps the environment's own limit. Set it for
-    an environment without a limit: otherwise the evaluation of a policy that never fails never ends."""
+    an environment without a limit: otherwise a policy that never fails is evaluated forever."""
     step_timeout_s: float = 300.0
-    """Longest time for one step, in seconds. After half of it the process reports itself unhealthy; after all of it the
-    process ends and is restarted. With `env.isolate` only the environment's own process is restarted. 0: no limit,
-    except in the evaluator once the run is over, where `evaluator.last_timeout_s` applies."""
+    """Longest time for one step, in seconds. After half of it the process reports itself unhealthy. After all of it the
+    process ends and is restarted; with `env.isolate`, only the environment's own process. 0: no limit, except that
+    `evaluator.last_timeout_s` limits the evaluation that ends a run."""
     reset_timeout_s: float = 0.0
-    """Longest time to make and reset an environment, in seconds; 0: as long as a step. Without `env.isolate` a call may
-    step some environments and reset others, so the longer of the two limits counts for both."""
+    """Longest time to make and reset an environment, in seconds. 0: the same as `step_timeout_s`. Without `env.isolate`
+    one call may step some environments and reset others, so the longer of the two limits applies to both."""
     on_failure: str = "restart"
-    """What an actor does when an environment raises, returns something wrong, or, with `env.isolate`, hangs or dies.
-    `restart`: cut the episode as truncated and restart this environment; the others play on. `stop`: end the run with
-    the traceback. A run with `run.deterministic` restarts the whole actor instead, and plays its rounds again."""
+    """Reaction of an actor to an environment that raises, returns something wrong, or, with `env.isolate`, hangs or
+    dies. `restart`: truncate the episode and restart this environment; the others keep playing. `stop`: end the run
+    with the traceback. With `run.deterministic`, `restart` restarts the whole actor, which plays its rounds again."""
     max_restarts: int = 7
-    """Restarts of one environment within 200 of its steps before the next failure ends the run, 0 or more.
-    An environment that fails at every first step ends the run after 7 s."""
+    """Most restarts of one environment within 200 of its steps, 0 or more. One more failure ends the run. By default an
+    environment that fails at every first step ends the run after 7 s."""
     restart_backoff_s: float = 0.1
-    """Pause before the second restart within 200 steps, in seconds; it doubles up to 10 s. The first has none."""
+    """Pause before the second restart within 200 steps, in seconds. It doubles with each further restart, up to 10. The
+    first restart has no pause."""
     isolate: bool = False
-    """Whether each environment of actors and the evaluator has a separate process (with `env.vector`: each batch), so
-    that a hang or a crash in native code costs an episode and not the process. A step takes about 0.5 ms more of
-    processor time."""
+    """Run each environment in a separate process (with `env.vector`: each batch). A hang or a crash in native code then
+    costs an episode instead of the actor or evaluator. A step takes about 0.5 ms more processor time."""
     max_memory_mib: int = 0
-    """Memory of an environment's process, in MiB, above which it is replaced after the episode; at twice as much the
+    """Memory of an environment's process, in MiB, above which it is replaced after the episode. At twice as much the
     episode is cut. 0: no limit. Needs `env.isolate`."""
     flatten: bool = False
-    """Turn every observation (dict, tuple, image) into one float32 vector, with discrete parts one-hot. Otherwise each
+    """Turn every observation (dict, tuple, image) into one float32 vector, with discrete parts one-hot. If off, each
     part of a Dict or Tuple is stored as a separate column, and images and vectors have separate networks."""
     observation_indices: tuple[int, ...] = ()
-    """Positions of the numbers of a vector observation that the agent sees, from 0. Empty: all. `[0, 2]` of CartPole
-    leaves out the velocities, which makes a task that needs memory."""
+    """Indices, from 0, of the numbers of a vector observation that the agent sees. Empty: all. With `[0, 2]` CartPole
+    hides its velocities, and the task needs memory."""
     observation_stack: int = 1
-    """Newest observations that the network sees at once, 1 to 16. At the start of an episode the first one is repeated.
-    Must be 1 for an `ALE/` game, which has `frame_stack`."""
+    """Newest observations that the network sees at once, 1 to 16. The first observation of an episode is repeated. Must
+    be 1 for an `ALE/` game, which has `frame_stack`."""
     action_mask: str = ""
-    """Place where each step lists the legal discrete actions. `info.KEY`: in `info[KEY]`. `observation.KEY`: under that
-    key of a Dict observation, which is then removed from the observation. Empty: every action is legal. A mask has one
-    entry per action, bool or integers, where 1 is legal."""
+    """Source of the legal discrete actions at each step. `info.KEY`: `info[KEY]`. `observation.KEY`: that key of a Dict
+    observation, which is then removed from the observation. Empty: every action is legal. A mask has one entry per
+    action, bool or integer; 1 is legal."""
     joint_actions: bool = False
     """Turn every combination of MultiDiscrete or MultiBinary actions into one discrete action, at most 65,536.
-    Algorithms that make a single choice (`dqn`, `r2d2`) need it."""
+    Algorithms that make a single choice, such as `dqn` and `r2d2`, need it."""
     frame_stack: int = 4
     """Atari: newest frames that the network sees at once, 1 to 16."""
     frame_skip: int = 4
     """Atari: emulator frames per agent decision, at least 1. Rewards are summed over them; the observation is the
     maximum of the last two."""
     noop_max: int = 30
-    """Atari: most frames without action at the start of an episode; the number is random."""
+    """Atari: most frames without action at the start of an episode. Their number is drawn from 0 to this."""
     fire_reset: bool = True
-    """Atari: press FIRE at the start of a game that has it. After a lost life the agent must press it."""
+    """Atari: press FIRE at the start of a game that has it. After a lost life the agent has to press it."""
     episodic_life: bool = True
-    """Atari, training only: a lost life terminates the episode, while the game continues."""
+    """Atari, training only: end the episode with a lost life. The game itself continues."""
     sticky_actions: float = 0.0
     """Atari: probability that a frame repeats the last action, 0 to 1 (Machado et al., 2018: 0.25)."""
     clip_rewards: bool = True

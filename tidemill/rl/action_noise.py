@@ -54,17 +54,18 @@ class NoiseConfig:
     """Noise added to actions while exploring."""
 
     kind: Literal["gaussian", "ou"] = "gaussian"
-    """White noise, or an Ornstein-Uhlenbeck process, which is correlated over steps (Lillicrap et al. 2016)."""
+    """Exploration noise. `gaussian`: white noise. `ou`: an Ornstein-Uhlenbeck process, whose noise is correlated over
+    steps (Lillicrap et al. 2016)."""
     std: float = 0.1
-    """Standard deviation of the noise added at each step, for actions from -1 to 1; sigma of an OU process."""
+    """Standard deviation of the noise added at each step, where actions range from -1 to 1. For `ou` it is sigma."""
     theta: float = 0.15
-    """Share of an OU process that decays at each step. Unused for Gaussian noise."""
+    """Fraction of `ou` noise that decays at each step, above 0 and at most 1. Unused with `gaussian`."""
     greedy_fraction: float = 0.0
-    """Share of each actor's environments that act without noise, once random steps are over."""
+    """Fraction of each actor's environments that act without noise after the random start, 0 to 1."""
     hold_probability: float = 0.0
-    """Probability at each step that a noisy environment starts to hold one uniformly random action. 0: never."""
+    """Probability per step that an environment with noise starts to hold one uniformly random action. 0: never."""
     hold_steps: int = 60
-    """Longest hold, in steps; the shortest is a third of it (Dabney et al. 2021)."""
+    """Longest hold, in steps, at least 1. The shortest is a third of it (Dabney et al. 2021)."""
 
     def __post_init__(self) -> None:
         require(self.kind in ("gaussian", "ou"), "noise.kind", self.kind, "'gaussian' or 'ou'")

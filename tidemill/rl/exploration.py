@@ -62,20 +62,20 @@ class EpsilonSettings:
     """Settings of an agent that explores by epsilon-greedy actions."""
 
     exploration: Literal["ladder", "schedule", "none"] = "ladder"
-    """Exploration. `ladder`: a constant epsilon per environment. `schedule`: one epsilon that falls with time. `none`:
-    no random actions, for noisy networks."""
+    """Epsilon-greedy exploration. `ladder`: a constant epsilon per environment, from high to low. `schedule`: one
+    epsilon for all, which falls with time. `none`: no random actions, for noisy networks."""
     ladder_base: float = 0.4
-    """Epsilon of the environment that explores most on a ladder."""
+    """Highest epsilon of a ladder, above 0 and at most 1."""
     ladder_alpha: float = 7.0
-    """Steepness of a ladder: the environment that explores least has epsilon base**(1 + alpha)."""
+    """Steepness of a ladder: its lowest epsilon is ladder_base**(1 + ladder_alpha)."""
     epsilon_start: float = 1.0
-    """Epsilon of a schedule at environment step 0."""
+    """Epsilon of a schedule at environment step 0, 0 to 1."""
     epsilon_final: float = 0.01
-    """Epsilon of a schedule at its end and afterwards."""
+    """Epsilon of a schedule at its end and afterwards, 0 to 1."""
     epsilon_decay_steps: int = 250_000
-    """Length of a schedule, in environment steps of the whole cluster."""
+    """Length of a schedule, in environment steps over all actors."""
     evaluation_epsilon: float = 0.001
-    """Share of random actions in evaluation."""
+    """Probability of a random action in evaluation, 0 to 1, with `evaluator.policy` `epsilon`."""
 
 
 def check_epsilons(settings: EpsilonSettings) -> None:

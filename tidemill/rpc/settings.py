@@ -15,32 +15,33 @@ class ServerSettings:
     """Address of a service, access to it, and its limits."""
 
     address: str = "127.0.0.1:0"
-    """gRPC address, `host:port` or `unix:///path`. Port 0: a free port."""
+    """gRPC address, `host:port` or `unix:///path`. Port 0 picks a free port."""
     metrics_address: str = "127.0.0.1:0"
-    """Address of /metrics for Prometheus, `host:port`. Empty: disabled."""
+    """Address of `/metrics` for Prometheus, `host:port`. Empty disables it."""
     insecure: bool = False
-    """Allow an address beyond this machine without TLS and tokens. Whoever reaches it controls the run."""
+    """Allow an address beyond this machine without TLS and tokens. Anyone who reaches it controls the run."""
     metrics_insecure: bool = False
-    """Allow a metrics address beyond this machine. Metrics and health are served in plaintext to everyone."""
+    """Allow a metrics address beyond this machine. Anyone who reaches it can read metrics and health, unencrypted."""
     tls_cert: str = ""
-    """PEM file with the server's certificate and any between it and the CA. It is read again when it changes."""
+    """PEM file with the server's certificate, followed by any intermediate ones. It is read again when it changes.
+    Empty: no TLS."""
     tls_key: str = ""
-    """PEM file with the private key. Other users must not be able to read it."""
+    """PEM file with the certificate's private key. Other users must not be able to read it."""
     tls_client_ca: str = ""
-    """PEM file with the CA of client certificates. If set, clients must present one."""
+    """PEM file with the CA of client certificates. Clients must then present a certificate. Empty: they need none."""
     tokens: str = ""
-    """File with a line `ROLE TOKEN` for each accepted token. It is read again when it changes."""
+    """File with a line `ROLE TOKEN` for each accepted token. It is read again when it changes. Empty: no tokens."""
     max_message_bytes: int = 64 * MEBIBYTE
     """Largest gRPC message accepted or sent, in bytes."""
     max_request_bytes: int = 0
-    """Largest gRPC message accepted, in bytes, if less than `max_message_bytes`. The server does nothing else while it
-    receives one. 0: `max_message_bytes`."""
+    """Largest gRPC message accepted, in bytes, if less than `max_message_bytes`. A server handles nothing else while it
+    receives a message. 0: `max_message_bytes`."""
     max_calls_per_connection: int = 1024
-    """Calls in progress per connection. A client holds further calls back until one ends."""
+    """Most calls in progress per connection, at least 1. A client delays further calls until one ends."""
     max_idle_s: float = 3600.0
-    """Seconds that a connection without a call stays open. Clients reconnect when they need to."""
+    """Seconds after which a connection without calls is closed. Clients reconnect when they need to."""
     grace_s: float = 5.0
-    """Seconds that calls in progress may continue after SIGTERM."""
+    """Seconds for which calls in progress may continue after SIGTERM."""
 
     def __post_init__(self) -> None:
         if not is_server_address(self.address):

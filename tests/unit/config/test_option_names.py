@@ -67,7 +67,8 @@ def test_help_of_a_section_is_its_options_alone(capsys: pytest.CaptureFixture[st
     for words in (["--help", "learner"], ["-h", "learner"]):
         shown = _shown(capsys, *words)
         assert set(re.findall(r"--(\w+)\.", shown)) == {"learner"}
-        assert "--learner.server.grace-s" in shown
+        assert "--learner.server.NAME" in shown
+    assert "--learner.server.grace-s" in _shown(capsys, "--help", "learner.server")
     assert "--agent.dueling" in _shown(capsys, "--agent.algorithm", "dqn", "--help", "agent")
     whole = _shown(capsys, "--help")
     assert "--help SECTION" in whole
@@ -81,16 +82,19 @@ def test_help_of_a_section_is_its_options_alone(capsys: pytest.CaptureFixture[st
 def test_help_of_a_section_fits_a_screen(
     columns: int, algorithm: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 40 lines, or one for each setting where those are more; every setting says what it means."""
+    """Of 40 lines, or one for each setting where those are more; every setting says what it means.
+
+    The settings of a server share a line.
+    """
     monkeypatch.setenv("COLUMNS", str(columns))
     config = dataclasses.replace(RunConfig(), agent=config_class(algorithm)())
     for section in dataclasses.fields(config):
         lines = _shown(capsys, "--agent.algorithm", algorithm, "--help", section.name).splitlines()
-        count = len(list(settings(section.name, getattr(config, section.name), with_servers=True)))
-        assert len(lines) <= max(40, count + 5), section.name
+        listed = list(settings(section.name, getattr(config, section.name)))
+        assert len(lines) <= max(40, len(listed) + 5), section.name
         assert max(map(len, lines)) <= columns, section.name
-        for setting in settings(section.name, getattr(config, section.name), with_servers=True):
-            option = f"--{setting.name.replace('_', '-')}"
+        for setting in listed:
+            option = f"--{setting.name.replace('_', '-')}" + ".NAME" * setting.name.endswith(".server")
             assert [line.split()[0] for line in lines].count(option) == 1, setting.name
             assert setting.text, setting.name
 

@@ -34,16 +34,17 @@ class AgentSettings:
     """Defaults of other sections for a run of the algorithm, by section and setting."""
 
     algorithm: str = ""
-    """Algorithm. The other `agent` settings depend on it."""
+    """Algorithm, which decides the other `agent` settings. `--help algorithms` lists all."""
     network: str = "auto"
-    """Torso of each network. `mlp` (no torso) for vectors; `nature`, `nature_group_norm`, `data_efficient` or `impala`
-    for images; `module:name` for your own. `auto`: `mlp` for vectors, `nature` for images that are large enough."""
+    """Torso of each network: the layers that read observations. `mlp` has none and takes vectors. `nature`,
+    `nature_group_norm`, `data_efficient` and `impala` take images. `module:name` is your own. `auto`: `mlp` for
+    vectors; `nature` for images, or a smaller torso if they are too small for it."""
     network_settings: Mapping[str, NetworkSetting] = field(default_factory=dict)
     """Settings of the torso, by name: those of your own torso, or `width`, `spectral_norm` and `pool` of `impala`."""
     batch_size: int = 64
     """Items per update."""
     gamma: float = 0.99
-    """Discount per environment step."""
+    """Discount factor per environment step, 0 to 1."""
 
     def __post_init__(self) -> None:
         check_torso(self.network)
@@ -73,10 +74,10 @@ class MatmulSettings:
     """Settings of an agent whose updates may multiply in a shorter format."""
 
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of the products in an update; everything else is float32. `auto`: bfloat16 for images where it is
-    faster."""
+    """Number format of matrix products in an update. Everything else is float32. `auto`: bfloat16 for images where it
+    is faster."""
     channels_last: Literal["auto", True, False] = "auto"
-    """Store images channels last during an update. `auto`: on a GPU. On a CPU this is faster in float32 but not in
+    """Channels-last layout of images during an update. `auto`: on a GPU. On a CPU it is faster in float32 but not in
     bfloat16."""
 
 
@@ -85,9 +86,9 @@ class OffPolicySettings(AgentSettings):
     """Settings of the algorithms that learn from replayed n-step transitions or sequences."""
 
     n_step: int = 1
-    """Rewards summed before bootstrapping."""
+    """Number of rewards summed before bootstrapping, at least 1."""
     tau: float = 0.005
-    """Share of a network that moves into its target network at each update."""
+    """Fraction by which a target network moves to its network at each update, above 0 and at most 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,10 +142,11 @@ class NormalizingSettings(OffPolicySettings):
     """Settings of the algorithms that learn from replay and may normalize what they learn from."""
 
     normalize_observations: bool = False
-    """Normalize observations by the mean and standard deviation of all transitions learned from. For `mlp` only."""
+    """Normalize observations by the mean and standard deviation of all transitions learned from. Only for `network`
+    `mlp`."""
     normalize_rewards: bool = False
-    """Divide rewards by the standard deviation of discounted returns so far, which values are then in units of. Scores
-    stay raw."""
+    """Divide rewards by the standard deviation of the discounted returns seen so far. Values are then in this unit;
+    reported scores stay raw."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,16 +167,18 @@ class SequenceSettings(NormalizingSettings):
     """Settings of the algorithms that may learn from replayed sequences, with an LSTM."""
 
     lstm_size: int = 0
-    """Units of an LSTM in the actor, and of one in the critics, which also see the last action and reward. An item is
-    then a sequence. 0: no LSTM, and items are single transitions."""
+    """Units of an LSTM in the actor and of one in the critics. Both also see the last action and reward, and an item is
+    a sequence. 0: no LSTM; an item is a single transition."""
     burn_in: int = 16
-    """Steps of a sequence that only warm up the stored recurrent state."""
+    """Steps at the start of a sequence that only warm up the stored recurrent state. Unused without an LSTM."""
     unroll: int = 48
-    """Steps of a sequence that are trained on."""
+    """Steps of a sequence that are trained on. Unused without an LSTM."""
     period: int = 24
-    """Steps from the start of one sequence to the start of the next. Less than `unroll` makes them overlap."""
+    """Steps from the start of one sequence to the start of the next. Less than `unroll` makes sequences overlap. Unused
+    without an LSTM."""
     priority_mix: float = 0.9
-    """Share eta of the largest error in a sequence's priority. The rest is the mean of its errors."""
+    """Weight eta of the largest error in a sequence's priority, 0 to 1. The mean error has the rest. Unused without an
+    LSTM."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,17 +17,18 @@ class DeterministicSettings(NormalizingSettings):
     actions: ClassVar[Actions] = "continuous"
 
     compile: Literal["auto", "none", "cuda-graphs"] = "auto"
-    """Give a GPU whole updates in a few launches, as CUDA graphs. `auto`: if they can be recorded."""
+    """Use of CUDA graphs, which give a GPU a whole update in a few launches. `auto`: if the update can be recorded. On
+    a CPU there are none."""
     actor_learning_rate: float = 1e-4
-    """Step size of Adam for the actor."""
+    """Learning rate of the actor (Adam)."""
     critic_learning_rate: float = 1e-3
-    """Step size of Adam for the critic."""
+    """Learning rate of the critic (Adam)."""
     learning_rate_decay_updates: int = 0
-    """Updates over which both step sizes fall linearly to 0. 0 keeps them constant."""
+    """Updates over which both learning rates fall linearly to 0. 0 keeps them constant."""
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     """Noise added to actions while exploring."""
     start_steps: int = 1_000
-    """Environment steps of the whole cluster with uniformly random actions."""
+    """Environment steps at the start, over all actors, with uniformly random actions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,11 +51,11 @@ class DDPGConfig(DeterministicSettings):
     critic_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the critic."""
     action_layer: int = 1
-    """Hidden layer of the critic that takes the action. 0 takes it with the observation."""
+    """Index, from 0, of the critic's hidden layer that takes the action. 0 takes it together with the observation."""
     critic_weight_decay: float = 0.0
-    """L2 penalty added to the critic's gradient, per unit of weight. The paper uses 0.01."""
+    """Weight decay of the critic: L2 penalty added to the gradient, per unit of weight. The paper uses 0.01."""
     loss: Literal["mse", "huber"] = "mse"
-    """Loss of the critic's TD error: half the square, or Huber with threshold 1."""
+    """Loss of the critic's TD error. `mse`: half its square. `huber`: Huber with threshold 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +74,7 @@ class TD3Config(DeterministicSettings, SequenceSettings):
     algorithm: Literal["td3"] = "td3"
     batch_size: int = 256
     tau: float = 0.005
-    """Share of actor and critics that moves into their targets at each update of the actor."""
+    """Fraction by which the targets move to actor and critics at each update of the actor."""
     actor_learning_rate: float = 3e-4
     critic_learning_rate: float = 3e-4
     start_steps: int = 10_000
@@ -83,11 +84,11 @@ class TD3Config(DeterministicSettings, SequenceSettings):
     huber_delta: float = 0.0
     """Threshold of the critic's Huber loss, which bounds its gradient. 0: squared loss."""
     policy_delay: int = 2
-    """Updates of the critics per update of the actor and the targets."""
+    """Critic updates per update of the actor and the targets, at least 1."""
     target_noise: float = 0.2
-    """Standard deviation of the noise added to the target actor's actions, which smooths the target."""
+    """Standard deviation of the noise added to the target actor's actions. It smooths the target."""
     noise_clip: float = 0.5
-    """Bound of the target noise."""
+    """Largest absolute value of the target noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +107,7 @@ class D4PGConfig(DeterministicSettings):
     batch_size: int = 256
     n_step: int = 5
     tau: float = 0.005
-    """Share of actor and critic that moves into their targets at each update, if `target_update_period` is 0."""
+    """Fraction by which the targets move to actor and critic at each update, if `target_update_period` is 0."""
     critic_learning_rate: float = 1e-4
     noise: NoiseConfig = field(default_factory=lambda: NoiseConfig(std=0.3))
 
@@ -115,13 +116,13 @@ class D4PGConfig(DeterministicSettings):
     critic_sizes: tuple[int, ...] = (400, 300)
     """Units of each hidden layer of the critic."""
     action_layer: int = 1
-    """Hidden layer of the critic that takes the action. 0 takes it with the observation."""
+    """Index, from 0, of the critic's hidden layer that takes the action. 0 takes it together with the observation."""
     num_atoms: int = 51
-    """Atoms of the critic's distribution of returns, at least 2."""
+    """Number of atoms of the critic's distribution of returns, at least 2."""
     value_min: float = -150.0
-    """Lowest atom, a discounted return in units of reward. Lower returns count as this one."""
+    """Lowest atom: a discounted return, in units of reward. Lower returns count as this one."""
     value_max: float = 150.0
-    """Highest atom. Higher returns count as this one."""
+    """Highest atom. Higher returns count as this one. Set both to the range of returns of your task."""
     target_update_period: int = 100
     """Updates between copies to the target networks. 0 moves them by `tau` at each update instead."""
 

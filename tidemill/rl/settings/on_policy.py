@@ -29,19 +29,20 @@ class RolloutSettings(MatmulSettings, AgentSettings):
     run_defaults: ClassVar[RunDefaults] = ROLLOUTS
 
     batch_size: int = 4
-    """Items per update. For a rollout: the number of environments of all actors."""
+    """Items per update. To learn from whole rollouts, set it to the number of environments of all actors."""
     unroll: int = 128
-    """Consecutive transitions of one environment in an item. `table.chunk_length` must divide `unroll` plus 1."""
+    """Transitions of one environment in an item, at least 1. `table.chunk_length` must divide `unroll` plus 1."""
     learning_rate: float = 2.5e-4
-    """Step size of Adam."""
+    """Learning rate of Adam."""
     learning_rate_decay_updates: int = 0
-    """Updates over which the step size falls linearly to 0. 0 keeps it constant."""
+    """Updates over which the learning rate falls linearly to 0. 0 keeps it constant."""
     optimizer_epsilon: float = 1e-5
     """Epsilon of Adam, added to its denominator."""
     max_grad_norm: float = 0.5
-    """Largest norm of the whole gradient. 0: no clipping."""
+    """Norm to which the whole gradient is clipped. 0: no clipping."""
     compile: Literal["auto", "none", "cuda-graphs"] = "auto"
-    """Give a GPU whole updates in a few launches, as CUDA graphs. `auto`: if they can be recorded."""
+    """Use of CUDA graphs, which give a GPU a whole update in a few launches. `auto`: if the update can be recorded. On
+    a CPU there are none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,26 +68,27 @@ class ActorCriticSettings(RolloutSettings):
     actions: ClassVar[Actions] = "any"
 
     encoder_sizes: tuple[int, ...] = ()
-    """Units of each fully connected layer after the torso, shared by policy and value."""
+    """Units of each fully connected layer after the torso, shared by policy and value. Empty: none."""
     lstm_size: int = 0
     """Units of an LSTM after the encoder, which makes policy and value recurrent. 0: no LSTM."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Units of each further fully connected layer, separate for policy and value. May be empty."""
+    """Units of each further fully connected layer, separate for policy and value. Empty: none."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation of the fully connected layers."""
     initial_log_std: float = 0.0
-    """Initial log standard deviation of a Gaussian policy, for continuous actions."""
+    """Initial log standard deviation of a Gaussian policy. Unused for discrete actions."""
     gaussian_std: Literal["shared", "observation"] = "shared"
-    """Standard deviations of a Gaussian policy. `shared`: parameters. `observation`: outputs of the network, within
-    e**-20 and e**2."""
+    """Standard deviations of a Gaussian policy. `shared`: learned parameters, the same for all observations.
+    `observation`: outputs of the network, between e**-20 and e**2."""
     normalize_observations: bool = False
-    """Normalize observations by the mean and standard deviation of all transitions learned from. For `mlp` only."""
+    """Normalize observations by the mean and standard deviation of all transitions learned from. Only for `network`
+    `mlp`."""
     normalize_rewards: bool = False
-    """Divide rewards by the standard deviation of discounted returns so far. Scores stay raw."""
+    """Divide rewards by the standard deviation of the discounted returns seen so far. Reported scores stay raw."""
     value_coefficient: float = 0.5
-    """Weight of the value loss."""
+    """Weight of the value loss, 0 or more."""
     entropy_coefficient: float = 0.01
-    """Weight of the policy's entropy, in units of advantage per nat."""
+    """Weight of the policy's entropy, in units of advantage per nat. A larger weight makes the policy explore more."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,24 +114,23 @@ class PPOConfig(ActorCriticSettings):
     algorithm: Literal["ppo"] = "ppo"
 
     epochs: int = 4
-    """Passes over a rollout."""
+    """Passes over a rollout, at least 1."""
     minibatches: int = 4
-    """Gradient steps per pass. With an LSTM each learns from whole items, so at most `batch_size`."""
+    """Gradient steps per pass, at least 1. With an LSTM a minibatch holds whole items, so there are at most
+    `batch_size`."""
     gae_lambda: float = 0.95
-    """Lambda of generalized advantage estimation: 1 for Monte Carlo returns, 0 for one-step errors."""
+    """Lambda of generalized advantage estimation, 0 to 1. 1: Monte Carlo returns. 0: one-step errors."""
     clip: float = 0.2
-    """Largest relative change of an action's probability before its gradient stops."""
+    """Relative change of an action's probability at which its gradient stops."""
     clip_decay_updates: int = 0
     """Updates over which `clip` falls linearly to 0. 0 keeps it constant."""
     clip_value: bool = True
-    """Also stop a value's gradient once the value has moved by `clip`."""
+    """Stop a value's gradient, too, once the value has moved by `clip`."""
     normalize_advantage: bool = True
     """Normalize the advantages of each minibatch to mean 0 and standard deviation 1."""
     target_kl: float = 0.0
-    """Kullback-Leibler divergence from the acting policy at which no further pass starts. 0: no limit.
-
-    With a limit the host decides after each pass, so updates are not recorded as CUDA graphs.
-    """
+    """Kullback-Leibler divergence from the acting policy, in nats, above which no further pass starts. 0: no limit.
+    With a limit the host decides after each pass, so updates are not recorded as CUDA graphs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,11 +162,11 @@ class IMPALAConfig(ActorCriticSettings):
     max_grad_norm: float = 40.0
 
     trace_decay: float = 1.0
-    """Lambda of V-trace: the share of a step's correction that reaches the step before it."""
+    """Lambda of V-trace, 0 to 1: the fraction of a step's correction that reaches the step before it."""
     max_rho: float = 1.0
-    """Bound of the importance ratios of the targets, rho-bar in the paper."""
+    """Upper bound of the importance ratios of the targets, rho-bar in the paper."""
     max_c: float = 1.0
-    """Bound of the importance ratios of the traces, c-bar in the paper. At most `max_rho`."""
+    """Upper bound of the importance ratios of the traces, c-bar in the paper. At most `max_rho`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,11 +190,11 @@ class PQNConfig(EpsilonSettings, RolloutSettings):
     hidden_sizes: tuple[int, ...] = (120, 84)
     """Units of each layer after the torso. A layer norm follows each."""
     epochs: int = 4
-    """Passes over a rollout."""
+    """Passes over a rollout, at least 1."""
     minibatches: int = 4
-    """Gradient steps per pass."""
+    """Gradient steps per pass, at least 1."""
     trace_decay: float = 0.65
-    """Lambda of the returns: 1 for Monte Carlo returns, 0 for one-step targets."""
+    """Lambda of the returns, 0 to 1. 1: Monte Carlo returns. 0: one-step targets."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

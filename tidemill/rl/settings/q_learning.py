@@ -28,29 +28,30 @@ class QLearningSettings(EpsilonSettings, MatmulSettings, NormalizingSettings):
     target_update_period: int = 2_500
     """Updates between copies to the target network. 0 moves it by `tau` at each update instead."""
     tau: float = 0.005
-    """Share of the network that moves into the target network at each update, if `target_update_period` is 0."""
+    """Fraction by which the target network moves to the network at each update, if `target_update_period` is 0."""
     dueling: bool = True
-    """Use a dueling head: a stream for the state and one for the actions (Wang et al. 2016)."""
+    """Dueling network: a head for the state's value and one for the actions' advantages (Wang et al. 2016)."""
     double: bool = True
-    """Choose the action of a target with the online network, double Q-learning (van Hasselt et al. 2016)."""
+    """Double Q-learning: the online network chooses the action of a target (van Hasselt et al. 2016). Off: the target
+    network chooses."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    """Adam, or centered RMSProp."""
+    """Optimizer: Adam, or centered RMSProp."""
     learning_rate: float = 1e-4
-    """Step size of the optimizer."""
+    """Learning rate of the optimizer."""
     learning_rate_decay_updates: int = 0
-    """Updates over which the step size falls linearly to 0. 0 keeps it constant."""
+    """Updates over which the learning rate falls linearly to 0. 0 keeps it constant."""
     optimizer_epsilon: float = 1.5e-4
     """Epsilon of the optimizer, added to Adam's denominator or under RMSProp's root."""
     rmsprop_decay: float = 0.95
-    """Decay of RMSProp's averages."""
+    """Decay of RMSProp's averages, at least 0 and below 1. Unused with `adam`."""
     weight_decay: float = 0.0
-    """L2 penalty added to the gradient, per unit of weight."""
+    """Weight decay: L2 penalty added to the gradient, per unit of weight. 0: none."""
     max_grad_norm: float = 10.0
-    """Largest norm of the whole gradient. 0: no clipping."""
+    """Norm to which the whole gradient is clipped. 0: no clipping."""
     compile: Literal["auto", "none", "default", "cuda-graphs"] = "auto"
-    """Acceleration of updates. `default`: torch compiles forward passes and loss, which needs a C++ compiler and
-    excludes noisy networks. `cuda-graphs`: a GPU gets whole updates in a few launches. `auto`: CUDA graphs if the
-    update can be recorded. docs/performance.md has measurements."""
+    """Acceleration of updates. `none`: off. `default`: torch compiles forward passes and loss, which needs a C++
+    compiler and excludes noisy networks. `cuda-graphs`: a GPU gets whole updates in a few launches. `auto`: CUDA graphs
+    if the update can be recorded. docs/performance.md has measurements."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,41 +72,44 @@ class DQNConfig(QLearningSettings):
     n_step: int = 3
 
     hidden_sizes: tuple[int, ...] = (512,)
-    """Units of each fully connected layer after the torso. A dueling head has the last one twice."""
+    """Units of each fully connected layer after the torso. A dueling network has the last layer twice."""
     initialisation: Literal["torch", "xavier"] = "torch"
-    """Initial weights: those of torch's layers, or Xavier uniform. Noisy layers keep their own."""
+    """Initial weights. `torch`: those of torch's layers. `xavier`: Xavier uniform. Noisy layers always have their
+    own."""
     noisy: bool = False
-    """Explore by learned noise in the fully connected layers (Fortunato et al. 2018)."""
+    """Noisy networks: explore by learned noise in the fully connected layers (Fortunato et al. 2018). Set `exploration`
+    to `none` with it."""
     noisy_std: float = 0.5
     """Initial scale of the learned noise, before division by the square root of a layer's inputs."""
     noisy_target: bool = True
-    """Use noise in the targets too, for the choice of the action and for its value, as in the papers. Targets then
-    estimate the noisy policy's value, otherwise the greedy policy's (docs/performance.md has a lander that needs the
-    latter)."""
+    """Noise in the targets too, for the choice of the action and for its value, as in the papers. Targets then estimate
+    the value of the noisy policy; without it, of the greedy policy. docs/performance.md has a lander that only lands
+    without it."""
     distribution: Literal["none", "c51", "qr", "iqn"] = "none"
-    """Prediction of the network. `none`: values. `c51`: a distribution over fixed atoms. `qr`: fixed quantiles. `iqn`:
-    quantiles at levels drawn in each pass (Dabney et al. 2018b). Priorities are the TD error, with `c51` the KL
-    divergence, with quantiles the error of the mean."""
+    """Output of the network for each action. `none`: its value. `c51`: a distribution over fixed atoms. `qr`: fixed
+    quantiles. `iqn`: quantiles at levels drawn in each pass (Dabney et al. 2018b). Priorities are the TD error; with
+    `c51` the KL divergence, with quantiles the error of their mean."""
     atoms: int = 51
-    """Atoms of `c51`, quantiles of `qr` (200 in its paper), or levels of `iqn` for prediction and target each (64 in
-    its paper, 8 in BTR). Actions are chosen by the mean over as many even levels."""
+    """Number of atoms of `c51`, of quantiles of `qr` (200 in its paper), or of levels of `iqn` (64 in its paper, 8 in
+    BTR). `iqn` draws them for the prediction and again for the target, and acts by the mean over as many evenly spaced
+    levels."""
     cosines: int = 64
-    """Cosines that encode a level of `iqn`."""
+    """Number of cosines that encode a level of `iqn`."""
     munchausen_scale: float = 0.0
-    """Factor of an action's log-probability that is added to its reward (Vieillard et al. 2020: 0.9). 0 disables it.
-    Targets are then those of a soft policy of the target network: `double` must be off, and `distribution` must not be
-    `c51`. With `n_step` rewards, only the first one grows."""
+    """Munchausen factor, 0 to 1, of an action's log-probability that is added to its reward (0.9 in Vieillard et al.
+    2020). 0 disables it. Targets are then those of a soft policy of the target network: `double` must be off, and
+    `distribution` must not be `c51`. With `n_step` above 1 it is added to the first reward only."""
     munchausen_temperature: float = 0.03
     """Temperature of the soft policy of Munchausen targets, in units of value."""
     munchausen_lowest: float = -1.0
-    """Lower bound of temperature times log-probability, before scaling."""
+    """Lower bound, 0 or less, of temperature times log-probability, before `munchausen_scale` is applied."""
     value_min: float = -10.0
-    """Lowest atom of `c51`, in discounted reward."""
+    """Lowest atom of `c51`: a discounted return, in units of reward. Lower returns count as this one."""
     value_max: float = 10.0
-    """Highest atom of `c51`, in discounted reward."""
+    """Highest atom of `c51`. Higher returns count as this one."""
     loss: str = "huber"
-    """Loss of a value's TD error: `huber` with threshold 1, or `mse`, half the square. A distribution has its own loss.
-    Or your own function as `module:name` (docs/extending.md)."""
+    """Loss of a value's TD error. `huber`: Huber with threshold 1. `mse`: half the square. `module:name`: your own
+    function (docs/extending.md). A distribution has its own loss, unless you give yours."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,22 +160,23 @@ class R2D2Config(QLearningSettings, SequenceSettings):
     optimizer_epsilon: float = 1e-3
     max_grad_norm: float = 40.0
     update_precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of the products before the LSTM in an update. `auto`: bfloat16 for images where it is faster."""
+    """Number format of matrix products before the LSTM in an update. `auto`: bfloat16 for images where it is faster."""
     compile: Literal["auto", "none", "default", "cuda-graphs"] = "auto"
-    """As the same setting of `dqn`. With `default` every step of a sequence is compiled separately, which takes
-    minutes."""
+    """Acceleration of updates. `none`: off. `default`: torch compiles every step of a sequence separately, which takes
+    minutes. `cuda-graphs`: a GPU gets whole updates in a few launches. `auto`: CUDA graphs if the update can be
+    recorded."""
 
     hidden_sizes: tuple[int, ...] = (512,)
     """Units of each fully connected layer between the torso and the LSTM."""
     lstm_size: int = 512
     """Units of the LSTM, which also sees the last action and reward."""
     head_sizes: tuple[int, ...] = (512,)
-    """Units of each fully connected layer after the LSTM; a dueling head has the last one twice."""
+    """Units of each fully connected layer after the LSTM. A dueling network has the last layer twice."""
     burn_in: int = 40
     unroll: int = 80
     period: int = 40
     value_rescaling: bool = True
-    """Predict h(value), which grows like a square root, so that rewards need no clipping."""
+    """Value rescaling: predict h(value), which grows like a square root, so that large rewards need no clipping."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,19 +22,20 @@ class SoftSettings(MatmulSettings, NormalizingSettings):
     """Settings that SAC and discrete SAC share."""
 
     compile: Literal["auto", "none", "cuda-graphs"] = "auto"
-    """Give a GPU whole updates in a few launches, as CUDA graphs. `auto`: if they can be recorded."""
+    """Use of CUDA graphs, which give a GPU a whole update in a few launches. `auto`: if the update can be recorded. On
+    a CPU there are none."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Units of each layer after the torso, of the actor and of each critic."""
     learning_rate: float = 3e-4
-    """Step size of Adam, for actor, critics and temperature."""
+    """Learning rate of Adam, for actor, critics and temperature."""
     learning_rate_decay_updates: int = 0
-    """Updates over which the step size falls linearly to 0. 0 keeps it constant."""
+    """Updates over which the learning rate falls linearly to 0. 0 keeps it constant."""
     temperature: Literal["learned", "fixed"] = "learned"
-    """Weight of the entropy. `learned`: adjusted to meet the target entropy. `fixed`: constant."""
+    """Weight of the entropy. `learned`: adjusted until the policy has its target entropy. `fixed`: constant."""
     initial_temperature: float = 1.0
-    """Weight of the entropy at the start, in units of reward; the constant weight if `temperature` is fixed."""
+    """Initial weight of the entropy, in units of reward. With `temperature` `fixed` it stays."""
     start_steps: int = 10_000
-    """Environment steps of the whole cluster with uniformly random actions."""
+    """Environment steps at the start, over all actors, with uniformly random actions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,53 +59,56 @@ class SACConfig(SoftSettings, SequenceSettings):
     algorithm: Literal["sac"] = "sac"
     batch_size: int = 256
     tau: float = 0.005
-    """Share of the critics that moves into the target critics at each update. Unused with `crossq`."""
+    """Fraction by which the target critics move to the critics at each update. Unused with `crossq`."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Units of each hidden layer of the actor, and of each critic unless `critic_sizes` is set."""
     learning_rate_decay_updates: int = 0
-    """Updates over which the step size falls linearly to its final value. 0 keeps it constant."""
+    """Updates over which the learning rate falls linearly to `learning_rate_final`. 0 keeps it constant."""
 
     critic_sizes: tuple[int, ...] = ()
     """Units of each hidden layer of each critic. Empty: `hidden_sizes`. CrossQ's paper uses (2048, 2048)."""
     critics: int = 2
-    """Number of critics. The smallest value counts, or, with `quantiles`, all quantiles except the largest."""
+    """Number of critics, at least 1. The smallest of their values is used; with `quantiles`, all quantiles except the
+    largest."""
     quantiles: int = 0
-    """Quantiles of the return that each critic predicts instead of its mean (TQC, 25 in its paper). 0: the mean."""
+    """Number of quantiles of the return that each critic predicts (TQC, 25 in its paper). 0: critics predict the
+    mean."""
     dropped_quantiles_per_critic: int = 2
-    """Largest quantiles that the target leaves out per critic, counted over all critics together."""
+    """Largest quantiles that the target leaves out, per critic. They are taken from the quantiles of all critics
+    together."""
     crossq: bool = False
-    """Renormalise the inputs of every layer of actor and critics by their batch, without target critics. Both ends of a
-    transition then pass through the critics together, so that they share a batch's statistics."""
+    """CrossQ: batch renormalisation of every layer's inputs in actor and critics, without target critics. Both ends of
+    a transition pass through the critics together, so that they share a batch's statistics."""
     crossq_warmup_updates: int = 100_000
-    """Updates with plain batch normalisation. After them the running statistics correct those of the batch (Ioffe
-    2017)."""
+    """Updates with plain batch normalisation at the start. Afterwards running statistics correct those of the batch
+    (Ioffe 2017)."""
     critic_layer_norm: bool = False
-    """Add a layer norm after each hidden layer of the critics."""
+    """Layer norm after each hidden layer of the critics."""
     adam_beta1: float = 0.9
-    """Decay of Adam's mean of gradients. CrossQ's paper uses 0.5."""
+    """Decay of Adam's mean of gradients, at least 0 and below 1. CrossQ's paper uses 0.5."""
     learning_rate_final: float = 0.0
-    """Step size at the end of the decay. Unused without a decay."""
+    """Learning rate at the end of the decay. Unused without a decay."""
     huber_delta: float = 0.0
-    """Threshold of the critics' Huber loss, which bounds its gradient. 0: squared loss. Rare large rewards, such as
-    that of a crash, then pull no harder than others, and the critics lean to the median. Quantiles always have their
-    Huber loss, with threshold 1."""
+    """Threshold of the critics' Huber loss. 0: squared loss. A Huber loss bounds the gradient: rare large rewards, such
+    as that of a crash, pull no harder than others, but the critics lean to the median. With `quantiles` the loss is
+    always Huber, with threshold 1."""
     target_entropy: float | None = None
     """Entropy that a learned temperature aims at, in nats. None: minus the number of action dimensions."""
     policy_delay: int = 1
-    """Updates of the critics per update of the actor and the temperature."""
+    """Critic updates per update of the actor and the temperature, at least 1."""
     actor_ema_decay: float = 0.0
-    """Decay per update of an averaged actor that is evaluated, e.g. 0.999. 0 evaluates the actor itself."""
+    """Decay per update of a moving average of the actor, which is evaluated in its place; 0.999 is usual. 0: no
+    average."""
     noise_correlation: float = 0.0
-    """Correlation of an environment's exploration noise between consecutive steps. 0: white noise. Correlated noise
-    moves a heavy body, for which white noise averages out."""
+    """Correlation of an environment's exploration noise between consecutive steps, at least 0 and below 1. 0: white
+    noise. Set it for a heavy body, which white noise does not move because it averages out."""
     greedy_fraction: float = 0.0
-    """Share of each actor's environments that act by the actor's mean, without noise, once random steps are over. It
-    matters where the reward needs a quiet end: a lander must rest on the ground with its engines off, which a noisy
-    policy never shows to the critics."""
+    """Fraction of each actor's environments that act without noise after the random start, 0 to 1. Set it if the reward
+    needs quiet actions: a lander must rest with its engines off, which a noisy policy never shows to the critics."""
     hold_probability: float = 0.0
-    """Probability at each step that a noisy environment starts to hold one uniformly random action. 0: never."""
+    """Probability per step that an environment with noise starts to hold one uniformly random action. 0: never."""
     hold_steps: int = 60
-    """Longest hold, in steps; the shortest is a third of it (Dabney et al. 2021)."""
+    """Longest hold, in steps, at least 1. The shortest is a third of it (Dabney et al. 2021)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,7 +144,7 @@ class SACDiscreteConfig(SoftSettings):
     algorithm: Literal["sac_discrete"] = "sac_discrete"
     batch_size: int = 64
     tau: float = 0.005
-    """Share of the critics that moves into their targets at each update, if `target_update_period` is 0."""
+    """Fraction by which the target critics move to the critics at each update, if `target_update_period` is 0."""
     start_steps: int = 1_000
 
     target_update_period: int = 0
@@ -148,9 +152,9 @@ class SACDiscreteConfig(SoftSettings):
     optimizer_epsilon: float = 1e-4
     """Epsilon of Adam, added to its denominator."""
     max_grad_norm: float = 0.0
-    """Largest norm of the actor's gradient and of the critics' gradient, separately. 0: no clipping."""
+    """Norm to which the actor's gradient and the critics' gradient are clipped, separately. 0: no clipping."""
     target_entropy_share: float = 0.89
-    """Entropy that a learned temperature aims at, as a share of log A, the entropy of A equally likely actions. The
+    """Target entropy of a learned temperature, as a fraction of log A, the entropy of A equally likely actions. The
     paper uses 0.98."""
 
     def __post_init__(self) -> None:
