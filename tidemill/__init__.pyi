@@ -106,6 +106,7 @@ from tidemill.errors import FatalError as FatalError
 from tidemill.errors import InvalidArgument as InvalidArgument
 from tidemill.errors import NotFound as NotFound
 from tidemill.errors import PermissionDenied as PermissionDenied
+from tidemill.errors import Reason as Reason
 from tidemill.errors import ResourceExhausted as ResourceExhausted
 from tidemill.errors import Unauthenticated as Unauthenticated
 from tidemill.errors import Unavailable as Unavailable

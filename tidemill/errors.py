@@ -15,13 +15,62 @@ TidemillError
 └── FatalError             the process cannot continue; the message is its last line
     ├── EnvFailed          an environment raised, hung, died or returned something wrong
     └── UnknownFormat      a file has a format that this version does not read; another attempt would not either
+
+`reason` of an error tells causes apart that share a class.
 """
 
 from __future__ import annotations
 
+import enum
+
+
+class Reason(enum.StrEnum):
+    """Why a call failed, where its status code has several causes; docs/reference/wire.md describes each value."""
+
+    STREAM_GAP = "REASON_STREAM_GAP"
+    STREAM_ENDED = "REASON_STREAM_ENDED"
+    SIGNATURE_DIFFERS = "REASON_SIGNATURE_DIFFERS"
+    EPOCH_SUPERSEDED = "REASON_EPOCH_SUPERSEDED"
+    FENCING_TOKEN_SUPERSEDED = "REASON_FENCING_TOKEN_SUPERSEDED"
+    BASE_VERSION_DIFFERS = "REASON_BASE_VERSION_DIFFERS"
+    TABLE_UNSUITABLE = "REASON_TABLE_UNSUITABLE"
+    SLOT_TOO_SMALL = "REASON_SLOT_TOO_SMALL"
+    STEP_COUNT_PASSED = "REASON_STEP_COUNT_PASSED"
+    SPACES_DIFFER = "REASON_SPACES_DIFFER"
+    RUN_DIFFERS = "REASON_RUN_DIFFERS"
+    EVALUATION_REPLACED = "REASON_EVALUATION_REPLACED"
+    EVALUATION_OVER = "REASON_EVALUATION_OVER"
+    STOPPING = "REASON_STOPPING"
+    CALL_REPLACED = "REASON_CALL_REPLACED"
+    CALLER_SILENT = "REASON_CALLER_SILENT"
+    BUSY = "REASON_BUSY"
+    VERSION_REMOVED = "REASON_VERSION_REMOVED"
+    DEPENDENCY_UNAVAILABLE = "REASON_DEPENDENCY_UNAVAILABLE"
+    TOO_MANY_TABLES = "REASON_TOO_MANY_TABLES"
+    TOO_MANY_STREAMS = "REASON_TOO_MANY_STREAMS"
+    TOO_MANY_CALLS = "REASON_TOO_MANY_CALLS"
+    TOO_MANY_TAGS = "REASON_TOO_MANY_TAGS"
+    TOO_MANY_EXPORTS = "REASON_TOO_MANY_EXPORTS"
+    MEMORY_FULL = "REASON_MEMORY_FULL"
+    DISK_FULL = "REASON_DISK_FULL"
+    TOO_LARGE = "REASON_TOO_LARGE"
+    UNDECODABLE = "REASON_UNDECODABLE"
+    UNKNOWN_TABLE = "REASON_UNKNOWN_TABLE"
+    UNKNOWN_ACTOR = "REASON_UNKNOWN_ACTOR"
+    UNKNOWN_VERSION = "REASON_UNKNOWN_VERSION"
+    UNKNOWN_TAG = "REASON_UNKNOWN_TAG"
+
 
 class TidemillError(Exception):
-    """Base of every error Tidemill raises on purpose."""
+    """Base of every error Tidemill raises on purpose.
+
+    Attributes:
+        reason: The cause, if a service names one; None otherwise.
+    """
+
+    def __init__(self, *arguments: object, reason: Reason | None = None) -> None:
+        super().__init__(*arguments)
+        self.reason = reason
 
 
 class InvalidArgument(TidemillError):

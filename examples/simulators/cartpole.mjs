@@ -110,7 +110,9 @@ const stub = new SimulatorService(address, grpc.credentials.createInsecure());
 const played = await Promise.allSettled(
   Array.from({ length: Number(games) }, (_, number) => play(stub, Number(seed) + number)),
 );
-for (const { status, value, reason } of played) {
-  console.log(status === "fulfilled" ? `played ${value} steps` : `ended: ${reason.message}`);
+for (const { status, value, reason: error } of played) {
+  // names a value of protos/tidemill/rpc/v1/reason.proto, where one status code has several causes
+  const [reason] = error?.metadata?.get("tidemill-reason") ?? [];
+  console.log(status === "fulfilled" ? `played ${value} steps` : `ended: ${error.message}${reason ? ` (${reason})` : ""}`);
 }
 process.exit(played.every(({ status }) => status === "fulfilled") ? 0 : 1);

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from tidemill.errors import FailedPrecondition
+from tidemill.errors import FailedPrecondition, Reason
 
 
 @dataclass(frozen=True)
@@ -58,5 +58,8 @@ class Evaluation:
         for _ in range(self._episodes):
             end = await self._ends.get()
             if end is None:
-                raise FailedPrecondition("a newer evaluation has replaced this one: one evaluator measures a run")
+                raise FailedPrecondition(
+                    "a newer evaluation has replaced this one: one evaluator measures a run",
+                    reason=Reason.EVALUATION_REPLACED,
+                )
             yield end

@@ -11,7 +11,7 @@ import grpc.aio
 import structlog
 import torch
 
-from tidemill.errors import FailedPrecondition, InvalidArgument
+from tidemill.errors import FailedPrecondition, InvalidArgument, Reason
 from tidemill.inference.v1 import inference_pb2 as pb
 from tidemill.inference.v1 import inference_pb2_grpc
 from tidemill.inference.wire import Opening, agreement, pack_answer, unpack_open, unpack_step
@@ -82,7 +82,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Return the contents of the first message, checked."""
         opening = unpack_open(await first_of(requests, pb.ActRequest()))
         if differing := "; ".join(agreement(self._served, opening)):
-            raise FailedPrecondition(f"this service acts for another run: {differing}")
+            raise FailedPrecondition(f"this service acts for another run: {differing}", reason=Reason.RUN_DIFFERS)
         if not 1 <= opening.num_envs <= self._max_batch:
             allowed = f"1 to inference.max_batch ({self._max_batch})"
             raise InvalidArgument(f"num_envs is {opening.num_envs}, allowed: {allowed}")

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, Unavailable
 from tidemill.params.version import Params
 from tidemill.rpc.open_calls import OpenCalls, first_of
 from tidemill.rpc.server import RpcServer
@@ -98,7 +98,7 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
                 is_over = True
             except InvalidArgument as error:
                 is_over = True
-                raise InvalidArgument(f"client {declared.client!r}: {error}") from error
+                raise InvalidArgument(f"client {declared.client!r}: {error}", reason=error.reason) from error
             finally:
                 self._simulators.leave(seat, call, at_once=is_over)
                 _log.info("simulator left", client=declared.client, slot=seat.slot)
@@ -120,7 +120,9 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
 
     def _check_spaces(self, declared: Declared) -> None:
         if differing := "; ".join(differences(self._spec, declared.spec)):
-            raise FailedPrecondition(f"client {declared.client!r} does not fit run {self._run!r}: {differing}")
+            raise FailedPrecondition(
+                f"client {declared.client!r} does not fit run {self._run!r}: {differing}", reason=Reason.SPACES_DIFFER
+            )
 
     async def _next(self, requests: AsyncIterator[pb.PlayRequest], declared: Declared) -> pb.PlayRequest | None:
         """Return the next message; None at the end of the call."""
@@ -129,7 +131,9 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
                 return await anext(requests, None)
         except TimeoutError:
             limit = f"{self._timeout_s:g} s (inference.simulator_timeout_s)"
-            raise Unavailable(f"client {declared.client!r} sent no step for {limit}; call again") from None
+            raise Unavailable(
+                f"client {declared.client!r} sent no step for {limit}; call again", reason=Reason.CALLER_SILENT
+            ) from None
 
     def _opened(self, seat: Seat) -> pb.Opened:
         opened = pb.Opened(run=self._run)

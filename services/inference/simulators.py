@@ -14,7 +14,7 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, TidemillError, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, ResourceExhausted, TidemillError, Unavailable
 from tidemill.params.version import Params
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.interface import NoiseRows, SplitPolicy
@@ -156,7 +156,8 @@ class Simulators:
                 return seat
         if not self._free:
             raise ResourceExhausted(
-                f"{self._slots} clients are connected, the maximum (inference.simulators); call again later"
+                f"{self._slots} clients are connected, the maximum (inference.simulators); call again later",
+                reason=Reason.TOO_MANY_CALLS,
             )
         # a slot whose episode may be continued is taken last
         slot = min(self._free, key=lambda each: (each in self._untouched, each))
@@ -175,7 +176,7 @@ class Simulators:
             Unavailable: Another call continues the episode.
         """
         if call != seat.calls:
-            raise Unavailable("another call continues this episode")
+            raise Unavailable("another call continues this episode", reason=Reason.CALL_REPLACED)
         self._count_eager(seat)
         # finished whatever becomes of the call, so that a repeated step is known to be one
         task = self._begun(self._play(seat, seen))
@@ -208,7 +209,8 @@ class Simulators:
         if not (self._stores or is_last):
             raise FailedPrecondition(
                 "is_last is false, allowed: true after a last evaluation, since which no steps are stored; to continue "
-                "the run, restart the inference service"
+                "the run, restart the inference service",
+                reason=Reason.EVALUATION_OVER,
             )
         if self._evaluation is not None:
             self._evaluation.replace()
@@ -312,7 +314,9 @@ class Simulators:
                     await self._append(seat, row)
         except TidemillError as error:
             self._on_error(error)
-            raise Unavailable(f"the service cannot store steps: {error}") from error
+            raise Unavailable(
+                f"the service cannot store steps: {error}", reason=Reason.DEPENDENCY_UNAVAILABLE
+            ) from error
         blocked_s, self._blocked_s = self._writer.blocked_s - self._blocked_s, self._writer.blocked_s
         self._metrics.blocked_seconds.inc(max(blocked_s, 0.0))
 

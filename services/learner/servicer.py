@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 
-from tidemill.errors import InvalidArgument, Unavailable
+from tidemill.errors import InvalidArgument, Reason, Unavailable
 from tidemill.learner.status import LearnerStatus
 from tidemill.learner.v1 import learner_pb2 as pb
 from tidemill.learner.v1 import learner_pb2_grpc
@@ -60,7 +60,8 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
             saved = await asyncio.wait_for(future, self._checkpoint_timeout_s)
         except TimeoutError as error:
             raise Unavailable(
-                f"no checkpoint within {self._checkpoint_timeout_s:g} s; the learner may be starting"
+                f"no checkpoint within {self._checkpoint_timeout_s:g} s; the learner may be starting",
+                reason=Reason.BUSY,
             ) from error
         return pb.SaveCheckpointResponse(path=saved.path, learner_steps=saved.learner_steps)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Reason, ResourceExhausted
 from tidemill.params.version import LATEST, Version, check_tag
 from tidemill.services.paramserver.upload import PublishRequest
 
@@ -50,7 +50,7 @@ class Catalog:
         """
         if number not in self.versions:
             newest = f"the newest is {max(self.versions)}" if self.versions else "there is none yet"
-            raise NotFound(f"there is no version {number}; {newest}")
+            raise NotFound(f"there is no version {number}; {newest}", reason=Reason.UNKNOWN_VERSION)
         return self.versions[number]
 
     def tagged(self, tag: str) -> Version | None:
@@ -80,11 +80,15 @@ class Catalog:
         if request.fencing_token < self.fencing_token:
             raise FailedPrecondition(
                 f"fencing token {request.fencing_token} was superseded by {self.fencing_token}: "
-                "another publisher has taken over"
+                "another publisher has taken over",
+                reason=Reason.FENCING_TOKEN_SUPERSEDED,
             )
         newest = self.newest.version if self.newest else 0
         if request.base_version != newest:
-            raise FailedPrecondition(f"base_version is {request.base_version}, but the newest version is {newest}")
+            raise FailedPrecondition(
+                f"base_version is {request.base_version}, but the newest version is {newest}",
+                reason=Reason.BASE_VERSION_DIFFERS,
+            )
 
     def with_next_token(self, last_known_token: int = 0) -> Catalog:
         """Hand out the next fencing token, greater than `last_known_token` too.
@@ -114,7 +118,8 @@ class Catalog:
             raise InvalidArgument("tag is 'latest', which always points at the newest version and cannot be set")
         if tag not in self.tags and len(self.tags) >= max_tags:
             raise ResourceExhausted(
-                f"tag {tag!r} would exceed paramserver.max_tags ({max_tags}); move an existing tag, or raise it"
+                f"tag {tag!r} would exceed paramserver.max_tags ({max_tags}); move an existing tag, or raise it",
+                reason=Reason.TOO_MANY_TAGS,
             )
         return replace(self, tags={**self.tags, tag: self.find(number).version})
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import grpc.aio
 import structlog
 
-from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
+from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Reason, TidemillError, Unavailable
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.v1 import params_pb2_grpc
 from tidemill.params.version import LATEST, Precision, Version, check_tag
@@ -167,7 +167,8 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         except TimeoutError:
             raise Unavailable(
                 f"as many versions are being fetched as paramserver.max_fetch_bytes allows, {self._max_fetches}, "
-                f"and none ended for {self._fetch_timeout_s:g} s; fetch again"
+                f"and none ended for {self._fetch_timeout_s:g} s; fetch again",
+                reason=Reason.BUSY,
             ) from None
         try:
             yield
@@ -198,7 +199,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             version = self._store.catalog.find(request.version)
             return version if version.version > request.newer_than else None
         if request.tag not in (LATEST, *self._store.catalog.tags):
-            raise NotFound(f"tag {request.tag!r} is not set")
+            raise NotFound(f"tag {request.tag!r} is not set", reason=Reason.UNKNOWN_TAG)
         look = partial(self._tagged, request.tag, newer_than=request.newer_than)
         return await self._notifier.wait_for_within(look, request.wait_s)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tidemill.atomic_files import remove, sync_file
-from tidemill.errors import DataLoss, InvalidArgument, ResourceExhausted
+from tidemill.errors import DataLoss, InvalidArgument, Reason, ResourceExhausted
 from tidemill.params.version import Encoding, ParamsMetadata, Precision
 from tidemill.services.paramserver.version_files import full_disk_reported
 
@@ -78,7 +78,8 @@ def _check_encoding(encoding: Encoding, max_blob_bytes: int) -> None:
     if encoding.size_bytes > max_blob_bytes:
         raise ResourceExhausted(
             f"{field}.size_bytes is {encoding.size_bytes}, allowed: at most paramserver.max_blob_bytes, "
-            f"{max_blob_bytes}"
+            f"{max_blob_bytes}",
+            reason=Reason.TOO_LARGE,
         )
     length = len(encoding.sha256)
     _expect(length == _SHA256_BYTES, f"length of {field}.sha256", length, f"{_SHA256_BYTES} bytes")

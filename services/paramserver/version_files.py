@@ -14,7 +14,7 @@ from typing import BinaryIO
 import structlog
 
 from tidemill.atomic_files import is_disk_full, remove, write_all_atomically
-from tidemill.errors import DataLoss, NotFound, ResourceExhausted, Unavailable
+from tidemill.errors import DataLoss, NotFound, Reason, ResourceExhausted, Unavailable
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.version import Encoding, Precision, Version
 
@@ -136,7 +136,7 @@ class VersionFiles:
         try:
             return self.path(number, precision.value).open("rb")
         except FileNotFoundError as error:
-            raise NotFound(f"version {number} is no longer kept") from error
+            raise NotFound(f"version {number} is no longer kept", reason=Reason.UNKNOWN_VERSION) from error
 
     def scan(self, acknowledged: int | None) -> Scan:
         """Read and verify everything; remove what was never acknowledged.
@@ -301,7 +301,8 @@ class StoredBlob:
             return self._moved(self._file.read(size_bytes))
         except ValueError as error:  # of a closed file
             raise Unavailable(
-                f"version {self.number} was removed while it was read, too slowly for what is kept; fetch again"
+                f"version {self.number} was removed while it was read, too slowly for what is kept; fetch again",
+                reason=Reason.VERSION_REMOVED,
             ) from error
 
     def close(self) -> None:
@@ -328,6 +329,6 @@ def full_disk_reported() -> Iterator[None]:
     except OSError as error:
         if is_disk_full(error):
             raise ResourceExhausted(
-                f"the parameter server's disk is full ({error.strerror}); nothing was stored"
+                f"the parameter server's disk is full ({error.strerror}); nothing was stored", reason=Reason.DISK_FULL
             ) from error
         raise

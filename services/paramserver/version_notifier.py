@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from tidemill.errors import Unavailable
+from tidemill.errors import Reason, Unavailable
 
 _T = TypeVar("_T")
 
@@ -39,7 +39,7 @@ class VersionNotifier:
         """
         while (found := find()) is None:
             if self._closed:
-                raise Unavailable("the parameter server is stopping")
+                raise Unavailable("the parameter server is stopping", reason=Reason.STOPPING)
             await self._changed.wait()
         return found
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from tidemill.errors import Unavailable
+from tidemill.errors import Reason, Unavailable
 from tidemill.params.version import Version
 from tidemill.services.paramserver.catalog import Catalog
 from tidemill.services.paramserver.upload import PublishRequest, Upload
@@ -99,7 +99,9 @@ class StoreWriter:
                 return await anext(pieces, None)
         except TimeoutError:
             self._store.check(request)  # it may be a new publisher that ended the wait
-            raise Unavailable(f"the publisher sent nothing for {self._stall_s:g} s; publish again") from None
+            raise Unavailable(
+                f"the publisher sent nothing for {self._stall_s:g} s; publish again", reason=Reason.CALLER_SILENT
+            ) from None
         finally:
             self._stall_timeout = None
 

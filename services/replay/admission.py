@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from tidemill.errors import FailedPrecondition
+from tidemill.errors import FailedPrecondition, Reason
 from tidemill.services.replay.tables.table import Table
 
 Side = Literal["insert", "sample"]
@@ -261,7 +261,8 @@ class StepClock:
         if (count := self._count()) > steps:
             raise FailedPrecondition(
                 f"at_step_count is {steps}, but the streams have {count} steps: the processes of a run in lock-step "
-                "are not at the same round; start the run from scratch"
+                "are not at the same round; start the run from scratch",
+                reason=Reason.STEP_COUNT_PASSED,
             )
 
     def advanced(self) -> None:

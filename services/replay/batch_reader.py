@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tidemill.arrays import Ints
-from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument
+from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, Reason
 from tidemill.logger import LateLogger
 from tidemill.replay.batch import Blocks, SampledBatch
 from tidemill.services.replay.admission import AdmissionQueue
@@ -122,7 +122,8 @@ class BatchReader:
             longest = int(drawn.batch.step_counts.max(initial=0))
             if mirror is not None and longest > opened.slot_steps:
                 raise FailedPrecondition(
-                    f"mirror.slot_steps is {opened.slot_steps}, must be at least the {longest} steps of a chunk"
+                    f"mirror.slot_steps is {opened.slot_steps}, must be at least the {longest} steps of a chunk",
+                    reason=Reason.SLOT_TOO_SMALL,
                 )
             room.take(size)
             return drawn
@@ -234,7 +235,9 @@ def _check_size(items: int, size: int, most_bytes: int, room: BatchRoom) -> None
         (room.largest, "have room on their way: use a smaller batch_size or a greater replay.max_memory_mib"),
     ):
         if limit and size > limit:
-            raise InvalidArgument(f"a batch of {items} items has {size} bytes, at most {limit} {what}")
+            raise InvalidArgument(
+                f"a batch of {items} items has {size} bytes, at most {limit} {what}", reason=Reason.TOO_LARGE
+            )
 
 
 def _kept(held: list[SampledItems], drawn: SampledItems) -> SampledItems:

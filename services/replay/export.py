@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.arrays import Ints
-from tidemill.errors import InvalidArgument, ResourceExhausted
+from tidemill.errors import InvalidArgument, Reason, ResourceExhausted
 from tidemill.logger import LateLogger
 from tidemill.replay.batch import Blocks
 from tidemill.replay.wire import pack_export_chunks, pack_export_items, pack_export_start
@@ -205,7 +205,8 @@ class TableExport:
         if not self._holds:
             raise ResourceExhausted(
                 "the memory that an export held was needed for what actors append: export fewer items (newest, "
-                "max_age), raise max_memory_mib, or give the server a folder"
+                "max_age), raise max_memory_mib, or give the server a folder",
+                reason=Reason.MEMORY_FULL,
             )
 
     async def _read(self, chunks: Ints, step_counts: Ints, blobs: BlobReader | None) -> tuple[tuple[Blocks, ...], Ints]:

@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from tidemill import kernel
-from tidemill.errors import InvalidArgument, TidemillError
+from tidemill.errors import InvalidArgument, Reason, TidemillError
 from tidemill.replay.limits import MAX_DRAWS, MAX_KEYS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.table_config import MAX_COLUMNS
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -97,7 +97,9 @@ def read(kind: type[M], raw: bytes) -> M:
             _check_flat(raw, kind.DESCRIPTOR.name, _MOST_BYTES[kind])
         return kind.FromString(raw)
     except (DecodeError, IndexError) as error:
-        raise InvalidArgument(f"the request cannot be read as {kind.DESCRIPTOR.name}: {error}") from None
+        raise InvalidArgument(
+            f"the request cannot be read as {kind.DESCRIPTOR.name}: {error}", reason=Reason.UNDECODABLE
+        ) from None
 
 
 async def read_each(kind: type[M], requests: AsyncIterable[bytes]) -> AsyncIterator[M]:
@@ -108,7 +110,7 @@ async def read_each(kind: type[M], requests: AsyncIterable[bytes]) -> AsyncItera
 
 def _check_flat(raw: bytes, name: str, most_bytes: int) -> None:
     if len(raw) > most_bytes:
-        raise InvalidArgument(f"{name} has {len(raw)} bytes, must have at most {most_bytes}")
+        raise InvalidArgument(f"{name} has {len(raw)} bytes, must have at most {most_bytes}", reason=Reason.TOO_LARGE)
     _fields(raw, 0, len(raw), _MOST_FIELDS, name)
 
 

@@ -11,13 +11,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support import params_service
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.params_service import METADATA
 from tests.support.replay_messages import opening
 from tests.support.replay_service import local_server, open_appender
 from tests.support.replay_streams import make_chunk, make_config
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import ConfigError, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.errors import ConfigError, InvalidArgument, NotFound, Reason, ResourceExhausted
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import Precision
 from tidemill.replay import wire
@@ -51,7 +51,7 @@ def test_tables_of_a_server() -> None:
     with local_server(max_tables=2) as server, ReplayClient(server.address) as client:
         for name in ("a", "b"):
             client.create_table(make_config(name))
-        with pytest.raises(ResourceExhausted, match="max_tables"):
+        with pytest.raises(ResourceExhausted, match="max_tables", check=because(Reason.TOO_MANY_TABLES)):
             client.create_table(make_config("c"))
         assert [table.config.name for table in client.list_tables()] == ["a", "b"]
 
@@ -82,7 +82,7 @@ def test_streams_of_a_server() -> None:
             assert first.flush(WAIT_S)
             with (
                 open_channel(server.address) as channel,
-                pytest.raises(ResourceExhausted, match="max_streams"),
+                pytest.raises(ResourceExhausted, match="max_streams", check=because(Reason.TOO_MANY_STREAMS)),
                 translated(),
             ):
                 list(replay_pb2_grpc.ReplayServiceStub(channel).Append(iter([opening("second")]), timeout=WAIT_S))
@@ -96,7 +96,7 @@ def test_parameters_of_as_many_bytes_as_a_server_takes(tmp_path: Path, beyond: i
     with params_service.local_server(tmp_path, max_blob_bytes=_BYTES) as server, ParamsClient(server.address) as client:
         token = client.acquire_fencing_token("limits").fencing_token
         if beyond:
-            with pytest.raises(ResourceExhausted, match=naming("size_bytes 4097")):
+            with pytest.raises(ResourceExhausted, match=naming("size_bytes 4097"), check=because(Reason.TOO_LARGE)):
                 client.publish({Precision.FULL: blob}, METADATA, fencing_token=token, base_version=0)
             assert not client.list_versions().versions
         else:

@@ -16,7 +16,11 @@ import pytest
 
 from tests.support.launched import BOUND_S, ROOT, Launched, launched, learner_of
 from tests.support.params_service import free_address
+from tests.support.replay_service import local_server
+from tests.support.simulator_service import create_table, local_simulators
 from tests.support.waiting import wait_until
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.types import EnvSpec
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -120,6 +124,23 @@ def _cpp(folder: Path) -> tuple[str, ...]:
     built = subprocess.run(["make", "-C", folder / "cpp"], capture_output=True, text=True, timeout=600, check=False)
     assert built.returncode == 0, built.stderr
     return (str(folder / "cpp" / "cartpole"),)
+
+
+def test_client_in_node_prints_the_reason_of_a_refusal(tmp_path: Path) -> None:
+    """It knows the name from the .proto, and reads no message."""
+    folder = tmp_path / "examples" / "simulators"
+    shutil.copytree(_EXAMPLES, folder, ignore=shutil.ignore_patterns("node_modules", "cpp"))
+    shutil.copytree(ROOT / "protos", tmp_path / "protos")
+    command, spec = _node(folder), EnvSpec((3,), "float32", num_actions=2)  # CartPole has 4
+    config = DQNConfig(network="mlp", hidden_sizes=(8,), dueling=False, n_step=1)
+    with local_server() as replay:
+        create_table(replay.address, config, spec)
+        with local_simulators(replay.address, config, spec) as service:
+            played = subprocess.run(
+                [*command, service.address, "1"], capture_output=True, text=True, timeout=BOUND_S, check=False
+            )
+    assert played.returncode == 1
+    assert "(REASON_SPACES_DIFFER)" in played.stdout
 
 
 @pytest.mark.learning

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
+
+from tidemill.errors import Reason, TidemillError
 
 _WORD = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|\{[^{}]*\}|'[^']*'(?!\w)|\S+")
 
@@ -20,6 +23,11 @@ def naming(*words: object) -> str:
     """
     counts = Counter(word for text in words for word in _WORD.findall(str(text)))
     return r"(?s)\A" + "".join(rf"(?={rf'.*?{_whole(word)}' * count})" for word, count in counts.items())
+
+
+def because(reason: Reason | None) -> Callable[[TidemillError], bool]:
+    """Return a check of `pytest.raises`: the error has this reason, or none."""
+    return lambda error: error.reason is reason
 
 
 def _whole(word: str) -> str:

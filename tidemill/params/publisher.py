@@ -12,6 +12,7 @@ from tidemill.errors import (
     FailedPrecondition,
     InvalidArgument,
     PermissionDenied,
+    Reason,
     TidemillError,
     Unauthenticated,
     Unimplemented,
@@ -217,10 +218,12 @@ class ParamsPublisher:
         Raises:
             StalePublisher: The refusal has another reason: this publisher was superseded.
         """
+        if refusal.reason is Reason.FENCING_TOKEN_SUPERSEDED:
+            raise StalePublisher(str(refusal), reason=refusal.reason) from refusal
         listed = self._client.list_versions()
         newest = listed.versions[-1].version if listed.versions else 0
         if listed.fencing_token > self.fencing_token or newest == self._base_version:
-            raise StalePublisher(str(refusal)) from refusal
+            raise StalePublisher(str(refusal), reason=refusal.reason) from refusal
         self._base_version = newest
 
     def _acknowledge(self, publish: _Publish, version: int) -> None:

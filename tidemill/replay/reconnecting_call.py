@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import grpc
 
-from tidemill.errors import NotFound, ResourceExhausted, TidemillError, Unavailable
+from tidemill.errors import NotFound, Reason, ResourceExhausted, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff, open_channel
@@ -171,8 +171,7 @@ class ReconnectingCall(Generic[Request, Response]):
 
 
 def _may_pass(failure: TidemillError) -> bool:
-    """True if a later attempt may succeed: the server is away, not ready or full, or the call broke.
-
-    A message that is too large is an `InvalidArgument` (`from_rpc_error`): it never passes.
-    """
+    """True if a later attempt may succeed: the server is away, not ready or full, or the call broke."""
+    if failure.reason is Reason.TOO_LARGE:
+        return False
     return isinstance(failure, Unavailable | NotFound | ResourceExhausted) or type(failure) is TidemillError

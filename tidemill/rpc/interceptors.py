@@ -14,10 +14,10 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from prometheus_client import Counter, Histogram
 
-from tidemill.errors import InvalidArgument, TidemillError
+from tidemill.errors import InvalidArgument, Reason, TidemillError
 from tidemill.logger import LateLogger
 from tidemill.rpc.access import Refusal
-from tidemill.rpc.status import shortened, to_status
+from tidemill.rpc.status import shortened, to_status, trailers
 
 Decode = Callable[[bytes], Any]
 """Returns the message of its bytes; raises DecodeError."""
@@ -63,7 +63,9 @@ class Requests:
         except DecodeError as error:
             _UNDECODABLE.labels(service, method).inc()
             self._tell(f"{service}/{method}", len(data))
-            raise InvalidArgument(f"the request's {len(data)} bytes are not a message of {service}/{method}") from error
+            raise InvalidArgument(
+                f"the request's {len(data)} bytes are not a message of {service}/{method}", reason=Reason.UNDECODABLE
+            ) from error
 
     async def stream(
         self, decode: Decode | None, requests: AsyncIterator[Any], service: str, method: str
@@ -97,7 +99,7 @@ class _Call:
         if isinstance(error, TidemillError):
             self._code = to_status(error).name
             error.__traceback__ = None
-            await self._context.abort(to_status(error), shortened(str(error)))
+            await self._context.abort(to_status(error), shortened(str(error)), trailers(error))
         if isinstance(error, asyncio.CancelledError):
             self._code = "CANCELLED"
         elif isinstance(error, grpc.aio.AbortError):

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, TypeVar
 
-from tidemill.errors import ResourceExhausted, Unavailable
+from tidemill.errors import Reason, ResourceExhausted, Unavailable
 
 _T = TypeVar("_T")
 
@@ -42,16 +42,19 @@ class OpenCalls:
             ResourceExhausted: As many calls are open as may be.
         """
         if self._closed:
-            raise Unavailable(self._stopping)
+            raise Unavailable(self._stopping, reason=Reason.STOPPING)
         if self._most is not None and len(self._tasks) >= self._most:
-            raise ResourceExhausted(f"{self._most} calls are open, the maximum ({self._setting}); call again later")
+            raise ResourceExhausted(
+                f"{self._most} calls are open, the maximum ({self._setting}); call again later",
+                reason=Reason.TOO_MANY_CALLS,
+            )
         task = _present_task()
         self._tasks.add(task)
         try:
             yield
         except asyncio.CancelledError:
             if self._closed:
-                raise Unavailable(self._stopping) from None
+                raise Unavailable(self._stopping, reason=Reason.STOPPING) from None
             raise
         finally:
             self._tasks.discard(task)
@@ -71,7 +74,7 @@ class OpenCalls:
             yield
         except asyncio.CancelledError:
             if not self._closed and self._newest.get(epoch) is not task:
-                raise Unavailable(f"another call has resumed epoch {epoch}") from None
+                raise Unavailable(f"another call has resumed epoch {epoch}", reason=Reason.CALL_REPLACED) from None
             raise
         finally:
             if self._newest.get(epoch) is task:
@@ -94,7 +97,9 @@ async def first_of(requests: AsyncIterator[_T], default: _T) -> _T:
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             return await anext(requests, default)
     except TimeoutError:
-        raise Unavailable(f"no message came for {OPEN_TIMEOUT_S:g} s; call again") from None
+        raise Unavailable(
+            f"no message came for {OPEN_TIMEOUT_S:g} s; call again", reason=Reason.CALLER_SILENT
+        ) from None
 
 
 def _present_task() -> asyncio.Task[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 
@@ -14,6 +15,7 @@ from tidemill.errors import (
     InvalidArgument,
     NotFound,
     PermissionDenied,
+    Reason,
     ResourceExhausted,
     TidemillError,
     Unauthenticated,
@@ -24,6 +26,9 @@ from tidemill.rpc.client_security import tls_failure
 
 MAX_DETAILS_BYTES = 2000
 """Longest message of a status: in the trailers it may take three times as much, and a client takes 8 KiB of them."""
+
+REASON_KEY = "tidemill-reason"
+"""Key in the trailing metadata of a failed call; its value is a name of the enum in tidemill/rpc/v1/reason.proto."""
 
 _STATUS: tuple[tuple[type[TidemillError], grpc.StatusCode], ...] = (
     (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
@@ -54,13 +59,25 @@ _TOO_LARGE = "larger than max"
 
 def from_rpc_error(error: grpc.RpcError) -> TidemillError:
     """Return the exception a client raises for a failed call, with the server's message."""
-    code, details = error.code(), error.details()
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and details and _TOO_LARGE in details:
-        return InvalidArgument(f"a message has more bytes than one side takes: {details}")
+    code, details, reason = error.code(), error.details(), _reason(error)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and reason is None and details and _TOO_LARGE in details:
+        return InvalidArgument(f"a message has more bytes than one side takes: {details}", reason=Reason.TOO_LARGE)
     kind = _ERROR.get(code, TidemillError)
-    if kind is Unavailable and details and (reason := tls_failure(details)):
-        return Unavailable(f"{reason} ({details})")
-    return kind(details if kind in dict(_STATUS) and details else f"{code.name}: {details}")
+    if kind is Unavailable and details and (why := tls_failure(details)):
+        return Unavailable(f"{why} ({details})")
+    return kind(details if kind in dict(_STATUS) and details else f"{code.name}: {details}", reason=reason)
+
+
+def trailers(error: TidemillError) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata a server sends with an exception."""
+    return () if error.reason is None else ((REASON_KEY, error.reason.value),)
+
+
+def _reason(error: grpc.RpcError) -> Reason | None:
+    """Return the reason that the server named; None if it named none, or one that is newer than this client."""
+    metadata: Any = error.trailing_metadata() or ()
+    named = dict(metadata).get(REASON_KEY)
+    return next((reason for reason in Reason if reason == named), None)
 
 
 def shortened(message: str) -> str:

@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, ResourceExhausted, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_address, check_number
 from tidemill.rpc.channel import Backoff, open_channel
@@ -201,10 +201,14 @@ class SimulatorClient:
                 return self._call.ask(pack_step(seen, self._spec)).decision
             except (Unavailable, ResourceExhausted) as error:
                 self._drop()
+                if error.reason is Reason.CALL_REPLACED:  # calling again would take the episode from the other client
+                    self._is_playing = False
+                    raise
                 failing_since_s = min(failing_since_s, time.monotonic())
                 if time.monotonic() - failing_since_s >= self._timeout_s:
                     raise type(error)(
-                        f"{self._address} took no step for {self._timeout_s:g} s (timeout_s): {error}"
+                        f"{self._address} took no step for {self._timeout_s:g} s (timeout_s): {error}",
+                        reason=error.reason,
                     ) from error
                 time.sleep(backoff.next_s())
 

@@ -17,7 +17,7 @@ import structlog
 
 from tidemill.atomic_files import TEMPORARY, is_disk_full, make_folder, replacing, sync_file, write_atomically
 from tidemill.config.run import RESTORED
-from tidemill.errors import DataLoss, FatalError, ResourceExhausted, TidemillError
+from tidemill.errors import DataLoss, FatalError, Reason, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
 from tidemill.services.learner.checkpoint.state_tree import flatten
@@ -69,8 +69,10 @@ class CheckpointStore:
             raise
         except OSError as error:
             _remove(path)
-            kind = ResourceExhausted if is_disk_full(error) else TidemillError
-            raise kind(f"cannot write {path}: {error.strerror}") from error
+            what = f"cannot write {path}: {error.strerror}"
+            if is_disk_full(error):
+                raise ResourceExhausted(what, reason=Reason.DISK_FULL) from error
+            raise TidemillError(what) from error
         for _, _, old in self._found()[: -self._keep]:
             _remove(old)
         return path

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 
-from tidemill.errors import FailedPrecondition
+from tidemill.errors import FailedPrecondition, Reason
 from tidemill.learner.status import SavedCheckpoint
 
 
@@ -71,7 +71,7 @@ class Control:
         """Refuse requests that can no longer be carried out."""
         self.stop("the learner ended")
         while (request := self.take_checkpoint_request()) is not None:
-            request.set_exception(FailedPrecondition("the learner is stopping"))
+            request.set_exception(FailedPrecondition("the learner is stopping", reason=Reason.STOPPING))
 
     def _set_paused(self, paused: bool) -> None:
         with self._changed:
@@ -81,4 +81,4 @@ class Control:
 
     def _check_running(self) -> None:
         if self.stop_reason is not None:
-            raise FailedPrecondition(f"the learner is stopping: {self.stop_reason}")
+            raise FailedPrecondition(f"the learner is stopping: {self.stop_reason}", reason=Reason.STOPPING)

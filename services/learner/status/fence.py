@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tidemill.errors import FailedPrecondition, TidemillError
+from tidemill.errors import FailedPrecondition, Reason, TidemillError
 from tidemill.params.publisher import StalePublisher
 
 
@@ -15,7 +15,9 @@ def superseded() -> Iterator[None]:
     try:
         yield
     except FailedPrecondition as error:
-        raise StalePublisher(str(error)) from error
+        if error.reason in (Reason.FENCING_TOKEN_SUPERSEDED, None):  # None: a server that does not send reasons yet
+            raise StalePublisher(str(error), reason=error.reason) from error
+        raise
 
 
 class Fence:

@@ -9,7 +9,7 @@ from functools import partial
 
 from tidemill.atomic_files import is_disk_full
 from tidemill.config.services import StorageSettings
-from tidemill.errors import FatalError, ResourceExhausted
+from tidemill.errors import FatalError, Reason, ResourceExhausted
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.commits import Commits
 from tidemill.services.replay.log.compactor import Compactor
@@ -80,7 +80,9 @@ class ReplayLog:
             return await self.snapshots.take()
         except OSError as error:
             if is_disk_full(error):
-                raise ResourceExhausted(f"no snapshot was written: {error.strerror}") from error
+                raise ResourceExhausted(
+                    f"no snapshot was written: {error.strerror}", reason=Reason.DISK_FULL
+                ) from error
             raise
 
     @property

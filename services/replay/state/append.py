@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.arrays import Ints
-from tidemill.errors import FailedPrecondition, InvalidArgument
+from tidemill.errors import FailedPrecondition, InvalidArgument, Reason
 from tidemill.replay.chunk import Chunk, ItemBatch, check_priorities
 from tidemill.replay.limits import lz4_bound
 from tidemill.replay.table_config import TableConfig
@@ -98,9 +98,13 @@ def is_new(chunk: Chunk, next_step: int, ended: bool) -> bool:
         return False
     where = f"chunk of env_index {chunk.env_index} at first_step {chunk.first_step}"
     if ended:
-        raise FailedPrecondition(f"{where} comes after the stream's end at step {next_step}")
+        raise FailedPrecondition(
+            f"{where} comes after the stream's end at step {next_step}", reason=Reason.STREAM_ENDED
+        )
     if chunk.first_step != next_step:
-        raise FailedPrecondition(f"{where} leaves a gap, the stream's next step is {next_step}")
+        raise FailedPrecondition(
+            f"{where} leaves a gap, the stream's next step is {next_step}", reason=Reason.STREAM_GAP
+        )
     return True
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
-from tidemill.errors import InvalidArgument, ResourceExhausted
+from tidemill.errors import InvalidArgument, Reason, ResourceExhausted
 from tidemill.services.replay.chunks.store import RECORD_BYTES, ChunkStore
 from tidemill.services.replay.state.append import AppendPlan, AppendSession
 from tidemill.services.replay.state.streams import Epoch, StreamRegistry
@@ -104,7 +104,8 @@ class MemoryBudget:
         if self.share_limit and self.message_bytes and self.message_bytes + size_bytes > self.share_limit:
             raise ResourceExhausted(
                 f"no memory for a message of {size_bytes} bytes: messages of {self.message_bytes} bytes already wait, "
-                f"at most {self.share_limit} may (a quarter of max_memory_mib); retry later"
+                f"at most {self.share_limit} may (a quarter of max_memory_mib); retry later",
+                reason=Reason.MEMORY_FULL,
             )
         self.message_bytes += size_bytes
 
@@ -190,7 +191,8 @@ class StoredMemory:
             if size > self._budget.share_limit:
                 raise InvalidArgument(
                     f"a message has {size} bytes of chunks, must have at most {self._budget.share_limit} (a quarter of "
-                    "max_memory_mib): send smaller messages, or raise max_memory_mib"
+                    "max_memory_mib): send smaller messages, or raise max_memory_mib",
+                    reason=Reason.TOO_LARGE,
                 )
             self._check_tails(session.epoch, size)
         size += RECORD_BYTES * len(planned.chunks)
@@ -207,7 +209,8 @@ class StoredMemory:
             raise ResourceExhausted(
                 f"no memory for {size} bytes of chunks: with them, streams and tables that this call does not name "
                 f"have {excess} bytes more than the {self._budget.stored_limit} that may be stored (half of "
-                "max_memory_mib); raise it, or lower max_items of other tables"
+                "max_memory_mib); raise it, or lower max_items of other tables",
+                reason=Reason.MEMORY_FULL,
             )
         return pressed
 
@@ -219,7 +222,10 @@ class StoredMemory:
             ResourceExhausted: `MAX_HOLDERS` callers have some, whether they read on or not.
         """
         if self._holders == MAX_HOLDERS:
-            raise ResourceExhausted(f"{MAX_HOLDERS} exports are under way, the maximum; retry when one has ended")
+            raise ResourceExhausted(
+                f"{MAX_HOLDERS} exports are under way, the maximum; retry when one has ended",
+                reason=Reason.TOO_MANY_EXPORTS,
+            )
         self._holders += 1
         try:
             chosen = choose()
@@ -266,5 +272,6 @@ class StoredMemory:
                 raise ResourceExhausted(
                     f"no memory for {size} bytes of chunks: the newest chunks of all streams, kept for future items, "
                     f"have {held} bytes, at most {share} are allowed (a quarter of max_memory_mib); raise it, or "
-                    "connect fewer actors"
+                    "connect fewer actors",
+                    reason=Reason.MEMORY_FULL,
                 )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.arrays import Ints
-from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason, ResourceExhausted
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig, TableUpdate
@@ -205,14 +205,16 @@ class ReplayState:
         """
         if len(self._tables) >= self._max_tables:
             raise ResourceExhausted(
-                f"table {config.name!r} would exceed max_tables ({self._max_tables}); drop a table or raise it"
+                f"table {config.name!r} would exceed max_tables ({self._max_tables}); drop a table or raise it",
+                reason=Reason.TOO_MANY_TABLES,
             )
         store = self._stores.get(config.signature) or self._make_store(config.signature, number)
         try:
             table = Table(config, store, self._rng, durable=self._durable, key_salt=_key_salt(self.store_id, number))
         except MemoryError as error:
             raise ResourceExhausted(
-                f"max_items is {config.max_items}, too many for the server's memory; lower it"
+                f"max_items is {config.max_items}, too many for the server's memory; lower it",
+                reason=Reason.MEMORY_FULL,
             ) from error
         self._stores[config.signature] = store
         self._store_numbers.setdefault(config.signature, number)
@@ -287,7 +289,10 @@ class ReplayState:
         try:
             return self._tables[name]
         except KeyError:
-            raise NotFound(f"no table {name!r}; there are: {', '.join(sorted(self._tables)) or 'none'}") from None
+            raise NotFound(
+                f"no table {name!r}; there are: {', '.join(sorted(self._tables)) or 'none'}",
+                reason=Reason.UNKNOWN_TABLE,
+            ) from None
 
     def open_streams(
         self,
@@ -395,7 +400,8 @@ class ReplayState:
             moved = table.reconfigure(config, limiter_is_on=limiter_is_on)
         except MemoryError as error:
             raise ResourceExhausted(
-                f"max_items is {config.max_items}, too many for the server's memory; lower it"
+                f"max_items is {config.max_items}, too many for the server's memory; lower it",
+                reason=Reason.MEMORY_FULL,
             ) from error
         table.declared = declared
         self.memory.count()
@@ -420,9 +426,13 @@ def _check_signature(table: Table, signature: Signature) -> None:
         return
     if column_names(signature) != column_names(wanted):
         got, names = list(column_names(signature)), list(column_names(wanted))
-        raise FailedPrecondition(f"signature has columns {got}, table {table.config.name!r} has {names}")
+        raise FailedPrecondition(
+            f"signature has columns {got}, table {table.config.name!r} has {names}", reason=Reason.SIGNATURE_DIFFERS
+        )
     got_column, column = next((a, b) for a, b in zip(signature, wanted, strict=True) if a != b)
-    raise FailedPrecondition(f"signature has {got_column}, table {table.config.name!r} has {column}")
+    raise FailedPrecondition(
+        f"signature has {got_column}, table {table.config.name!r} has {column}", reason=Reason.SIGNATURE_DIFFERS
+    )
 
 
 def _values(table: Table, name: str) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Reason, ResourceExhausted
 from tidemill.services.replay.chunks.store import NONE, ChunkStore
 
 EPOCH_RANDOM_BITS = 20
@@ -79,7 +79,8 @@ class Epoch:
         if not self.current:
             raise FailedPrecondition(
                 f"epoch {self.number} of actor {self.actor_id!r} was superseded: "
-                "another process appends under the same actor_id"
+                "another process appends under the same actor_id",
+                reason=Reason.EPOCH_SUPERSEDED,
             )
 
     def trim(self, stream: Stream) -> list[int]:
@@ -224,7 +225,10 @@ class StreamRegistry:
         if not is_mine.any():
             names = sorted({one.actor_id for one in known})
             listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-            raise NotFound(f"no streams of actor_id {actor_id!r}; there are those of: {listed or 'none'}")
+            raise NotFound(
+                f"no streams of actor_id {actor_id!r}; there are those of: {listed or 'none'}",
+                reason=Reason.UNKNOWN_ACTOR,
+            )
         most = max(one.count for one in known if one.actor_id == actor_id)
         if env_index is not None and env_index >= most:
             raise InvalidArgument(f"env_index is {env_index}, must be 0 .. {most - 1} for actor_id {actor_id!r}")
@@ -269,7 +273,8 @@ class StreamRegistry:
         if epoch < known.number:
             raise FailedPrecondition(
                 f"epoch {epoch} of actor {actor_id!r} was superseded by epoch {known.number}: "
-                "another process appends under the same actor_id"
+                "another process appends under the same actor_id",
+                reason=Reason.EPOCH_SUPERSEDED,
             )
         _check_same(known, env_count, store, chunk_length)
         known.tail_steps = max(known.tail_steps, tail_steps)
@@ -316,7 +321,8 @@ class StreamRegistry:
             if not idle:
                 raise ResourceExhausted(
                     f"env_count is {env_count}, which with the {self.count} streams of connected actors exceeds "
-                    f"max_streams ({self._max_streams}); raise it, or connect fewer environments"
+                    f"max_streams ({self._max_streams}); raise it, or connect fewer environments",
+                    reason=Reason.TOO_MANY_STREAMS,
                 )
             leaving.append(idle.pop(0))
         for epoch in leaving:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.arrays import Ints
-from tidemill.errors import FailedPrecondition
+from tidemill.errors import FailedPrecondition, Reason
 from tidemill.services.replay.selectors.selector import Selector
 from tidemill.services.replay.selectors.uniform import Uniform
 
@@ -355,7 +355,8 @@ class ItemSampler:
         if not selector.random or self._limit:
             raise FailedPrecondition(
                 "seed is set, which needs the sampler uniform or prioritized and max_times_sampled 0: "
-                "other draws depend on earlier ones"
+                "other draws depend on earlier ones",
+                reason=Reason.TABLE_UNSUITABLE,
             )
         rng = np.random.default_rng(seed)
         if isinstance(selector, Uniform):  # which has the slots in an order that depends on removals

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.arrays import Ints
-from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.services.replay.chunks.store import NONE, ChunkRefCounts, ChunkStore
@@ -67,7 +67,7 @@ class Table:
     def check_there(self) -> None:
         """Raise NotFound if it was dropped; whoever holds a table while others act must ask again."""
         if self.dropped:
-            raise NotFound(f"table {self.config.name!r} was dropped")
+            raise NotFound(f"table {self.config.name!r} was dropped", reason=Reason.UNKNOWN_TABLE)
 
     @property
     def size(self) -> int:
@@ -119,7 +119,8 @@ class Table:
         if kind is not SelectorKind.UNIFORM or limit:
             raise FailedPrecondition(
                 f"table {self.config.name!r} has the sampler {kind.value} and max_times_sampled {limit}: "
-                "epochs need the uniform sampler and 0"
+                "epochs need the uniform sampler and 0",
+                reason=Reason.TABLE_UNSUITABLE,
             )
 
     def fewer(self, batch_size: int, without_replacement: bool) -> int:
@@ -261,7 +262,8 @@ class Table:
         """
         if 0 < fencing_token < self.fencing_token:
             raise FailedPrecondition(
-                f"fencing token {fencing_token} was superseded by {self.fencing_token}: another learner trains now"
+                f"fencing token {fencing_token} was superseded by {self.fencing_token}: another learner trains now",
+                reason=Reason.FENCING_TOKEN_SUPERSEDED,
             )
         self.fencing_token = max(self.fencing_token, fencing_token)
         slots, found = self.items.find(keys)

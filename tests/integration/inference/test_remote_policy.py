@@ -13,12 +13,12 @@ import torch
 
 from tests.support.batches import CASES, VECTOR
 from tests.support.inference_service import FixedParams, Played, local_inference, state_of
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.params_service import free_address
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, ResourceExhausted
 from tidemill.inference.client import InferenceClient
 from tidemill.inference.v1 import inference_pb2 as pb
 from tidemill.inference.v1 import inference_pb2_grpc
@@ -210,12 +210,12 @@ def test_another_run_s_actor_is_refused_and_told_why() -> None:
     params = FixedParams()
     params.set(state_of(_DQN, VECTOR))
     with local_inference(_DQN, VECTOR, params, max_batch=4) as service:
-        for algorithm, count, kind, reason in (
-            ("r2d2", 2, FailedPrecondition, "algorithm 'r2d2' 'dqn'"),
-            ("dqn", 5, InvalidArgument, "num_envs 5 1 inference.max_batch 4"),
+        for algorithm, count, kind, message, reason in (
+            ("r2d2", 2, FailedPrecondition, "algorithm 'r2d2' 'dqn'", Reason.RUN_DIFFERS),
+            ("dqn", 5, InvalidArgument, "num_envs 5 1 inference.max_batch 4", None),
         ):
             client = InferenceClient([service.address], Opening(algorithm, count, VECTOR))
-            with closing(client), pytest.raises(kind, match=naming(reason)):
+            with closing(client), pytest.raises(kind, match=naming(message), check=because(reason)):
                 client.ask(Played(VECTOR, count, 0).next())
 
 
@@ -230,7 +230,9 @@ def test_more_actors_than_allowed_are_refused_until_one_leaves() -> None:
         with closing(second):
             with closing(first):
                 first.ask(played.next())
-                with pytest.raises(ResourceExhausted, match=r"inference\.max_streams"):
+                with pytest.raises(
+                    ResourceExhausted, match=r"inference\.max_streams", check=because(Reason.TOO_MANY_CALLS)
+                ):
                     second.ask(played.next())
             wait_until(lambda: service.metric("actors") == 0, "the first has left")
             second.ask(played.next())

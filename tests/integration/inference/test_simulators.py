@@ -14,12 +14,12 @@ import pytest
 
 from tests.support.batches import CASES
 from tests.support.inference_service import params_of, state_of
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.params_service import free_address
 from tests.support.replay_service import local_server
 from tests.support.simulator_service import CHUNK, create_table, local_simulators, stored_items
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, ResourceExhausted, Unavailable
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 from tidemill.rl.settings.q_learning import DQNConfig
@@ -217,7 +217,55 @@ def test_last_evaluation_frees_clients_that_the_limiter_holds() -> None:
         assert call.result().lengths == [100]
         refused = _Evaluating(channel, 2, 1)
         wait_until(lambda: refused.is_over, "the refusal")
-        assert "restart" in str(refused.error)
+        assert isinstance(refused.error, FailedPrecondition)
+        assert refused.error.reason is Reason.EVALUATION_OVER
+
+
+def test_second_evaluation_replaces_the_first() -> None:
+    """The first is told that another evaluator measures the run."""
+    versions = {2: params_of(state_of(_DQN, _SPEC), 2)}
+    with local_server() as replay, ExitStack() as stack:
+        create_table(replay.address, _DQN, _SPEC)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC, versions=versions))
+        channel = stack.enter_context(open_channel(service.address))
+        calls = [_Evaluating(channel, 2, 1) for _ in range(2)]
+        wait_until(lambda: any(call.is_over for call in calls), "one to be replaced")
+        (error,) = [call.error for call in calls if call.is_over]
+        assert isinstance(error, FailedPrecondition)
+        assert error.reason is Reason.EVALUATION_REPLACED
+
+
+def test_client_does_not_take_back_an_episode_that_another_continues() -> None:
+    """Two programs with one resume token would otherwise take it from each other at every step."""
+    with local_server() as replay:
+        create_table(replay.address, _DQN, _SPEC)
+        with (
+            local_simulators(replay.address, _DQN, _SPEC) as service,
+            SimulatorClient(service.address, _SPEC) as first,
+            SimulatorClient(service.address, _SPEC) as second,
+        ):
+            _begin(first, 3)
+            second._declared, second._next_step, second._is_playing = first._declared, first._next_step, True
+            second._kept.extend(first._kept)
+            assert second.step(np.array([0, 3], np.float32), 1.0) is not None
+            with pytest.raises(Unavailable, check=because(Reason.CALL_REPLACED)):
+                first.step(np.array([0, 3], np.float32), 1.0)
+            assert second.step(np.array([0, 4], np.float32), 1.0) is not None
+            assert first.begin(np.zeros(2, np.float32)) is not None
+
+
+def test_service_that_cannot_store_says_so() -> None:
+    """The client is told that a service behind this one is the cause."""
+    with local_server() as replay:
+        create_table(replay.address, _DQN, _SPEC)
+        with (
+            local_simulators(replay.address, _DQN, _SPEC) as service,
+            SimulatorClient(service.address, _SPEC, timeout_s=0.0) as client,
+        ):
+            _begin(client, 2)
+            service.writer.close()
+            with pytest.raises(Unavailable, check=because(Reason.DEPENDENCY_UNAVAILABLE)):
+                _play(client, 0, 4 * CHUNK, first=2)
 
 
 def test_evaluation_names_what_is_wrong() -> None:
@@ -350,7 +398,9 @@ def test_client_that_is_gone_frees_its_slot_after_a_while() -> None:
             _begin(first, 5)
             with (
                 SimulatorClient(service.address, _SPEC, timeout_s=0.0) as second,
-                pytest.raises(ResourceExhausted, match=naming("1 inference.simulators")),
+                pytest.raises(
+                    ResourceExhausted, match=naming("1 inference.simulators"), check=because(Reason.TOO_MANY_CALLS)
+                ),
             ):
                 second.begin(np.zeros(2, np.float32))
             first._drop()
@@ -441,7 +491,11 @@ def test_spaces_are_compared_by_name() -> None:
             for spec, message in cases.items():
                 with (
                     SimulatorClient(service.address, spec, name="game-1") as client,
-                    pytest.raises(FailedPrecondition, match=naming("client 'game-1' run 'test'", message)),
+                    pytest.raises(
+                        FailedPrecondition,
+                        match=naming("client 'game-1' run 'test'", message),
+                        check=because(Reason.SPACES_DIFFER),
+                    ),
                 ):
                     client.begin(np.zeros(spec.observation_shape, spec.observation_dtype))
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.naming import because
 from tests.support.params_service import LARGE, LIMIT_BYTES, METADATA, MIB, LocalServer, local_server, publish
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import (
     DataLoss,
     FailedPrecondition,
     InvalidArgument,
+    Reason,
     ResourceExhausted,
     TidemillError,
     Unavailable,
@@ -49,7 +51,7 @@ def test_older_publisher_is_refused(client: ParamsClient, server: LocalServer) -
     client.publish({Precision.FULL: b"1"}, METADATA, fencing_token=first.fencing_token, base_version=0)
     second = client.acquire_fencing_token("second")
     assert second.latest_version == 1
-    with pytest.raises(FailedPrecondition, match="superseded"):
+    with pytest.raises(FailedPrecondition, match="superseded", check=because(Reason.FENCING_TOKEN_SUPERSEDED)):
         client.publish({Precision.FULL: b"2"}, METADATA, fencing_token=first.fencing_token, base_version=1)
     client.publish({Precision.FULL: b"3"}, METADATA, fencing_token=second.fencing_token, base_version=1)
     assert [version.fencing_token for version in client.list_versions().versions] == [1, 2]
@@ -129,7 +131,10 @@ def test_publisher_that_stalls_loses_its_fetch_slot(tmp_path: Path) -> None:
 
         with open_channel(server.address) as channel:
             stub = params_pb2_grpc.ParamServiceStub(channel)
-            with pytest.raises(Unavailable, match="sent nothing for"), translated():
+            with (
+                pytest.raises(Unavailable, match="sent nothing for", check=because(Reason.CALLER_SILENT)),
+                translated(),
+            ):
                 stub.Publish(stalling(), timeout=WAIT_S)
             ended.set()
         assert client.publish({Precision.FULL: b"x"}, METADATA, fencing_token=fencing_token, base_version=0) == 1

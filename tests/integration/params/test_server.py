@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.params_service import LARGE, METADATA, MIB, LocalServer, publish
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import (
     DataLoss,
     InvalidArgument,
     NotFound,
+    Reason,
     ResourceExhausted,
     TidemillError,
     Unavailable,
@@ -60,8 +61,13 @@ def test_fetch_of_what_is_not_there_is_not_found(client: ParamsClient) -> None:
     """Unknown numbers, removed versions and unset tags are told apart from 'nothing newer'."""
     for blob in (b"1", b"2", b"3", b"4"):
         publish(client, blob)
-    for selector in (1, 5, "best"):
-        with pytest.raises(NotFound):
+    unknown: dict[int | str, Reason] = {
+        1: Reason.UNKNOWN_VERSION,
+        5: Reason.UNKNOWN_VERSION,
+        "best": Reason.UNKNOWN_TAG,
+    }
+    for selector, reason in unknown.items():
+        with pytest.raises(NotFound, check=because(reason)):
             client.fetch(selector, wait_s=10)
 
 

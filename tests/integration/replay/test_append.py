@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.proxy import Proxy
 from tests.support.replay_service import LocalServer, everything, items_of, open_appender, rpc_count, write
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError
+from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, TidemillError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import decode
 from tidemill.replay.sampling.sampler import ReplaySampler
@@ -125,7 +125,7 @@ def test_error_that_cannot_pass_reaches_the_owner(server: LocalServer, client: R
     """A wrong signature, a refused chunk and a second actor of the same name are raised by the next call."""
     client.create_table(make_config())
     wrong = StreamAppender(server.address, "a", 1, SIGNATURE[:2], ["t"], 4)
-    with wrong, pytest.raises(FailedPrecondition, match=naming("signature")):
+    with wrong, pytest.raises(FailedPrecondition, match=naming("signature"), check=because(Reason.SIGNATURE_DIFFERS)):
         _append_and_flush(wrong, 0)
     with open_appender(server.address, "b") as appender, pytest.raises(InvalidArgument, match=naming("first_step 2")):
         _append_and_flush(appender, 2)
@@ -135,7 +135,7 @@ def test_error_that_cannot_pass_reaches_the_owner(server: LocalServer, client: R
         with open_appender(server.address, "c") as second:
             write(second, range(4))
             assert second.flush(WAIT_S)
-            with pytest.raises(FailedPrecondition, match=naming("actor_id")):
+            with pytest.raises(FailedPrecondition, match=naming("actor_id"), check=because(Reason.EPOCH_SUPERSEDED)):
                 _append_and_flush(first, 4)
     with (
         ReplaySampler([server.address], make_config(max_items=7), 4) as stream,

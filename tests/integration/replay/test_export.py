@@ -14,17 +14,11 @@ import numpy as np
 import pytest
 
 from tests.support.exported import fill, steps_of
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_service import LocalServer, local_server, open_appender, write
 from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import (
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    ResourceExhausted,
-    Unavailable,
-)
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Reason, ResourceExhausted, Unavailable
 from tidemill.replay import copy_tables, export_table
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.transfer.stream import Start, open_export
@@ -203,7 +197,7 @@ def test_exports_under_way_have_a_bound() -> None:
         for _ in range(MAX_HOLDERS):
             others.enter_context(server.replay.memory.holding(lambda: TableExport(server.replay.find("t"))))
         with (
-            pytest.raises(ResourceExhausted, match=naming("4")),
+            pytest.raises(ResourceExhausted, match=naming("4"), check=because(Reason.TOO_MANY_EXPORTS)),
             open_export(server.address, "t") as refused,
         ):
             next(refused)

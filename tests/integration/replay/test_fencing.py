@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_shards import fill, local_shards
 from tests.support.replay_streams import make_config
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import FailedPrecondition
+from tidemill.errors import FailedPrecondition, Reason
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
@@ -26,7 +26,9 @@ def test_older_fencing_token_is_refused() -> None:
         assert client.describe_table("t").fencing_token == 0
         for fencing_token in (2, 3, 3):
             assert client.update_priorities("t", keys, [5.0], fencing_token) == 1
-        with pytest.raises(FailedPrecondition, match=naming("fencing 2 superseded 3")):
+        with pytest.raises(
+            FailedPrecondition, match=naming("fencing 2 superseded 3"), check=because(Reason.FENCING_TOKEN_SUPERSEDED)
+        ):
             client.update_priorities("t", keys, [50.0], 2)
         described = client.describe_table("t")
         assert (described.total_weight, described.priority_updates, described.fencing_token) == (3.0 + 5.0, 3, 3)

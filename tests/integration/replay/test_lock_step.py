@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_log import kill, options, write
 from tests.support.replay_service import LocalServer, items_of, local_server, open_appender, server_process
 from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import DataLoss, FailedPrecondition, FatalError
+from tidemill.errors import DataLoss, FailedPrecondition, FatalError, Reason
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.sampler import ReplaySampler
@@ -85,7 +85,9 @@ def test_message_that_comes_too_late_is_refused_and_a_repeated_one_is_not(
         assert a.flush(WAIT_S)
         assert server.replay.streams.step_count == 4
         _store(a, 0, 4, at=3)
-        with pytest.raises(FailedPrecondition, match=naming("at_step_count 3 4")):
+        with pytest.raises(
+            FailedPrecondition, match=naming("at_step_count 3 4"), check=because(Reason.STEP_COUNT_PASSED)
+        ):
             a.flush(WAIT_S)
 
 

@@ -14,12 +14,14 @@ from tests.support.replay_service import CHUNK_LENGTH, local_server, server_proc
 from tests.support.replay_shards import local_shards
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S, wait_until
+from tidemill.errors import FailedPrecondition, Reason
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.writing.appender import StreamAppender
+from tidemill.rpc.status import from_rpc_error
 
 
 @pytest.mark.parametrize("spare_slots", [0, 40])
@@ -142,4 +144,5 @@ def test_chunk_that_is_longer_than_a_slot_ends_the_call() -> None:
         answers = replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter([pb.SampleRequest(open=opening, credit=1)]))
         with pytest.raises(grpc.RpcError, match=naming("chunk 8 mirror.slot_steps 4")) as caught:
             next(answers)
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert type(failure := from_rpc_error(caught.value)) is FailedPrecondition
+    assert failure.reason is Reason.SLOT_TOO_SMALL

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.waiting import wait_until
-from tidemill.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, ResourceExhausted, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, ShardStatus, SourceStatus
 from tidemill.learner.v1 import learner_pb2 as pb
@@ -85,7 +85,7 @@ def test_stop_gives_its_reason(client: LearnerClient, control: Control) -> None:
     """It is answered at once, and later requests are refused."""
     client.stop("target reached")
     assert control.stop_reason == "target reached"
-    with pytest.raises(FailedPrecondition, match=naming("stopping target reached")):
+    with pytest.raises(FailedPrecondition, match=naming("stopping target reached"), check=because(Reason.STOPPING)):
         client.pause()
     with pytest.raises(FailedPrecondition):
         client.save_checkpoint()
@@ -138,7 +138,7 @@ def test_checkpoint_nobody_makes_is_not_waited_for_forever(control: Control) -> 
         LearnerServicer(control, lambda: _STATUS, checkpoint_timeout_s=0.1).add_to(server.server)
         with (
             LearnerClient(server.start(), deadline_s=10) as client,
-            pytest.raises(Unavailable, match=naming("0.1")),
+            pytest.raises(Unavailable, match=naming("0.1"), check=because(Reason.BUSY)),
         ):
             client.save_checkpoint()
     request = control.take_checkpoint_request()

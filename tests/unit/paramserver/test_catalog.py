@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.publishing import METADATA, NOON, encoding, request_of
-from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Reason, ResourceExhausted
 from tidemill.params.version import Encoding, Precision, Version
 from tidemill.services.paramserver.catalog import Catalog
 from tidemill.services.paramserver.upload import PublishRequest
@@ -56,7 +56,9 @@ def test_fencing_token_that_was_not_handed_out_is_invalid() -> None:
 @pytest.mark.parametrize("base_version", [0, 1, 3])
 def test_base_that_is_not_the_newest_is_refused(base_version: int) -> None:
     """A publisher that missed a version, or knows one that is lost, gets the newest number."""
-    with pytest.raises(FailedPrecondition, match=naming("base_version", base_version, 2)):
+    with pytest.raises(
+        FailedPrecondition, match=naming("base_version", base_version, 2), check=because(Reason.BASE_VERSION_DIFFERS)
+    ):
         _catalog(1, 2).check_publisher(request_of(b"a", base_version=base_version))
 
 
@@ -90,7 +92,7 @@ def test_bad_tag_is_invalid(tag: str) -> None:
 
 def test_tag_on_a_missing_version_is_not_found() -> None:
     """The message names the version and the newest one."""
-    with pytest.raises(NotFound, match=naming("version 7 2")):
+    with pytest.raises(NotFound, match=naming("version 7 2"), check=because(Reason.UNKNOWN_VERSION)):
         _catalog(1, 2).with_tag("best", 7, max_tags=10)
     with pytest.raises(NotFound, match="none yet"):
         Catalog().with_tag("best", 1, max_tags=10)
@@ -99,7 +101,9 @@ def test_tag_on_a_missing_version_is_not_found() -> None:
 def test_tag_beyond_the_limit_is_refused_and_those_there_still_move() -> None:
     """A new tag is refused by name and limit; a tag that is set moves on."""
     catalog = _catalog(1, 2).with_tag("a", 1, max_tags=2).with_tag("b", 1, max_tags=2)
-    with pytest.raises(ResourceExhausted, match=naming("'c' paramserver.max_tags 2")):
+    with pytest.raises(
+        ResourceExhausted, match=naming("'c' paramserver.max_tags 2"), check=because(Reason.TOO_MANY_TAGS)
+    ):
         catalog.with_tag("c", 1, max_tags=2)
     assert catalog.with_tag("b", 2, max_tags=2).tags == {"a": 1, "b": 2}
 

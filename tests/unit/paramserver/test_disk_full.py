@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.publishing import OpenStore, names, publish, read
-from tidemill.errors import ResourceExhausted
+from tidemill.errors import Reason, ResourceExhausted
 from tidemill.services.paramserver.version_store import VersionStore
 
 
@@ -85,7 +85,7 @@ def test_disk_filled_by_pieces_is_reported_at_the_piece(
         return path_open(path, *arguments, **named)  # type: ignore[call-overload]
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ResourceExhausted, match=naming("disk")):
+    with pytest.raises(ResourceExhausted, match=naming("disk"), check=because(Reason.DISK_FULL)):
         publish(store, b"new")
     monkeypatch.undo()
     assert publish(store, b"new").version == 2

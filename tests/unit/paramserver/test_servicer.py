@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.publishing import NOON, OpenStore, request_of
-from tidemill.errors import Unavailable
+from tidemill.errors import Reason, Unavailable
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.services.paramserver.catalog import Catalog
 from tidemill.services.paramserver.metrics import Metrics
@@ -101,7 +101,7 @@ async def test_fetch_without_a_turn_in_time_is_unavailable(tmp_path: Path, open_
     first: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)
     await anext(first)
     second: Any = servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)
-    with pytest.raises(Unavailable, match=naming("paramserver.max_fetch_bytes 1")):
+    with pytest.raises(Unavailable, match=naming("paramserver.max_fetch_bytes 1"), check=because(Reason.BUSY)):
         await anext(second)
     await first.aclose()
     writer.close()

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from tidemill.errors import Unavailable
+from tests.support.naming import because
+from tidemill.errors import Reason, Unavailable
 from tidemill.services.paramserver.version_notifier import VersionNotifier
 
 
@@ -68,7 +69,7 @@ async def test_stop_ends_every_wait() -> None:
     await asyncio.sleep(0)
     notifier.close()
     for wait in (*waits, bounded):
-        with pytest.raises(Unavailable, match="stopping"):
+        with pytest.raises(Unavailable, match="stopping", check=because(Reason.STOPPING)):
             await wait
     with pytest.raises(Unavailable):
         await notifier.wait_for(_nothing)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.publishing import (
     METADATA,
     NOON,
@@ -31,6 +31,7 @@ from tidemill.errors import (
     FatalError,
     InvalidArgument,
     NotFound,
+    Reason,
     ResourceExhausted,
     Unavailable,
 )
@@ -127,7 +128,7 @@ def test_removed_versions_that_are_read_take_no_more_than_the_budget(tmp_path: P
         blobs += [store.open(number, Precision.FULL) for _ in range(2)]
     assert [blob.closed for blob in blobs] == [True] * 2 + [False] * 6
     assert [blob.read_disk(9) for blob in blobs[2:6:2]] == [b"22222", b"33333"]
-    with pytest.raises(Unavailable, match=naming("version 1")):
+    with pytest.raises(Unavailable, match=naming("version 1"), check=because(Reason.VERSION_REMOVED)):
         blobs[0].read_disk(9)
     for blob in blobs:
         blob.close()

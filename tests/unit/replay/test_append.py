@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_streams import (
     SIGNATURE,
     append,
@@ -19,7 +19,7 @@ from tests.support.replay_streams import (
     open_streams,
     steps_of,
 )
-from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason, ResourceExhausted
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import lz4_bound
 from tidemill.services.replay.state.append import AppendSession
@@ -198,7 +198,7 @@ def test_repeated_chunk_is_skipped_with_its_items(replay: ReplayState, opened: A
 def test_gap_is_refused(replay: ReplayState, opened: AppendSession) -> None:
     """A chunk that leaves steps out is refused with the step the stream wants."""
     before = snapshot(replay, opened)
-    with pytest.raises(FailedPrecondition, match=naming("first_step 12 gap 8")):
+    with pytest.raises(FailedPrecondition, match=naming("first_step 12 gap 8"), check=because(Reason.STREAM_GAP)):
         append(replay, opened, [make_chunk(0, 0, 12, 4)])
     with pytest.raises(FailedPrecondition, match=naming("gap")):
         append(replay, opened, [make_chunk(0, 0, 8, 4), make_chunk(0, 0, 16, 4)])
@@ -209,7 +209,7 @@ def test_short_chunk_ends_its_stream(replay: ReplayState, opened: AppendSession)
     """After a chunk of fewer steps nothing more is taken; items over it can still be sampled."""
     append(replay, opened, [make_chunk(0, 0, 8, 2)], [make_items(0, [(0, 1, 5)])])
     for chunk in (make_chunk(0, 0, 12, 4), make_chunk(0, 0, 8, 4)):
-        with pytest.raises(FailedPrecondition, match=naming("10")):
+        with pytest.raises(FailedPrecondition, match=naming("10"), check=because(Reason.STREAM_ENDED)):
             append(replay, opened, [chunk])
     sampled = steps_of(replay.find("t").sample(9, without_replacement=True))
     assert (0, 5, 6, 7, 8, 9) in sampled
@@ -221,7 +221,7 @@ def test_new_epoch_supersedes_the_old_one(replay: ReplayState, opened: AppendSes
     second = open_streams(replay, env_count=2)
     assert second.epoch.number > opened.epoch.number
     assert second.epoch.next_steps() == [0, 0]
-    with pytest.raises(FailedPrecondition, match=naming("actor_id")):
+    with pytest.raises(FailedPrecondition, match=naming("actor_id"), check=because(Reason.EPOCH_SUPERSEDED)):
         append(replay, opened, [GOOD])
     with pytest.raises(FailedPrecondition, match="superseded"):
         open_streams(replay, epoch=opened.epoch.number, env_count=2)

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.log.logs import open_log
-from tidemill.errors import ResourceExhausted
+from tidemill.errors import Reason, ResourceExhausted
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.sample_queue import SampleDemand, SampleQueue
 from tidemill.services.replay.state.append import AppendSession
@@ -84,7 +84,7 @@ def test_message_is_refused_where_nothing_of_its_tables_can_leave() -> None:
     write(replay, open_streams(replay, "one", tables=("full",)), 300)
     size = replay.find("full").size
     chunks = [make_chunk(0, 0, step, 4) for step in range(0, 40, 4)]
-    with pytest.raises(ResourceExhausted, match="max_memory_mib"):
+    with pytest.raises(ResourceExhausted, match="max_memory_mib", check=because(Reason.MEMORY_FULL)):
         append(replay, other, chunks)
     assert replay.find("full").size == size
     assert replay.budget.beside_bytes <= 50_000
@@ -98,7 +98,7 @@ def test_newest_chunks_of_streams_have_a_share_of_their_own() -> None:
     write(replay, idle, 20)
     replay.close_streams(idle.epoch)
     greedy, modest = open_streams(replay, "greedy"), open_streams(replay, "modest")
-    with pytest.raises(ResourceExhausted, match=naming("streams")):
+    with pytest.raises(ResourceExhausted, match=naming("streams"), check=because(Reason.MEMORY_FULL)):
         write(replay, greedy, 200)
     assert not idle.epoch.current
     assert replay.find("t").store.tail_bytes == greedy.epoch.tail_bytes
@@ -114,7 +114,7 @@ def test_message_larger_than_all_that_may_wait_waits_alone() -> None:
     """A single message is never refused for its size; a second one beside it is."""
     budget = MemoryBudget(1000)
     budget.hold_message(5000)
-    with pytest.raises(ResourceExhausted, match=naming("max_memory_mib")):
+    with pytest.raises(ResourceExhausted, match=naming("max_memory_mib"), check=because(Reason.MEMORY_FULL)):
         budget.hold_message(1)
     budget.message_bytes -= 5000
     budget.hold_message(400)

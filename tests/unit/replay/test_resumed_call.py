@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_messages import opening
 from tests.support.replay_streams import append, make_chunk, make_config, make_replay, open_streams
 from tests.unit.replay.log.logs import empty_replay
 from tidemill.config.services import StorageSettings
-from tidemill.errors import Unavailable
+from tidemill.errors import Reason, Unavailable
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.open import open_replay_log
@@ -87,7 +87,7 @@ async def two_calls_of_one_epoch() -> list[int]:
     first = asyncio.create_task(converse(0, told))
     epoch = (await told.get()).epoch
     second = asyncio.create_task(converse(epoch, told))
-    with pytest.raises(Unavailable, match=naming("epoch", epoch)):
+    with pytest.raises(Unavailable, match=naming("epoch", epoch), check=because(Reason.CALL_REPLACED)):
         await asyncio.wait_for(first, _WAIT_S)
     answer = await told.get()
     assert answer.epoch == epoch

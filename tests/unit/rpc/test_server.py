@@ -13,9 +13,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.waiting import wait_until
-from tidemill.errors import ConfigError, FatalError, InvalidArgument, NotFound, TidemillError
+from tidemill.errors import (
+    ConfigError,
+    FailedPrecondition,
+    FatalError,
+    InvalidArgument,
+    NotFound,
+    Reason,
+    TidemillError,
+)
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.background import BackgroundServer
@@ -34,6 +42,8 @@ class _Servicer(replay_pb2_grpc.ReplayServiceServicer):
         """Fail as asked."""
         if request.name == "fault":
             raise ZeroDivisionError("by zero")
+        if request.name in Reason.__members__:
+            raise FailedPrecondition("not now", reason=Reason[request.name])
         raise NotFound(f"no table {request.name!r}")
 
     async def Sample(
@@ -42,7 +52,7 @@ class _Servicer(replay_pb2_grpc.ReplayServiceServicer):
         """Echo credit; 3 is refused."""
         async for request in request_iterator:
             if request.credit == 3:
-                raise InvalidArgument("credit is 3")
+                raise InvalidArgument("credit is 3", reason=Reason.TOO_LARGE)
             yield pb.SampleResponse(table_items=request.credit)
 
 
@@ -101,6 +111,25 @@ def test_exception_of_a_handler_reaches_the_client_as_itself(server: BackgroundS
         replay_pb2_grpc.ReplayServiceStub(channel).DescribeTable(pb.DescribeTableRequest(name="a"), timeout=5)
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["present", "newer"])
+def test_reason_of_an_error_crosses_the_wire(
+    server: BackgroundServer, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Each in a trailer of a call or a stream, by its name in the contract; one that a client does not know is none."""
+    if not kept:
+        monkeypatch.setattr("tidemill.rpc.status.Reason", {})
+    with open_channel(server.start()) as channel:
+        stub = replay_pb2_grpc.ReplayServiceStub(channel)
+        for reason in Reason:
+            with pytest.raises(FailedPrecondition, check=because(reason if kept else None)) as caught, translated():
+                stub.DescribeTable(pb.DescribeTableRequest(name=reason.name), timeout=5)
+            assert isinstance(caught.value.__cause__, grpc.RpcError)
+            sent: dict[str, Any] = {each.key: each.value for each in caught.value.__cause__.trailing_metadata()}
+            assert sent["tidemill-reason"] == f"REASON_{reason.name}"
+        with pytest.raises(InvalidArgument, check=because(Reason.TOO_LARGE if kept else None)), translated():
+            next(stub.Sample(iter([pb.SampleRequest(credit=3)]), timeout=5))
+
+
 @pytest.mark.parametrize("value", ["x", "é", "\N{PILE OF POO}", "%", "\n"])
 def test_long_message_is_cut_and_keeps_its_status(server: BackgroundServer, value: str) -> None:
     """However long a refused value is, the client gets the status and the message's beginning and end."""
@@ -122,7 +151,7 @@ def test_request_that_is_no_message_is_invalid_and_told_once(
         stream: Any = channel.stream_stream(f"/{_SERVICE}/Sample")
         good = pb.SampleRequest(credit=7).SerializeToString()
         for _ in range(20):
-            with pytest.raises(InvalidArgument, match=naming("3")), translated():
+            with pytest.raises(InvalidArgument, match=naming("3"), check=because(Reason.UNDECODABLE)), translated():
                 call(b"\xff\xff\xff", timeout=5)
         answers = stream(iter([good, b"\xff\xff\xff"]), timeout=5)
         assert pb.SampleResponse.FromString(next(answers)).table_items == 7
@@ -233,6 +262,9 @@ def test_every_exception_with_a_status_survives_the_wire() -> None:
 
         def details(self) -> str:
             return "why"
+
+        def trailing_metadata(self) -> tuple[Any, ...]:
+            return ()
 
     for kind in TidemillError.__subclasses__():
         if kind is not FatalError:

@@ -55,6 +55,9 @@ class _Failure(grpc.RpcError):
     def details(self) -> str:
         return "because"
 
+    def trailing_metadata(self) -> tuple[Any, ...]:
+        return ()
+
 
 class _Shard:
     """A client that notes what it is given."""

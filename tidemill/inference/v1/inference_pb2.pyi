@@ -4,7 +4,8 @@ isort:skip_file
 The inference service: computes the newest network's outputs for actors.
 
 It receives a policy's inputs and returns the network's outputs. Exploration stays in the actor. Arrays are raw bytes,
-little-endian, in C order. Errors are gRPC status codes whose message names the field, the value and what is allowed.
+little-endian, in C order. Errors are gRPC status codes whose message names the field, the value and what is allowed;
+where a code has several causes, the trailing metadata `tidemill-reason` names one (see tidemill.rpc.v1.Reason).
 """
 
 from collections import abc as _abc

@@ -3,7 +3,8 @@
 isort:skip_file
 Status and control of a running learner, used by the launcher, `tidemill status` and `tidemill ctl`.
 
-Errors are gRPC status codes. Every call may also end with UNAVAILABLE or DEADLINE_EXCEEDED.
+Errors are gRPC status codes. Where a code has several causes, the trailing metadata `tidemill-reason` names one (see
+tidemill.rpc.v1.Reason). Every call may also end with UNAVAILABLE or DEADLINE_EXCEEDED.
 """
 
 from collections import abc as _abc

@@ -6,7 +6,8 @@ The parameter server: immutable versions of a network's parameters, and tags tha
 A version is one set of parameters in one or more encodings (full and half precision), each a safetensors
 file that the server stores and serves as bytes without looking inside. Version numbers start at 1, only
 grow, and are never reused. Errors are gRPC status codes whose message names the field, the value and what
-is allowed. Every call may also end with UNAVAILABLE or DEADLINE_EXCEEDED. Tags match `[a-z][a-z0-9_-]{0,62}`;
+is allowed; where a code has several causes, the trailing metadata `tidemill-reason` names one (see
+tidemill.rpc.v1.Reason). Every call may also end with UNAVAILABLE or DEADLINE_EXCEEDED. Tags match `[a-z][a-z0-9_-]{0,62}`;
 `latest` always points at the newest version and cannot be set. A server with tokens requires the metadata
 `authorization: Bearer TOKEN` in every call; otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED.
 """

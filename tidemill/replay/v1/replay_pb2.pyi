@@ -8,7 +8,8 @@ steps of one environment of one actor. A *chunk* is `chunk_length` consecutive s
 by column. An *item* is a window of a stream that a *table* can sample.
 
 Errors are gRPC status codes whose message names the field, the value and what is allowed. Every call may
-also end with UNAVAILABLE (the server is stopping or cannot be reached) or DEADLINE_EXCEEDED.
+also end with UNAVAILABLE (the server is stopping or cannot be reached) or DEADLINE_EXCEEDED. Where a code has several
+causes, the trailing metadata `tidemill-reason` names one (see tidemill.rpc.v1.Reason).
 
 A server with tokens requires the metadata `authorization: Bearer TOKEN` in every call. Otherwise the call ends with
 UNAUTHENTICATED, or with PERMISSION_DENIED if the role of the token does not allow it.
@@ -20,11 +21,11 @@ A server counts the content of a message before it unpacks it. It answers INVALI
 comment allows, or if a list of numbers is not packed.
 
 Sizes. gRPC itself refuses a request with more bytes than the server accepts (`max_request_bytes`, 20 MiB by default, see
-AppendResponse): RESOURCE_EXHAUSTED with `larger than max` in its message. Do not retry it; it never succeeds. In the same
+AppendResponse): RESOURCE_EXHAUSTED without a `tidemill-reason`. Do not retry it; it never succeeds. In the same
 way the client's gRPC refuses a response with more bytes than its channel accepts, unless the client accepts responses
 in parts (see SampleOpen). A smaller request that exceeds the limit of its kind, such as a table's configuration of more
 than 64 KiB, gets INVALID_ARGUMENT and never succeeds either. Every other RESOURCE_EXHAUSTED names what is used up, and
-the same call may succeed later. The exception is an Export of a chunk that does not fit in a message.
+the same call may succeed later. The exception is REASON_TOO_LARGE.
 """
 
 from collections import abc as _abc

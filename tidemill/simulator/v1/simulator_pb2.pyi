@@ -6,7 +6,8 @@ The simulator service: chooses actions for programs that run their own main loop
 A program (a game, a robot, a simulator in any language) sends an observation and the reward that came with it, and
 gets an action. The service does the rest: frame stacks, recurrent states, exploration, and writing each step
 to the replay service exactly once. Errors are gRPC status codes whose message names the client, the field, the value
-and what is allowed.
+and what is allowed; where a code has several causes, the trailing metadata `tidemill-reason` names one (see
+tidemill.rpc.v1.Reason).
 """
 
 from collections import abc as _abc

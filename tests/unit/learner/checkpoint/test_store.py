@@ -13,9 +13,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tidemill import formats
-from tidemill.errors import FatalError, ResourceExhausted, TidemillError
+from tidemill.errors import FatalError, Reason, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner.checkpoint.format import Checkpoint
 from tidemill.services.learner.checkpoint.store import CheckpointStore, check_fits
@@ -211,7 +211,7 @@ def test_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResourceExhausted, match="No space left on device"):
+    with pytest.raises(ResourceExhausted, match="No space left on device", check=because(Reason.DISK_FULL)):
         store.write(_checkpoint(2))
     assert _steps(store) == 1
     assert len(list(tmp_path.iterdir())) == 2

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.log.logs import Log, open_log
-from tidemill.errors import ResourceExhausted
+from tidemill.errors import Reason, ResourceExhausted
 from tidemill.services.replay.export import ChunkPart, ItemPart, TableExport
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.logged_blocks import logged
@@ -107,6 +107,6 @@ def test_export_that_let_go_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         finally:
             blobs.close()
 
-    with pytest.raises(ResourceExhausted, match=naming("export items")):
+    with pytest.raises(ResourceExhausted, match=naming("export items"), check=because(Reason.MEMORY_FULL)):
         asyncio.run(read())
     log.crash()

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.unit.replay.log.logs import Log, open_log, sample_all
-from tidemill.errors import AlreadyExists, InvalidArgument, NotFound
+from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Reason
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableUpdate
 from tidemill.services.replay.tables.table import Table
 
@@ -196,7 +196,7 @@ def test_items_are_deleted_by_writer_and_by_age(tmp_path: Path) -> None:
     assert {stream for stream, *_ in steps_of(sample_all(log, table))} == {4}
     log, table = reopened(log)
     assert table.size == 4
-    with pytest.raises(NotFound, match=naming("actor_id 'd'")):
+    with pytest.raises(NotFound, match=naming("actor_id 'd'"), check=because(Reason.UNKNOWN_ACTOR)):
         log.replay.delete_matching(table, "d", None, 0)
     with pytest.raises(InvalidArgument, match=naming("env_index 2 0 1 actor_id 'c'")):
         log.replay.delete_matching(table, "c", 2, 0)

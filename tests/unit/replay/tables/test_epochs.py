@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.distribution import fits
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
-from tidemill.errors import FailedPrecondition
+from tidemill.errors import FailedPrecondition, Reason
 from tidemill.replay.batch import EpochPlace
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 from tidemill.services.replay.tables.epochs import Epochs, _keys, _permuted
@@ -60,5 +60,7 @@ def test_table_that_is_emptied_begins_the_epoch_again() -> None:
 def test_table_with_an_order_of_its_own_has_no_epochs() -> None:
     """The contract says so for callers that are not checked by a client."""
     table = make_replay(make_config(sampler=SelectorConfig(SelectorKind.FIFO))).find("t")
-    with pytest.raises(FailedPrecondition, match=naming("fifo max_times_sampled 0")):
+    with pytest.raises(
+        FailedPrecondition, match=naming("fifo max_times_sampled 0"), check=because(Reason.TABLE_UNSUITABLE)
+    ):
         table.check_epochs()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_streams import (
     FIFO,
     UNIFORM,
@@ -18,7 +18,7 @@ from tests.support.replay_streams import (
     make_replay,
     open_streams,
 )
-from tidemill.errors import FailedPrecondition
+from tidemill.errors import FailedPrecondition, Reason
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.replay.tables.table import Table
 
@@ -85,5 +85,5 @@ def test_two_seeds_give_two_batches() -> None:
 @pytest.mark.parametrize("config", [make_config(sampler=FIFO), make_config(max_times_sampled=1)])
 def test_table_whose_draws_depend_on_each_other_refuses_a_seed(config: TableConfig) -> None:
     """A queue, or a table that gives an item only so often, has no draw that could be repeated."""
-    with pytest.raises(FailedPrecondition, match=naming("seed")):
+    with pytest.raises(FailedPrecondition, match=naming("seed"), check=because(Reason.TABLE_UNSUITABLE)):
         _filled(config, 1).draw(1, seed=1)
