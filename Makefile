@@ -147,6 +147,13 @@ $(VENV)-jax/.installed: requirements/jax.txt | $(BIN)/python
 	$(PIP_INSTALL) --no-deps --target $(VENV)-jax --requirement requirements/jax.txt
 	touch $@
 
+.PHONY: bsuite
+bsuite: $(VENV)-bsuite/.installed ## bsuite (200 MB), for its experiments and their test
+
+$(VENV)-bsuite/.installed: requirements/bsuite.txt | $(BIN)/python
+	$(PIP_INSTALL) --no-deps --target $(VENV)-bsuite --requirement requirements/bsuite.txt
+	touch $@
+
 .PHONY: bench-actor
 bench-actor: $(VENV)/.dev $(VENV)-rllib/.installed ## an actor beside its environment alone and RLlib's env runner, in turns; and by an inference service
 	$(BIN)/python -m benchmarks.actor --rllib $(VENV)-rllib/bin/python $(BENCH)

@@ -179,6 +179,11 @@ ELSEWHERE = (
         "needs MinAtar, which is in an environment of its own",
     ),
     Elsewhere(
+        r"tidemill train --config suites/bsuite_dqn\.yaml .*",
+        "tests/unit/rl/test_bsuite.py::test_config_builds_its_agent",
+        "needs bsuite, which is in an environment of its own",
+    ),
+    Elsewhere(
         r"tail -n 1 runs/events/.*|tidemill sweep sweeps/.*",
         "tests/process/test_examples.py::test_example_trains",
         "is in the folder of the examples; another page has the sweep",
