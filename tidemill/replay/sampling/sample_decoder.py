@@ -39,6 +39,8 @@ def importance_weights(
         `(N P(i))^-beta` divided by the largest of its batch, float32 [..., B], in (0, 1]; and that largest weight,
         float64 [...], with which the weights of several batches can be compared.
     """
+    if not exponent:  # as of a uniform table: spares a power for each item
+        return np.ones(probability.shape, np.float32), np.ones(probability.shape[:-1])
     weight: NDArray[np.float64] = (max(table_items, 1) * probability) ** -exponent
     largest: NDArray[np.float64] = weight.max(axis=-1, initial=_SMALLEST)
     return (weight / largest[..., None]).astype(np.float32), largest
@@ -236,8 +238,10 @@ class SampleDecoder:
         self, sample: SampledBatch, rows: DecodedBatch, order: Ints, taken_at: float, decode_s: float
     ) -> list[ReplayBatch]:
         """Return the batches of the items at the rows of `order`, [batches, B]; none if they were written over."""
-        picked = order.ravel()
-        weights, largest = importance_weights(sample.probabilities[order], sample.table_items, self._exponent())
+        # one batch has its sample's order: no column is copied
+        picked = slice(None) if order.shape == (1, len(sample.keys)) else order.ravel()
+        probabilities = sample.probabilities[picked].reshape(order.shape)
+        weights, largest = importance_weights(probabilities, sample.table_items, self._exponent())
         items = sample.take(picked)
         given = ItemRows(
             columns=rows.columns,
@@ -268,8 +272,8 @@ class SampleDecoder:
             weights=given.weights,
             params_versions=params_versions,
             first_versions=first_versions,
-            tables=np.full(len(picked), self._number),
-            table_items=np.full(len(picked), sample.table_items),
+            tables=np.full(order.size, self._number),
+            table_items=np.full(order.size, sample.table_items),
             received_at=sample.received_at,
             taken_at=taken_at,
             decoded_at=time.monotonic(),
