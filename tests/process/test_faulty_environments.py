@@ -33,7 +33,11 @@ _ISOLATED = (
 @pytest.mark.learning
 @pytest.mark.parametrize(
     "preset, how, options",
-    [("cartpole_dqn", "each", ()), ("cartpole_ppo", "each", ()), ("cartpole_dqn", "fatal", _ISOLATED)],
+    [
+        ("cartpole_dqn", "each", ()),
+        ("cartpole_ppo", "each", ("--env.on-failure", "drop")),
+        ("cartpole_dqn", "fatal", _ISOLATED),
+    ],
 )
 def test_run_whose_environments_fail_in_every_way_reaches_its_target(
     preset: str, how: str, options: tuple[str, ...], tmp_path: Path

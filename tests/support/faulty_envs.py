@@ -39,9 +39,13 @@ class _Faults:
     def __init__(self, how: str, every: int) -> None:
         self.how, self._every, self._calls = how, every, 0
         self._leaked: list[NDArray[np.uint8]] = []
+        self.is_ruined = False
+        """With `ruin`: whether it has failed, after which no reset helps."""
 
     def is_due(self, *, reset: bool) -> bool:
         """Count a call; return whether this one goes wrong."""
+        if reset and self.is_ruined:
+            return True
         if reset != self.how.endswith("_reset"):
             return False
         self._calls += 1
@@ -51,7 +55,8 @@ class _Faults:
     def strike(self) -> None:
         """Raise, hang or end, if that is how."""
         how = self.how.removesuffix("_reset")
-        if how == "raise":
+        if how in ("raise", "ruin"):
+            self.is_ruined = how == "ruin"
             raise RuntimeError("the simulator broke")
         if how == "exit":
             raise SystemExit(3)

@@ -65,7 +65,7 @@ class Restarts:
     ) -> None:
         """Take the policy of `env.on_failure`; `clock` gives seconds, and no pause is longer than `longest_pause_s`."""
         self._longest_pause_s = min(longest_pause_s, _LONGEST_PAUSE_S)
-        self._most = settings.max_restarts if settings.on_failure == "restart" else 0
+        self._most = 0 if settings.on_failure == "stop" else settings.max_restarts
         self._policy, self._pause_s, self._clock = settings.on_failure, settings.restart_backoff_s, clock
         self._failed_at: list[deque[int]] = [deque() for _ in range(units)]  # in steps of the unit
         self._steps = np.zeros(units, np.int64)
@@ -98,7 +98,7 @@ class Restarts:
         self._totals[unit] += 1
         self._due_s[unit] = self._clock() + pause_s
         _log.warning(
-            "environment failed, restarting it",
+            f"environment failed, {'resetting' if self._policy == 'drop' else 'restarting'} it",
             kind=error.kind,
             reason=str(error),
             restarts=self._totals[unit],

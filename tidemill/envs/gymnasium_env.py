@@ -127,12 +127,11 @@ class GymnasiumVectorEnv:
         return observation
 
     def restart(self, index: int, seed: int) -> NDArray[Any]:
-        """Make an environment that has failed once more; return its first observation, [*observation_shape].
+        """Reset an environment that has failed; return its first observation, [*observation_shape].
 
         Raises:
             EnvFailed: It failed again.
         """
-        self.remake(index)
         observation, ended = self._newest.copy(), self._ended.copy()
         ended[index] = False
         try:

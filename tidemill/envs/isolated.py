@@ -55,6 +55,7 @@ class WorkerPart:
             render: See `make_env`.
         """
         self._settings, self.num_envs, self._stop = settings, num_envs, stop
+        self._keeps = settings.keeps_failed
         self._training, self._render = training, render
         self._name = f"{settings.vector or settings.id} in a separate process"
         self._step_s = settings.step_timeout_s
@@ -139,16 +140,18 @@ class WorkerPart:
         return step, []
 
     def restart(self, _: int, seed: int) -> None:
-        """Start another process."""
-        self._kill()
+        """Start another process, unless the present one is kept."""
         self._seed = seed
-        self._start()
+        if not self._keeps:
+            self._kill()
+        if self._process is None:
+            self._start()
 
     def restarted(self, _: int) -> Array | None:
         """Return the first observations once the process has them; see `Part`."""
         if self._seed is not None:
             try:
-                if not self._made(wait=False):
+                if not self._is_made and not self._made(wait=False):
                     return None
             except ConfigError as error:  # it could be made before
                 raise EnvFailed(str(error), kind="raised") from error
@@ -247,7 +250,8 @@ class WorkerPart:
         if "wrong" in fields:
             raise InvalidArgument(fields["wrong"])
         if "failed" in fields:
-            self._kill()
+            if not self._keeps or method != "step":
+                self._kill()
             raise EnvFailed(fields["reason"], kind=fields["failed"], trace=fields["trace"])
         return message
 

@@ -83,11 +83,11 @@ def make_surviving(settings: EnvSettings, num_envs: int, *, waits: bool, stop: t
         together = num_envs if settings.vector else 1
         parts = [WorkerPart(settings, together, stop, training=True) for _ in range(num_envs // together)]
     elif settings.vector or settings.is_atari:
-        parts = [BatchPart(partial(make_env, settings, num_envs, training=True))]
+        parts = [BatchPart(partial(make_env, settings, num_envs, training=True), keeps=settings.keeps_failed)]
     else:
         with _named(settings):
             made = _make_gymnasium(settings, num_envs, training=True, render=False, tolerates=True)
-            parts = [GymnasiumPart(made)]
+            parts = [GymnasiumPart(made, keeps=settings.keeps_failed)]
     # a step that waits is timed, unless processes of their own are
     longest_pause_s = settings.longest_call_s / 4 if waits and not settings.isolate else 0.0
     units = sum(part.units for part in parts)

@@ -69,9 +69,10 @@ class Part(Protocol):
 class GymnasiumPart:
     """Environments of gymnasium in this thread: each is a unit, and the others wait while it is made again."""
 
-    def __init__(self, env: GymnasiumVectorEnv) -> None:
-        """Take an environment made with `tolerates`."""
-        self._env = env
+    def __init__(self, env: GymnasiumVectorEnv, *, keeps: bool = False) -> None:
+        """Take an environment made with `tolerates`; with `keeps`, one that has failed is reset, not made again."""
+        self._env, self._keeps = env, keeps
+        self._unusable: set[int] = set()  # those whose reset has failed as well
         self._action: Array = np.zeros(0)
         self._seeds: dict[int, int] = {}
         self._broken: int | None = None  # what a reset of all has failed at
@@ -107,8 +108,13 @@ class GymnasiumPart:
         self._seeds[unit] = seed
 
     def restarted(self, unit: int) -> Array | None:
-        """Make and reset the environment."""
-        return self._env.restart(unit, self._seeds[unit])[None]
+        """Make and reset the environment, or only reset it."""
+        if not self._keeps or unit in self._unusable:
+            self._env.remake(unit)
+        self._unusable.add(unit)
+        observation = self._env.restart(unit, self._seeds[unit])[None]
+        self._unusable.discard(unit)
+        return observation
 
     def render(self, env_index: int) -> NDArray[np.uint8] | None:
         """Return a picture."""
@@ -124,9 +130,10 @@ class BatchPart:
 
     units = 1
 
-    def __init__(self, make: Callable[[], VectorEnv]) -> None:
-        """Make the batch."""
+    def __init__(self, make: Callable[[], VectorEnv], *, keeps: bool = False) -> None:
+        """Make the batch; with `keeps`, one that has failed is reset, not made again."""
         self._make, self._env = make, make()
+        self._keeps, self._is_usable = keeps, True  # until a reset fails
         self._action: Array = np.zeros(0)
         self._seed, self._is_down = 0, False
         self._ended = np.zeros(self._env.num_envs, np.bool_)
@@ -172,13 +179,14 @@ class BatchPart:
         self._seed = seed
 
     def restarted(self, _: int) -> Array:
-        """Make the batch once more and reset it."""
-        with contextlib.suppress(*FAILURES):  # user code, and broken
-            self._env.close()
-        try:
-            self._env = self._make()
-        except FAILURES as error:
-            raise as_failure(error) from error
+        """Make the batch once more and reset it, or only reset it."""
+        if not self._keeps or not self._is_usable:
+            with contextlib.suppress(*FAILURES):  # user code, and broken
+                self._env.close()
+            try:
+                self._env = self._make()
+            except FAILURES as error:
+                raise as_failure(error) from error
         observation = self._reset(self._seed)
         self._is_down = False
         return observation
@@ -192,10 +200,12 @@ class BatchPart:
         self._env.close()
 
     def _reset(self, seed: int) -> Array:
+        self._is_usable = False
         try:
             self._newest = self._env.reset(seed)
         except FAILURES as error:
             raise as_failure(error) from error
+        self._is_usable = True
         self._ended = np.zeros(self.num_envs, np.bool_)
         return self._newest
 

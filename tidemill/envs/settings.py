@@ -69,11 +69,14 @@ class EnvSettings:
     one call may step some environments and reset others, so the longer of the two limits applies to both."""
     on_failure: str = "restart"
     """Reaction of an actor to an environment that raises, returns something wrong, or, with `env.isolate`, hangs or
-    dies. `restart`: truncate the episode and restart this environment; the others keep playing. `stop`: end the run
-    with the traceback. With `run.deterministic`, `restart` restarts the whole actor, which plays its rounds again."""
+    dies. `restart`: truncate the episode and restart this environment; the others keep playing. `drop`: truncate the
+    episode and reset the environment without making it again, unless the reset fails or its process is gone. `stop`:
+    end the run with the traceback. With `run.deterministic`, `restart` and `drop` restart the whole actor, which plays
+    its rounds again."""
     max_restarts: int = 7
-    """Most restarts of one environment within 200 of its steps, 0 or more. One more failure ends the run. By default an
-    environment that fails at every first step ends the run after 7 s."""
+    """Most restarts of one environment within 200 of its steps, 0 or more; with `env.on_failure: drop`, its resets
+    count, too. One more failure ends the run. By default an environment that fails at every first step ends the run
+    after 7 s."""
     restart_backoff_s: float = 0.1
     """Pause before the second restart within 200 steps, in seconds. It doubles with each further restart, up to 10. The
     first restart has no pause."""
@@ -126,7 +129,8 @@ class EnvSettings:
         _check(self.max_evaluation_steps >= 0, "max_evaluation_steps", self.max_evaluation_steps, "0 or more")
         _check(self.step_timeout_s >= 0, "step_timeout_s", self.step_timeout_s, "0 or more")
         _check(self.reset_timeout_s >= 0, "reset_timeout_s", self.reset_timeout_s, "0 or more")
-        _check(self.on_failure in ("restart", "stop"), "on_failure", self.on_failure, "'restart' or 'stop'")
+        policies = "'restart', 'drop' or 'stop'"
+        _check(self.on_failure in ("restart", "drop", "stop"), "on_failure", self.on_failure, policies)
         _check(self.max_restarts >= 0, "max_restarts", self.max_restarts, "0 or more")
         _check(self.restart_backoff_s >= 0, "restart_backoff_s", self.restart_backoff_s, "0 or more")
         _check(self.max_memory_mib >= 0, "max_memory_mib", self.max_memory_mib, "0 or more")
@@ -182,6 +186,11 @@ class EnvSettings:
     def max_steps(self, *, training: bool) -> int:
         """Return the agent decisions after which an episode is truncated; 0 keeps the environment's own limit."""
         return self.max_episode_steps if training else self.max_evaluation_steps
+
+    @property
+    def keeps_failed(self) -> bool:
+        """Whether an environment that has failed is reset, and made again only if that fails."""
+        return self.on_failure == "drop"
 
     @property
     def longest_call_s(self) -> float:

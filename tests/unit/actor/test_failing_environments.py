@@ -130,6 +130,42 @@ def test_failure_of_an_isolated_environment_cuts_one_episode(how: str) -> None:
     assert failure_counts()[kind] > before
 
 
+@pytest.mark.parametrize(
+    "how, isolate", [("raise", False), ("nan", False), ("raise_reset", False), ("tuple", True), ("raise_reset", True)]
+)
+def test_policy_drop_resets_the_environment_and_keeps_it(how: str, isolate: bool) -> None:
+    """Its count of episodes continues; it begins again in one that is made again."""
+    before = failure_counts().get(KIND_OF[how], 0)
+    kwargs = {"how": how, "every": 100 if how == "raise_reset" else 17}
+    settings = EnvSettings(f"{_MODULE}:faulty", kwargs, isolate=isolate, on_failure="drop", restart_backoff_s=0.0)
+    streams = _played(settings, 60)
+    for rows in streams:
+        cuts, episodes = _check(rows), [row["observation"][0] for row in rows]
+        assert cuts >= 2 or how == "raise_reset"
+        assert episodes == sorted(episodes)
+    assert failure_counts()[KIND_OF[how]] - before >= 3
+
+
+@pytest.mark.parametrize("how, isolate", [("ruin", False), ("ruin", True), ("crash", True)])
+def test_policy_drop_makes_again_what_cannot_be_reset(how: str, isolate: bool) -> None:
+    """An environment that raises in every reset after its first failure, and a process that is gone."""
+    kwargs = {"how": how, "every": 23}
+    settings = EnvSettings(f"{_MODULE}:faulty", kwargs, isolate=isolate, on_failure="drop", restart_backoff_s=0.0)
+    for rows in _played(settings, 40):
+        episodes = [row["observation"][0] for row in rows]
+        assert _check(rows) >= 1
+        assert episodes != sorted(episodes)
+
+
+def test_policy_drop_keeps_a_batch() -> None:
+    """All of its episodes are cut, and its object is reset."""
+    settings = EnvSettings(vector=f"{_MODULE}:faulty_vector", kwargs={"every": 8}, on_failure="drop")
+    for rows in _played(settings, 60):
+        episodes = [row["observation"][0] for row in rows]
+        assert _check(rows) > 2
+        assert episodes == sorted(episodes)
+
+
 def test_failure_of_a_batch_cuts_all_of_its_episodes() -> None:
     """Its environments are restarted together."""
     settings = EnvSettings(

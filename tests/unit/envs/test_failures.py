@@ -82,6 +82,15 @@ def test_policy_stop_gives_up_at_once() -> None:
     assert raised.value.is_final
 
 
+def test_policy_drop_has_the_same_budget() -> None:
+    """A bug at every first step ends the run under it, too."""
+    restarts = _restarts(_Clock(), on_failure="drop", max_restarts=2)
+    for _ in range(2):
+        restarts.failed(0, _ERROR)
+    with pytest.raises(EnvFailed, match=naming("2 200 env.max_restarts")):
+        restarts.failed(0, _ERROR)
+
+
 def test_seeds_of_restarts_differ_and_depend_on_the_first_seed_alone() -> None:
     """They are those of training: from 1e8 up, below 2**31."""
 

@@ -20,7 +20,7 @@ from tidemill.errors import ConfigError
         ({"num_envs": 0}, "env.num_envs 0 1"),
         ({"max_episode_steps": -1}, "env.max_episode_steps -1 0"),
         ({"max_evaluation_steps": -1}, "env.max_evaluation_steps -1 0"),
-        ({"on_failure": "drop"}, "env.on_failure 'drop' 'restart' 'stop'"),
+        ({"on_failure": "skip"}, "env.on_failure 'skip' 'restart' 'drop' 'stop'"),
         ({"max_restarts": -1}, "env.max_restarts -1 0"),
         ({"restart_backoff_s": -0.1}, "env.restart_backoff_s -0.1 0"),
         ({"reset_timeout_s": -1.0}, "env.reset_timeout_s -1.0 0"),
