@@ -19,7 +19,7 @@ from tests.support.replay_service import ServerProcess
 from tests.support.waiting import WAIT_S
 
 _COMMAND = str(Path(sys.executable).with_name("tidemill"))
-_SHORT = ("--config", "cartpole_dqn", "--run.max-env-steps", "2500", "--run.name", "a")
+_SHORT = ("--config", "cartpole_dqn", "--run.max-env-steps", "500", "--table.min-size", "100", "--run.name", "a")
 
 
 def _done(folder: Path, command: list[str], environment: dict[str, str]) -> str:
