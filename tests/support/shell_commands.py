@@ -18,7 +18,7 @@ GENERATED = {"CHANGELOG.md", "docs/api.md", "docs/reference/configuration.md", "
 """Of these the changelog speaks of the past, and scripts write the others."""
 PAGES = [
     str(path.relative_to(ROOT))
-    for path in [*documents(), *sorted((ROOT / "examples").rglob("*.md"))]
+    for path in documents()
     if str(path.relative_to(ROOT)) not in GENERATED and "results" not in path.parts
 ]
 

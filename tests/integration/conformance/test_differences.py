@@ -20,7 +20,7 @@ from tests.integration.conformance.adapter import (
     values,
 )
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "replay.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reverb.md"
 
 DIFFERENCES = (
     "an item that comes to a full table",
@@ -32,7 +32,7 @@ DIFFERENCES = (
     "`error_buffer` of a ratio",
     "trajectories",
 )
-"""How the rows of docs/replay.md begin."""
+"""How the rows of docs/reverb.md begin."""
 
 
 def test_every_difference_is_a_row_of_the_comparison() -> None:
