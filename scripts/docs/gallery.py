@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "examples" / "README.md"
 IMAGES = ROOT / "docs" / "images" / "gallery"
 
-_WIDTH, _HEIGHT = 480, 180
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 468, 14, 140
+_WIDTH, _HEIGHT = 400, 180
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 388, 14, 136
 """Edges of the plot in the picture, in pixels."""
 
 
@@ -61,7 +61,7 @@ def drawing(rows: Sequence[tuple[int, float, float]]) -> str:
     lower = [place(step, mean - std) for step, mean, std in reversed(rows)]
     curve = [place(step, mean) for step, mean, _ in rows]
     dots = "".join(f'<circle cx="{x}" cy="{y}" r="3" fill="#00796b"/>' for x, y in (at.split(",") for at in curve))
-    text = 'font-family="system-ui, sans-serif" font-size="13" fill="#37474f"'
+    text = 'font-family="system-ui, sans-serif" font-size="15" fill="#37474f"'
     middle = (_LEFT + _RIGHT) // 2
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">
@@ -71,11 +71,11 @@ def drawing(rows: Sequence[tuple[int, float, float]]) -> str:
 <polyline points="{" ".join(curve)}" fill="none" stroke="#00796b" stroke-width="2.5" stroke-linejoin="round"/>
 {dots}
 <g {text}>
-<text x="{_LEFT - 6}" y="{_TOP + 10}" text-anchor="end">{_label(high)}</text>
+<text x="{_LEFT - 6}" y="{_TOP + 11}" text-anchor="end">{_label(high)}</text>
 <text x="{_LEFT - 6}" y="{_BOTTOM}" text-anchor="end">{_label(low)}</text>
-<text x="{_LEFT}" y="{_BOTTOM + 17}">0</text>
-<text x="{_RIGHT}" y="{_BOTTOM + 17}" text-anchor="end">{steps:,}</text>
-<text x="{middle}" y="{_BOTTOM + 33}" text-anchor="middle">score over agent decisions</text>
+<text x="{_LEFT}" y="{_BOTTOM + 18}">0</text>
+<text x="{_RIGHT}" y="{_BOTTOM + 18}" text-anchor="end">{steps:,}</text>
+<text x="{middle}" y="{_BOTTOM + 36}" text-anchor="middle">score over agent decisions</text>
 </g>
 </svg>
 """

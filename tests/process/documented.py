@@ -97,7 +97,6 @@ BEFORE = (
     Before("tidemill status", serve=(_RUNNING,)),
     Before("tidemill actor .* --cluster.inference .*", _HAND, stop="actor.id a1"),
     Before("tidemill certs .*", _HAND, stop=""),
-    Before("export TIDEMILL_TLS_CA=.*", "docs/tutorials/production.md", run="export C=configs/endless.yaml"),
     Before("tidemill actor .* --cluster.params box1:7402", serve=(_PARAMS_BY_TLS,)),
     Before("tidemill replay .* 127.0.0.1:7411", _HAND, stop="", run="unset TIDEMILL_TLS_CA TIDEMILL_TOKEN_FILE"),
     Before("tidemill learner .* 127.0.0.1:7411 .*", serve=_PLAIN[1:]),
@@ -194,6 +193,12 @@ ELSEWHERE = (
         f"{_ALONE}test_example_outlives_its_server",
         "the same, and a kill",
         page="examples/replay/README.md",
+    ),
+    Elsewhere(
+        r"python replay/dqn\.py",
+        f"{_ALONE}test_example_outlives_its_server",
+        "the same, and a kill",
+        "examples/README.md",
     ),
     Elsewhere(
         "tidemill train --config configs/cartpole_simulators.yaml",
