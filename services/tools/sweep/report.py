@@ -77,6 +77,7 @@ def _draw_course(axes: Any, trials: Sequence[Trial]) -> None:  # noqa: ANN401 - 
     numbers = [trial.number for trial in trials]
     axes.plot(numbers, scores, "o", markersize=4, alpha=0.6)
     axes.plot(numbers, [max(scores[: i + 1]) for i in range(len(scores))], linewidth=1.6, label="best so far")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("trial")
     axes.set_ylabel("score")
     axes.grid(alpha=0.3)
@@ -87,6 +88,7 @@ def _draw_setting(axes: Any, parameter: Parameter, trials: Sequence[Trial]) -> N
     values = [trial.values[parameter.name] for trial in trials]
     if parameter.kind == "choice":
         axes.set_xticks(range(len(parameter.values)), [str(value) for value in parameter.values])
+        axes.margins(x=0.2)
         values = [parameter.values.index(value) for value in values]
     elif parameter.is_log:
         axes.set_xscale("log")
