@@ -42,6 +42,8 @@ from tidemill.replay.transfer.exporting import export_table as export_table
 from tidemill.replay.transfer.importing import import_table as import_table
 from tidemill.replay.transfer.copying import copy_tables as copy_tables
 from tidemill.replay.transfer.exporting import TransferReport as TransferReport
+from tidemill.replay.transfer.lerobot import import_lerobot as import_lerobot
+from tidemill.replay.transfer.lerobot import LeRobotReport as LeRobotReport
 from tidemill.replay.transfer.minari import export_minari as export_minari
 from tidemill.replay.transfer.minari import import_minari as import_minari
 from tidemill.replay.transfer.minari import MinariReport as MinariReport

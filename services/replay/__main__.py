@@ -43,6 +43,7 @@ _COMMANDS = {  # by module and function: a server needs none of them, nor what t
     "copy": ("commands.transfer", "copy", "copy tables to another server"),
     "to-minari": ("commands.transfer", "to_minari", "write a table as a Minari dataset"),
     "from-minari": ("commands.transfer", "from_minari", "read a table from a Minari dataset"),
+    "from-lerobot": ("commands.transfer", "from_lerobot", "read a table from a LeRobot dataset"),
     "inspect": ("log.inspect", "main", "report on the folder of a server that is stopped"),
 }
 _logger = structlog.get_logger()

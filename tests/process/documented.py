@@ -168,6 +168,11 @@ ELSEWHERE = (
         "needs minari, which is in an environment of its own, and a dataset",
     ),
     Elsewhere(
+        r"env/bin/pip install '\.\[lerobot\]'|env/bin/tidemill replay from-lerobot .*",
+        "tests/process/test_lerobot.py::test_dataset_goes_into_a_table",
+        "needs pyarrow, which is in an environment of its own, and a dataset",
+    ),
+    Elsewhere(
         r"cd examples|tidemill train --config (own|dict|masked|batched|hindsight|retrace)(_\w+)?\.yaml.*",
         "tests/process/test_examples.py::test_example_trains",
         "the same, in a copy",

@@ -10,6 +10,7 @@ from typing import Any
 from tidemill.replay.transfer.copying import copy_tables
 from tidemill.replay.transfer.exporting import TransferReport, export_table
 from tidemill.replay.transfer.importing import import_table
+from tidemill.replay.transfer.lerobot import import_lerobot
 from tidemill.replay.transfer.minari import export_minari, import_minari
 from tidemill.services.replay.commands.options import add_timeout, add_times, command_parser, times_of
 
@@ -118,6 +119,59 @@ def from_minari(arguments: Sequence[str]) -> int:
         options.address, options.dataset, options.table, item_steps=options.item_steps, timeout_s=options.timeout_s
     )
     print(f"wrote {report.dataset_id} to {report.table}: {report.episodes:,} episodes, {report.steps:,} steps")
+    return 0
+
+
+def from_lerobot(arguments: Sequence[str]) -> int:
+    """Put a LeRobot dataset into a table and say what it holds; return 0."""
+    parser = command_parser(
+        "from-lerobot",
+        "Write a LeRobot dataset of this machine, format v2 or v3, into a new table of a running replay server. Videos "
+        "are not read.",
+    )
+    parser.add_argument("folder", type=Path, help="folder of the dataset, with meta/info.json")
+    parser.add_argument("table", help="name of the table; must not exist")
+    parser.add_argument(
+        "--observation",
+        action="append",
+        default=[],
+        metavar="FEATURE",
+        help="feature of the observation, such as observation.state; repeat for several (default: all of numbers)",
+    )
+    parser.add_argument(
+        "--final-reward",
+        type=float,
+        metavar="R",
+        help="reward of each episode's last step, where there is no next.reward",
+    )
+    for end, word in (("low", "lowest"), ("high", "highest")):
+        parser.add_argument(
+            f"--action-{end}",
+            type=float,
+            nargs="+",
+            metavar="A",
+            help=f"{word} action of the environment, one or one per dimension; actions are scaled to [-1, 1]",
+        )
+    parser.add_argument(
+        "--item-steps", type=int, default=2, metavar="N", help="rows of an item: 2 for transitions, n + 1 for n steps"
+    )
+    add_timeout(parser)
+    options = parser.parse_args(arguments)
+    low, high = options.action_low, options.action_high
+    if (low is None) != (high is None):
+        parser.error("give --action-low and --action-high together")
+    report = import_lerobot(
+        options.address,
+        options.folder,
+        options.table,
+        observations=options.observation,
+        final_reward=options.final_reward,
+        action_bounds=None if low is None else (low, high),
+        item_steps=options.item_steps,
+        timeout_s=options.timeout_s,
+    )
+    seen = ", ".join(report.columns)
+    print(f"wrote {report.folder} to {report.table}: {report.episodes:,} episodes, {report.steps:,} steps of {seen}")
     return 0
 
 

@@ -6,21 +6,18 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
-from tidemill.replay.client import ReplayClient
-from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.table_config import SelectorConfig, TableConfig
 from tidemill.replay.transfer.episodes import ACTION, OBSERVATION, Episodes
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import export_table
-from tidemill.replay.writing.steps import flatten, nest, signature_like
-from tidemill.replay.writing.stream_items import ItemWindow
-from tidemill.replay.writing.writer import ReplayWriter
+from tidemill.replay.transfer.filling import fill_table
+from tidemill.replay.writing.steps import flatten, nest
 from tidemill.types import ColumnSpec
 
 if TYPE_CHECKING:
@@ -148,28 +145,16 @@ def import_minari(
     dataset = minari.load_dataset(dataset_id)
     steps, episodes = int(dataset.total_steps), int(dataset.total_episodes)
     rows = (row for episode in dataset.iterate_episodes() for row in _rows(episode))
-    first = next(rows, None)
-    if first is None or not steps:
-        raise InvalidArgument(f"the dataset {dataset_id!r} has no steps")
-    config = TableConfig(
+    fill_table(
+        address,
         table,
-        signature_like(first[0]),
-        sampler or SelectorConfig(SelectorKind.UNIFORM),
-        max_items=steps,
-        max_item_steps=item_steps,
+        rows,
+        name=dataset_id,
+        steps=steps,
+        item_steps=item_steps,
+        sampler=sampler,
+        timeout_s=timeout_s,
     )
-    with ReplayClient(address, deadline_s=timeout_s) as client:
-        client.wait_for_ready(timeout_s)
-        if not client.create_table(config):
-            raise AlreadyExists(f"table {table!r} is at {address} already: choose another name")
-    with ReplayWriter(address, config, windows=ItemWindow(item_steps), timeout_s=timeout_s) as writer:
-        for row, is_last in chain([first], rows):
-            writer.append(row, timeout_s=timeout_s)
-            if is_last:
-                if (count := writer.episode_steps()) < item_steps:
-                    writer.create_item(table, last=count)  # so that every step is in an item
-                writer.end_episode()
-        writer.flush(timeout_s)
     return MinariReport(dataset_id, table, episodes, steps)
 
 

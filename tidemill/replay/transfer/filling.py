@@ -1,0 +1,69 @@
+"""A new table filled with the episodes of a dataset, for what imports one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from tidemill.errors import AlreadyExists, InvalidArgument
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.writing.steps import signature_like
+from tidemill.replay.writing.stream_items import ItemWindow
+from tidemill.replay.writing.writer import ReplayWriter
+
+Rows = Iterator[tuple[dict[str, Any], bool]]
+"""Rows as actors write them, and whether each is the last of its episode."""
+
+
+def fill_table(
+    address: str,
+    table: str,
+    rows: Rows,
+    *,
+    name: str,
+    steps: int,
+    item_steps: int,
+    sampler: SelectorConfig | None,
+    timeout_s: float,
+) -> None:
+    """Create a table and write rows into it.
+
+    Args:
+        address: Of the server.
+        table: Name of the table; must not exist.
+        rows: The rows of every episode, in order.
+        name: Of the dataset, for messages.
+        steps: Most items.
+        item_steps: Rows of an item; a shorter episode is one shorter item.
+        sampler: How items are drawn; None is uniformly.
+        timeout_s: Longest wait for the server, in seconds.
+
+    Raises:
+        InvalidArgument: There are no rows, or one that no column can hold.
+        AlreadyExists: The server has a table of that name; nothing was written.
+        Unavailable: The server cannot be reached, or took nothing for `timeout_s`.
+    """
+    first = next(rows, None)
+    if first is None or not steps:
+        raise InvalidArgument(f"the dataset {name!r} has no steps")
+    config = TableConfig(
+        table,
+        signature_like(first[0]),
+        sampler or SelectorConfig(SelectorKind.UNIFORM),
+        max_items=steps,
+        max_item_steps=item_steps,
+    )
+    with ReplayClient(address, deadline_s=timeout_s) as client:
+        client.wait_for_ready(timeout_s)
+        if not client.create_table(config):
+            raise AlreadyExists(f"table {table!r} is at {address} already: choose another name")
+    with ReplayWriter(address, config, windows=ItemWindow(item_steps), timeout_s=timeout_s) as writer:
+        for row, is_last in chain([first], rows):
+            writer.append(row, timeout_s=timeout_s)
+            if is_last:
+                if (count := writer.episode_steps()) < item_steps:
+                    writer.create_item(table, last=count)  # so that every step is in an item
+                writer.end_episode()
+        writer.flush(timeout_s)
