@@ -1,8 +1,9 @@
 """Real processes on pretended GPUs: `make gpu-rehearsal`, into benchmarks/results/gpu_rehearsal_processes.json.
 
 Runs of CartPole and Pong train with four learners and four inference services on four GPUs, the mirror on the devices,
-updates as CUDA graphs. A rank is killed and comes back, the run is ended and resumed on two GPUs, and then on none. A
-deterministic run ends with the parameters that it ends with on the CPU, on one GPU and on eight, eager and as graphs.
+updates as CUDA graphs, CartPole with half of each batch from another server's table. A rank is killed and comes back,
+the run is ended and resumed on two GPUs, and then on none. A deterministic run ends with the parameters that it ends
+with on the CPU, on one GPU and on eight, eager and as graphs.
 docs of `benchmarks.pretended_gpus` say what is pretended, and what cannot be.
 
     python -m benchmarks.gpu_rehearsal_processes [--only NAME ...]
@@ -30,6 +31,17 @@ from tidemill.atomic_files import replacing
 from tidemill.errors import TidemillError
 from tidemill.params.blob import unpack
 from tidemill.params.stored import read_params
+from tidemill.replay import (
+    ItemWindow,
+    ReplayClient,
+    ReplayWriter,
+    SelectorConfig,
+    SelectorKind,
+    Server,
+    TableConfig,
+)
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.types import EnvSpec, signature_of
 
 _ROOT = Path(__file__).parent.parent
 RESULTS = _ROOT / "benchmarks" / "results" / "gpu_rehearsal_processes.json"
@@ -41,6 +53,8 @@ TOLERANCE = 1e-5
 _GRAPHS = ("--agent.compile", "cuda-graphs")
 _ON_DEVICE = (*_GRAPHS, "--learner.mirror-device", "device")
 _PLAIN = ("--launcher.view", "plain")
+_NO_BOUND = ("--run.max-wall-s", "0")
+"""A busy machine needs minutes to start; `until` has a bound of its own."""
 _LOCK_STEP = (
     *(
         "--run.deterministic",
@@ -62,6 +76,8 @@ _PONG = (
     *("--evaluator.episodes", "1", "--evaluator.num-envs", "1", "--evaluator.confirm-episodes", "1"),
     *("--learner.updates-per-env-step", "0.25"),
 )
+
+_SOURCE, _SOURCE_STEPS = "demonstrations", 40
 
 Found = dict[str, Any]
 
@@ -207,7 +223,7 @@ def several(built: Path, folder: Path, words: Sequence[str], updates: int) -> Fo
     """
     run = folder / "run"
     place = ("--run.root", str(folder), "--run.name", run.name)
-    four = ("--launcher.learners", "4", "--launcher.inference", "4")
+    four = ("--launcher.learners", "4", "--launcher.inference", "4", *_NO_BOUND)
     found: Found = {}
     first = Run(run, ("train", *words, *_PLAIN, *_GRAPHS, *four, *place), variables(built, 4))
     try:
@@ -242,6 +258,36 @@ def several(built: Path, folder: Path, words: Sequence[str], updates: int) -> Fo
     return found
 
 
+def with_source(built: Path, folder: Path, words: Sequence[str], updates: int) -> Found:
+    """Do as `several` in CartPole, with half of each batch from a table of another server: `learner.sources`."""
+    with Server() as server:
+        _fill(server.address)
+        source = f"{{fraction: 0.5, replay: '{server.address}'}}"
+        found = several(built, folder, (*words, "--learner.sources", _SOURCE, source), updates)
+        with ReplayClient(server.address) as client:
+            return found | {"drawn from the source": client.describe_table(_SOURCE).samples}
+
+
+def _fill(address: str) -> None:
+    """Write an episode of random steps of CartPole's shapes."""
+    signature, rng = signature_of(EnvSpec((4,), "float32", num_actions=2)), np.random.default_rng(0)
+    steps = DQNConfig().n_step + 1
+    table = TableConfig(
+        _SOURCE, signature, SelectorConfig(SelectorKind.UNIFORM), max_items=_SOURCE_STEPS, max_item_steps=steps
+    )
+    with ReplayWriter(address, table, windows=ItemWindow(steps)) as writer:
+        for number in range(_SOURCE_STEPS):
+            step = {
+                "observation": rng.standard_normal(4),
+                "action": int(rng.integers(2)),
+                "reward": 1.0,
+                "terminated": False,
+                "truncated": number == _SOURCE_STEPS - 2,
+                "is_first": number == 0,
+            }
+            writer.append({column.name: step.get(column.name, 0) for column in signature})
+
+
 def _device_of(log: str) -> str:
     found = re.findall(r"device=(\S+)", log)
     return found[-1] if found else "unknown"
@@ -249,7 +295,7 @@ def _device_of(log: str) -> str:
 
 PARTS: dict[str, Callable[[Path, Path], Found]] = {
     "equal": equal,
-    "cartpole": lambda built, folder: several(built, folder, _CARTPOLE, 400),
+    "cartpole": lambda built, folder: with_source(built, folder, _CARTPOLE, 400),
     "pong": lambda built, folder: several(built, folder, _PONG, 60),
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_rehearsal_processes import several
+from benchmarks.gpu_rehearsal_processes import with_source
 from benchmarks.pretended_gpus import build, environment
 from tests.support.batches import CASES
 from tests.support.launched import ROOT
@@ -181,8 +181,12 @@ def test_parameters_leave_a_gpu_in_one_copy_for_each_dtype(built: Path) -> None:
 
 
 def test_run_on_four_gpus_survives_a_rank_and_goes_on_with_two_and_with_none(built: Path, tmp_path: Path) -> None:
-    """Real processes: mirrors and inference on each GPU, updates as CUDA graphs, gradients exchanged."""
-    found = several(built, tmp_path, _SMALL, 60)
+    """Real processes: mirrors and inference on each GPU, updates as CUDA graphs, gradients exchanged.
+
+    Half of each batch of 16 comes from a second table, `learner.sources`, on every rank.
+    """
+    found = with_source(built, tmp_path, _SMALL, 60)
     assert found["mirrors on"] == [f"cuda:{index}" for index in range(4)]
     steps = [found[part] for part in ("4 GPUs", "after a rank was killed", "resumed on 2 GPUs", "resumed on no GPU")]
     assert steps == sorted(set(steps))
+    assert found["drawn from the source"] >= 8 * steps[-1]

@@ -32,6 +32,37 @@ def clip_(gradients: tuple[Tensor, ...] | list[Tensor], max_norm: float) -> Tens
     return norm
 
 
+def laid_as(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients, each in the order of its parameter in memory; one that is in that order is not copied.
+
+    A fused step needs that order, and ranks that add up flat tensors must agree on one.
+    """
+    return [_laid_as(*both) for both in zip(parameters, gradients, strict=True)]
+
+
+def _laid_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    if parameter.is_contiguous():
+        return gradient.contiguous()
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+
+
+def averaged_gradients(
+    loss: Tensor, parameters: Sequence[Tensor], group: ProcessGroup = SINGLE_PROCESS, also: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """Return the gradients of `loss`, float32 [], averaged over the group; leaves no `grad` anywhere.
+
+    Args:
+        loss: Of this rank's part of the batch.
+        parameters: What it is differentiated by.
+        group: The ranks.
+        also: Tensors to average in the same message.
+
+    Returns:
+        The gradients of `parameters`, in their order, and then `also`, as averaged.
+    """
+    return group.mean([*laid_as(parameters, torch.autograd.grad(loss, parameters)), *also])
+
+
 class Adam:
     """Adam with an L2 penalty and without any other option."""
 
@@ -60,7 +91,7 @@ class Adam:
         self._steps += 1
         torch._fused_adam_(
             self.parameters,
-            [_lying_as(*both) for both in zip(self.parameters, gradients, strict=True)],
+            laid_as(self.parameters, gradients),
             self._mean,
             self._square,
             [],
@@ -85,7 +116,7 @@ class Adam:
         Returns:
             The gradients of `parameters`, in their order, and then `also`, as averaged.
         """
-        averaged = group.mean([*torch.autograd.grad(loss, self.parameters), *also])
+        averaged = averaged_gradients(loss, self.parameters, group, also)
         self.step(averaged[: len(self.parameters)])
         return averaged
 
@@ -112,13 +143,6 @@ class Adam:
                     )
                 tensor.copy_(stored)
         self._steps.copy_(state["steps"])
-
-
-def _lying_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient in the order of its parameter in memory, by which the fused kernel goes."""
-    if parameter.is_contiguous():
-        return gradient.contiguous()
-    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
 class RMSProp:

@@ -26,8 +26,8 @@ class ProcessGroup(Protocol):
     def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return the mean of each gradient over all ranks, the same bits on every rank.
 
-        Every rank must call it as often as the others and with tensors of the same shapes, float32 and of one
-        device.
+        Every rank must call it as often as the others and with tensors of the same shapes and strides, float32 and of
+        one device.
         """
 
     def add_up(self, flat: Tensor) -> None:
@@ -55,16 +55,30 @@ SINGLE_PROCESS = SingleProcess()
 def flat_mean(gradients: Sequence[Tensor], size: int, add_up: Callable[[Tensor], object]) -> list[Tensor]:
     """Return the mean of each gradient over `size` ranks: one exchange of one flat tensor.
 
+    The numbers are taken as they are laid out in memory, and so are the means: a convolution's weights may be channels
+    last, and need no copy to another order and back.
+
     Args:
         gradients: Of this rank, float32, of one device.
         size: How many ranks there are.
         add_up: Sums a flat tensor over the ranks in place.
     """
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    in_order = [gradient.permute(_outermost_first(gradient)) for gradient in gradients]
+    flat = torch.cat([gradient.reshape(-1) for gradient in in_order])
     add_up(flat)
     flat.div_(size)
     parts = flat.split([gradient.numel() for gradient in gradients])
-    return [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
+    means = [part.view(gradient.shape) for part, gradient in zip(parts, in_order, strict=True)]
+    return [
+        mean.movedim(tuple(range(mean.ndim)), _outermost_first(gradient))
+        for mean, gradient in zip(means, gradients, strict=True)
+    ]
+
+
+def _outermost_first(tensor: Tensor) -> tuple[int, ...]:
+    """Return the dimensions of a tensor in the order in which its numbers are laid out in memory."""
+    strides = tensor.stride()
+    return tuple(sorted(range(tensor.ndim), key=lambda dimension: -strides[dimension]))
 
 
 def draw_normal(

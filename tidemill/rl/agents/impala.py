@@ -10,7 +10,7 @@ from torch import Tensor
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.agents.on_policy import ActorCriticAgent, ActorCriticPolicy, Rollout
 from tidemill.rl.losses import vtrace
-from tidemill.rl.optimizers import clip_
+from tidemill.rl.optimizers import averaged_gradients, clip_
 from tidemill.rl.settings.on_policy import IMPALAConfig
 from tidemill.types import EnvSpec
 
@@ -33,7 +33,7 @@ class IMPALAAgent(ActorCriticAgent):
         rollout = Rollout.of(batch)
         self._normalizer.before_update(rollout, weight, self._state.group)
         loss, metrics = self.loss(batch, weight)
-        gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
+        gradients = averaged_gradients(loss, self._optimizer.parameters, self._state.group)
         metrics["grad_norm"] = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
         self._normalizer.after_update(rollout, weight, self._state.group)

@@ -14,7 +14,7 @@ from tidemill.rl.exploration import linear
 from tidemill.rl.losses import assert_rank, generalized_advantage
 from tidemill.rl.minibatches import ORDERS, Shuffle
 from tidemill.rl.networks.layers.lstm import Recurrence
-from tidemill.rl.optimizers import clip_
+from tidemill.rl.optimizers import averaged_gradients, clip_
 from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.types import EnvSpec
 
@@ -132,7 +132,7 @@ class PPOAgent(ActorCriticAgent):
         for order in batch[ORDERS].unbind():
             for index in self._shuffle.minibatches(order):
                 loss, metrics = self.loss(samples.at(index))
-                gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
+                gradients = averaged_gradients(loss, self._optimizer.parameters, self._state.group)
                 metrics["grad_norm"] = clip_(gradients, self._config.max_grad_norm)
                 self._optimizer.step(gradients)
             if self._config.target_kl and self._has_moved(metrics["kl"]):

@@ -21,7 +21,7 @@ from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.precision import MixedPrecision, in_float32
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
+from tidemill.rl.optimizers import Adam, LearningRateDecay, averaged_gradients, clip_
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.settings.on_policy import PQNConfig
 from tidemill.rl.train_state import TrainedAgent, TrainState
@@ -170,7 +170,7 @@ class PQNAgent(TrainedAgent):
     def _step(self, steps: Mapping[str, Tensor]) -> dict[str, Tensor]:
         chosen_q = self.network(steps["observation"]).gather(1, steps["action"].unsqueeze(1)).squeeze(1)
         loss = q_loss(chosen_q, steps["target"], steps["weight"])
-        gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
+        gradients = averaged_gradients(loss, self._optimizer.parameters, self._state.group)
         grad_norm = clip_(gradients, self._config.max_grad_norm)
         self._optimizer.step(gradients)
         return {"loss": loss.detach(), "grad_norm": grad_norm}

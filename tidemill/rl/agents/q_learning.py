@@ -14,7 +14,7 @@ from tidemill.rl.agents.interface import Update
 from tidemill.rl.agents.normalizer import ReplayNormalizer
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.networks.precision import MixedPrecision
-from tidemill.rl.optimizers import Adam, LearningRateDecay, Optimizer, RMSProp, clip_
+from tidemill.rl.optimizers import Adam, LearningRateDecay, Optimizer, RMSProp, averaged_gradients, clip_
 from tidemill.rl.sequences import SequenceShape
 from tidemill.rl.settings.q_learning import QLearningSettings
 from tidemill.rl.target_network import TargetNetwork
@@ -78,7 +78,7 @@ class QLearningAgent(TrainedAgent, ABC, Generic[N]):
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         batch = self._normalizer.counted(batch, weight, self._state.group)
         loss, priority, q = self._loss(batch, weight)
-        gradients = self._state.group.mean(torch.autograd.grad(loss, self._optimizer.parameters))
+        gradients = averaged_gradients(loss, self._optimizer.parameters, self._state.group)
         grad_norm = clip_(gradients, self._max_grad_norm)
         self._optimizer.step(gradients)
         self._target.update(self._optimizer.parameters, self._state.updates + 1)

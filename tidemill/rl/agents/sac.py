@@ -25,7 +25,7 @@ from tidemill.rl.networks.layers.batch_renorm import BATCH_NORM, RENORM, RenormB
 from tidemill.rl.networks.recurrent import RecurrentTorso, one_step, remembered
 from tidemill.rl.networks.squashed_gaussian import head_gradient, mode, sample, split
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
+from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm, laid_as
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import draw_normal
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -226,7 +226,7 @@ class SACAgent(TrainedAgent):
 
         Each rank renormalises by its own part of a batch; the running statistics follow the mean over ranks.
         """
-        parameters = network.parameter_gradients(activations, gradient)
+        parameters = laid_as(optimizer.parameters, network.parameter_gradients(activations, gradient))
         statistics = network.batch_statistics(activations)
         averaged = self._state.group.mean([*parameters, *statistics, also])
         gradients = averaged[: len(parameters)]

@@ -27,7 +27,7 @@ from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.precision import MixedPrecision, in_float32
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.optimizers import Adam, LearningRateDecay, clip_
+from tidemill.rl.optimizers import Adam, LearningRateDecay, averaged_gradients, clip_
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.settings.soft_actor_critic import SACDiscreteConfig
 from tidemill.rl.target_network import TargetNetwork
@@ -222,8 +222,7 @@ class SACDiscreteAgent(TrainedAgent):
 
     def _step(self, optimizer: Adam, of: Tensor, also: Tensor) -> tuple[Tensor, Tensor]:
         """Step down the gradient of a loss; return its norm before it was clipped, and the ranks' mean of `also`."""
-        gradients = torch.autograd.grad(of, optimizer.parameters)
-        *averaged, also = self._state.group.mean([*gradients, also])
+        *averaged, also = averaged_gradients(of, optimizer.parameters, self._state.group, [also])
         norm = clip_(averaged, self._config.max_grad_norm)
         optimizer.step(averaged)
         return norm, also
