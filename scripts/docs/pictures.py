@@ -49,9 +49,9 @@ RULES = ROOT / "deploy" / "prometheus" / "rules"
 
 NAME = "pendulum_sac"
 """Name of the config and of the run."""
-_EVALUATIONS = 10
+_EVALUATIONS = 8
 """Evaluations after which the run is photographed."""
-_COLUMNS, _ROWS = 104, 34
+_COLUMNS, _ROWS = 76, 40
 _SCRAPE_S = 2
 _TIMEOUT_S = 120.0
 _LOADED_FONT = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
@@ -123,8 +123,9 @@ def main(argv: Sequence[str]) -> int:
             code = train.train(words)
         for thread in photographer.threads:
             thread.join(_TIMEOUT_S)
-        if code or photographer.failures:
-            print(f"pictures: exit code {code}, {photographer.failures}", file=sys.stderr)
+        if code or photographer.failures or not photographer.threads:
+            seen = f"{len(photographer.threads)} photographs after {_EVALUATIONS} evaluations"
+            print(f"pictures: exit code {code}, {seen}, {photographer.failures}", file=sys.stderr)
             return 1
         shutil.copyfile(Path(name) / NAME / "plots" / "learning_curve.png", IMAGES / "learning-curve.png")
         _shrink(IMAGES / "learning-curve.png")
@@ -148,7 +149,7 @@ def _photograph(url: str, file: Path, scheme: int) -> None:
     with tempfile.TemporaryDirectory(prefix="tidemill-chromium-") as profile:
         command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         command += [f"--user-data-dir={profile}", f"--blink-settings=preferredColorScheme={scheme}"]
-        command += ["--window-size=1200,1080", "--virtual-time-budget=4000", f"--screenshot={file}", url]
+        command += ["--window-size=800,1010", "--virtual-time-budget=4000", f"--screenshot={file}", url]
         subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S)
     _shrink(file)
 
