@@ -28,6 +28,7 @@ from tidemill.process import leave, run, stop_event
 from tidemill.services.evaluator.episode_runner import EpisodeRunner, epsilon_of
 from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.evaluator.verdict import CONFIRMATION_SEED_OFFSET
+from tidemill.settings.argument_parser import ArgumentParser
 
 _FRESH_SEED_OFFSET = 10 * CONFIRMATION_SEED_OFFSET
 """Far from every seed of the run's own evaluations and confirmations, and far below the training seeds."""
@@ -141,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="tidemill evaluate",
         description="Evaluate the trained policy of a run by the run's own protocol: full episodes, raw reward, "
         "each seed counted once.",

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _start(arguments: Sequence[str]) -> int:
-    about = "Pass through the newest network for the actors of a run, in batches."
+    about = "Compute actions for the actors of a run with its newest network, in batches."
     config = load(InferenceConfig, arguments, prog=f"tidemill {_SERVICE}", description=about)
     process.keep_freed_memory()
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)

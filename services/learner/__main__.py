@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         arguments = sys.argv[1:] if argv is None else argv
-        about = "Trains on sampled transitions and publishes parameters."
+        about = "Train on sampled transitions and publish parameters."
         config = load(LearnerConfig, arguments, prog="tidemill learner", description=about)
         rank = RankInfo.from_env()
         if rank.machines > 1:

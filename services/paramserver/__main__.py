@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _start(arguments: Sequence[str]) -> int:
-    description = "Stores every published version of the parameters and hands it to actors and evaluators."
+    description = "Store every published version of the parameters, and serve them to actors and evaluators."
     config = load(ParamServerConfig, arguments, prog=f"tidemill {_SERVICE}", description=description)
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
     identify(config.run.name, _SERVICE)

@@ -22,6 +22,7 @@ from tidemill.programs.traces import start_traces
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, watch_disk
 from tidemill.services.replay.metrics import EXPECTED, ReplayCollector
 from tidemill.services.replay.server import ReplayServer
+from tidemill.settings.check import nearest
 
 _SERVICE = "replay"
 _SHORT = {  # for replay on its own: what each stands for, its value, and what it does
@@ -59,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if list(arguments) in (["-h"], ["--help"]):
         print(_help())
         return 0
+    if name and not name.startswith("-"):
+        known = nearest(name, _COMMANDS) or f"; known: {', '.join(_COMMANDS)}"
+        print(f"tidemill replay: unknown command {name!r}{known}", file=sys.stderr)
+        return 2
     return process.run(_SERVICE, partial(_start, arguments))
 
 
@@ -98,7 +103,9 @@ def _reaching(command: Callable[[Sequence[str]], int], arguments: Sequence[str])
 
 
 def _start(arguments: Sequence[str]) -> int:
-    description = "Stores steps and hands samples of them to learners. `tidemill replay --help` has what is used most."
+    description = (
+        "Store steps, and serve samples of them to learners. `tidemill replay --help` has the usual options."
+    )
     config = load(ReplayConfig, _long(arguments), prog=f"tidemill {_SERVICE}", description=description)
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
     shard = f"-{config.replay.shard}" if config.replay.shards > 1 else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import ipaddress
 import os
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from tidemill.atomic_files import replacing
 from tidemill.errors import FatalError
 from tidemill.rpc.access import ACTOR, EVALUATOR, LEARNER, OPERATOR, ROLES, digest_line
+from tidemill.settings.argument_parser import ArgumentParser
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -84,7 +84,7 @@ needs: server.pem, server.key and the digests of all tokens for a server, ca.pem
 
 def certs(argv: Sequence[str]) -> int:
     """Write the files and say what to do with them; return the exit code."""
-    parser = argparse.ArgumentParser(prog="tidemill certs", description=_ABOUT)
+    parser = ArgumentParser(prog="tidemill certs", description=_ABOUT)
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder of the files, created with mode 0700")
     parser.add_argument(
         "--host", metavar="NAME", nargs="+", action="extend", default=[],

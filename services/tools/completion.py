@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from tidemill.config.presets import FOLDER
+from tidemill.settings.argument_parser import ArgumentParser
 
 _ABOUT = """Print the completion of a shell: commands, their options, presets and runs.
 
@@ -128,9 +129,9 @@ _SCRIPTS = {
 
 def completion(argv: Sequence[str]) -> int:
     """Print the script of a shell; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="tidemill completion", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("shell", choices=_SCRIPTS, help="which shell")
+    parser.add_argument("shell", choices=_SCRIPTS, help="shell whose completion to print")
     print(_SCRIPTS[parser.parse_args(list(argv)).shell].replace("@PRESETS@", str(FOLDER).replace(" ", r"\ ")))
     return 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from tidemill.config.load import load_config
 from tidemill.config.presets import find_config, preset_names
+from tidemill.settings.argument_parser import ArgumentParser
 
 _ABOUT = """List the presets, each for `tidemill train --config NAME`. With NAME, print one to copy and change; its
 comments name the sources of its settings: tidemill configs quickstart > mine.yaml"""
@@ -14,7 +14,7 @@ comments name the sources of its settings: tidemill configs quickstart > mine.ya
 
 def configs(argv: Sequence[str]) -> int:
     """List all, or print one; return the exit code."""
-    parser = argparse.ArgumentParser(prog="tidemill configs", description=_ABOUT)
+    parser = ArgumentParser(prog="tidemill configs", description=_ABOUT)
     parser.add_argument("name", nargs="?", metavar="NAME", help="preset to print")
     name = parser.parse_args(list(argv)).name
     if name is not None:

@@ -31,6 +31,7 @@ from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError
 from tidemill.installation import typed
 from tidemill.scores import Score, read_scores
+from tidemill.settings.argument_parser import ArgumentParser
 from tidemill.settings.overlay import to_document
 
 _ABOUT = """Write a run's trained policy into one folder to pass on: parameters, settings, scores, curve, video and a
@@ -97,7 +98,7 @@ _PICTURES = {"learning_curve.png": "Learning curve", "contact_sheet.png": "Pictu
 
 def export(argv: Sequence[str]) -> int:
     """Write a bundle; return the exit code."""
-    parser = argparse.ArgumentParser(prog="tidemill export", description=_ABOUT)
+    parser = ArgumentParser(prog="tidemill export", description=_ABOUT)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart")
     parser.add_argument(
         "--out",

@@ -23,6 +23,7 @@ from tidemill.errors import DataLoss
 from tidemill.loggers.interface import LoggedRun, RunLogger, make_logger
 from tidemill.scores import Score, read_scores
 from tidemill.services.launcher.run.folder import check_is_run, is_running
+from tidemill.settings.argument_parser import ArgumentParser
 
 _ABOUT = """Send a run's curves, evaluations, settings and result to a logger.
 
@@ -34,14 +35,16 @@ logger's package: WANDB_PROJECT, WANDB_MODE=offline, MLFLOW_TRACKING_URI, ..."""
 
 def log(argv: Sequence[str]) -> int:
     """Send, and follow while the run is running; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="tidemill log", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, such as runs/quickstart")
     parser.add_argument(
         "--to", required=True, metavar="LOGGER", help="wandb, mlflow, or module:name of a tidemill.RunLogger"
     )
-    parser.add_argument("--every-s", type=float, default=5.0, metavar="S", help="polling interval in seconds")
+    parser.add_argument(
+        "--every-s", type=float, default=5.0, metavar="S", help="polling interval in seconds (default: 5)"
+    )
     follow = "keep following until the run finishes (result.json appears) or you stop it"
     parser.add_argument("--follow", action="store_true", help=follow)
     arguments = parser.parse_args(list(argv))

@@ -17,11 +17,12 @@ from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_deterministic, is_running
 from tidemill.services.launcher.run.verbs import VERBS, apply_verb, learner_at
 from tidemill.services.launcher.view.terminal import describe_shards, describe_sources
+from tidemill.settings.argument_parser import ArgumentParser
 
 LEARNER = "TIDEMILL_LEARNER"
 """Variable with the learner's address, for where there is no run's folder."""
 
-_WHERE = "RUN is a run's folder, e.g. runs/quickstart; without it, the only run in runs/ that is running."
+_WHERE = "Without RUN or --learner: the only run in runs/ that is running."
 
 
 def status(argv: Sequence[str]) -> int:
@@ -42,7 +43,7 @@ def status(argv: Sequence[str]) -> int:
 def ctl(argv: Sequence[str]) -> int:
     """Control a running cluster; return 0, or 1 if it cannot be reached."""
     parser = _parser("ctl", "Pause, resume, checkpoint or stop a running cluster.")
-    verbs = "pause: no updates until resume; checkpoint: write one now; stop: save and end the run"
+    verbs = "pause: no updates until resume; checkpoint: write one now; stop: save, then end the run"
     parser.add_argument("verb", choices=sorted(VERBS), help=verbs)
     _add_target(parser)
     arguments = parser.parse_args(list(argv))
@@ -52,12 +53,14 @@ def ctl(argv: Sequence[str]) -> int:
 
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=f"tidemill {name}", description=description, epilog=_WHERE)
+    return ArgumentParser(prog=f"tidemill {name}", description=description, epilog=_WHERE)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("--learner", metavar="ADDRESS", help=f"the learner's address, instead of RUN; or ${LEARNER}")
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of the run, such as runs/quickstart")
+    parser.add_argument(
+        "--learner", metavar="ADDRESS", help=f"address of the learner, instead of RUN (default: ${LEARNER})"
+    )
 
 
 def target_of(arguments: argparse.Namespace) -> tuple[str, Path | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tidemill.errors import InvalidArgument
+from tidemill.errors import ConfigError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription, TableUpdate, describe_limiter
 from tidemill.services.replay.commands.options import add_times, command_parser, times_of
@@ -24,7 +24,7 @@ def tables(arguments: Sequence[str]) -> int:
 
 
 def update(arguments: Sequence[str]) -> int:
-    """Change a table of a server and print it; return 0. InvalidArgument: nothing was changed."""
+    """Change a table of a server and print it; return 0. With an error nothing was changed."""
     parser = command_parser(
         "update",
         "Change a table of a running replay server, immediately and permanently. A restarted server keeps the change, "
@@ -33,10 +33,13 @@ def update(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("table", help="name of the table")
     for name, kind, what in _OPTIONS:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=what)
     parser.add_argument("--rate-limiter", choices=_SWITCH, help="off while you fill the table with recorded data")
     options = parser.parse_args(arguments)
     values = {name: getattr(options, name) for name, _, _ in _OPTIONS}
+    if not options.rate_limiter and all(value is None for value in values.values()):
+        names = (*(f"--{name.replace('_', '-')}" for name in values), "--rate-limiter")
+        raise ConfigError(f"no change given; set at least one of {', '.join(names)}")
     change = TableUpdate(**values, rate_limiter_on=_SWITCH[options.rate_limiter] if options.rate_limiter else None)
     with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
         print("\n".join(described(client.update_table(options.table, change))))
@@ -44,7 +47,7 @@ def update(arguments: Sequence[str]) -> int:
 
 
 def delete(arguments: Sequence[str]) -> int:
-    """Delete items of a server's table and print how many; return 0. InvalidArgument: nothing was deleted."""
+    """Delete items of a server's table and print how many; return 0. With an error nothing was deleted."""
     parser = command_parser(
         "delete",
         "Delete the items of a table of a running replay server that meet every given condition.",
@@ -63,7 +66,7 @@ def delete(arguments: Sequence[str]) -> int:
     add_times(parser)
     options = parser.parse_args(arguments)
     if not options.actor and not options.min_age and options.since is options.until is None:
-        raise InvalidArgument("no condition given; set at least one of --actor, --min-age, --since and --until")
+        raise ConfigError("no condition given; set at least one of --actor, --min-age, --since and --until")
     with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
         deleted = client.delete_matching_items(
             options.table,

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
+from tidemill.settings.argument_parser import ArgumentParser
+
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
 
 def command_parser(name: str, about: str) -> argparse.ArgumentParser:
     """Return the parser of `tidemill replay NAME`, whose first argument is the server's `address`."""
-    parser = argparse.ArgumentParser(prog=f"tidemill replay {name}", description=about)
+    parser = ArgumentParser(prog=f"tidemill replay {name}", description=about)
     parser.add_argument(
         "address", help="address of the server, such as 127.0.0.1:7401 (`tidemill status` shows those of a run)"
     )
@@ -24,7 +26,11 @@ def command_parser(name: str, about: str) -> argparse.ArgumentParser:
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     """Add the option `--timeout-s`."""
     parser.add_argument(
-        "--timeout-s", type=float, default=60.0, metavar="S", help="seconds to wait for a response from the server"
+        "--timeout-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for a response from the server (default: 60)",
     )
 
 

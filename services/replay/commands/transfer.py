@@ -13,6 +13,7 @@ from tidemill.replay.transfer.importing import import_table
 from tidemill.replay.transfer.lerobot import import_lerobot
 from tidemill.replay.transfer.minari import export_minari, import_minari
 from tidemill.services.replay.commands.options import add_timeout, add_times, command_parser, times_of
+from tidemill.settings.argument_parser import ArgumentParser
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -85,7 +86,9 @@ def to_minari(arguments: Sequence[str]) -> int:
     parser.add_argument("--env", metavar="ID", help="gymnasium environment with the dataset's spaces (default: boxes)")
     parser.add_argument("--newest", type=int, metavar="N", help="only the N newest items")
     add_times(parser)
-    parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="folder for the table during the export")
+    parser.add_argument(
+        "--temporary", type=Path, metavar="FOLDER", help="folder for the table's files during the export"
+    )
     add_timeout(parser)
     options = parser.parse_args(arguments)
     report = export_minari(
@@ -111,7 +114,11 @@ def from_minari(arguments: Sequence[str]) -> int:
     parser.add_argument("dataset", help="name of the dataset, as `minari list local` shows it")
     parser.add_argument("table", help="name of the table; must not exist")
     parser.add_argument(
-        "--item-steps", type=int, default=2, metavar="N", help="rows of an item: 2 for transitions, n + 1 for n steps"
+        "--item-steps",
+        type=int,
+        default=2,
+        metavar="N",
+        help="rows of an item: 2 for transitions (the default), n + 1 for n steps",
     )
     add_timeout(parser)
     options = parser.parse_args(arguments)
@@ -177,9 +184,9 @@ def from_lerobot(arguments: Sequence[str]) -> int:
 
 def copy(arguments: Sequence[str]) -> int:
     """Copy tables to another server and say what was copied; return 0."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="tidemill replay copy",
-        description="Copy tables of a running replay server to another one, such as for a fork of an experiment. Each "
+        description="Copy tables of a running replay server to another one, for example to fork an experiment. Each "
         "is a snapshot of one moment; writers and learners of the source continue. The target must not have these "
         "tables.",
     )
@@ -187,7 +194,7 @@ def copy(arguments: Sequence[str]) -> int:
     parser.add_argument("target", help="address of the other server")
     parser.add_argument("tables", nargs="*", help="names of the tables; all if none is given")
     add_times(parser)
-    parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="folder for each table during the copy")
+    parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="folder for a table's files during the copy")
     add_timeout(parser)
     options = parser.parse_args(arguments)
     reports = copy_tables(

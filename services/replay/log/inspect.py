@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.state.streams import StreamRegistry, places_of
 from tidemill.services.replay.tables.sampled_items import locate
 from tidemill.services.replay.tables.table import Table
+from tidemill.settings.argument_parser import ArgumentParser
 
 _MOST_ROWS = 12  # of a histogram
 _BAR = 40  # characters of the longest
@@ -122,10 +122,11 @@ def _range(values: NDArray[np.generic]) -> str:
 
 _BATCH = 1024
 _UNLIMITED = 2**31 - 1
-_ABOUT = """Reads the log of a replay service that is stopped, checks every byte that a start would need, and says what
-is in it: its tables, their items by priority, age, times sampled and writer, and one of them decoded; its segments and
-the chunks and items in use in each; what is corrupt, missing or lost. Nothing is changed. The exit code is 0 for an
-intact log, 1 for a corrupt one; an unfinished record at the end, as a killed service leaves it, is not corruption."""
+_ABOUT = """Check the log of a stopped replay service, and report what is in it. Nothing is changed. Every byte that a
+start would need is read. The report lists the tables with their items by priority, age, times sampled and writer, and
+decodes one item. It lists the segments with the chunks and items in use, and whatever is corrupt, missing or lost. The
+exit code is 0 for an intact log and 1 for a corrupt one. A killed service may leave an unfinished record at the end;
+that is not corruption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         FatalError: there is no log, it has another format, or a replay service uses it.
     """
-    parser = argparse.ArgumentParser(prog="tidemill replay inspect", description=_ABOUT)
+    parser = ArgumentParser(prog="tidemill replay inspect", description=_ABOUT)
     parser.add_argument(
         "folder", type=Path, help="folder of the log, replay.storage.folder; or a run, whose shards are read one by one"
     )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from tidemill.services.tools.doctor import gpu, machine, network, software
 from tidemill.services.tools.doctor.finding import Finding
+from tidemill.settings.argument_parser import ArgumentParser
 
 _ABOUT = "Check what a run needs from this machine, and print what to do about anything missing."
 
 
 def doctor(argv: Sequence[str]) -> int:
     """Print every finding; return 0, or 1 if a run would fail."""
-    parser = argparse.ArgumentParser(prog="tidemill doctor", description=_ABOUT)
+    parser = ArgumentParser(prog="tidemill doctor", description=_ABOUT)
     parser.add_argument("--root", type=Path, default=Path("runs"), help="folder of all runs (default: runs)")
     parser.add_argument(
         "--certs", type=Path, default=Path("certs"), help="folder of `tidemill certs`, if there is one (default: certs)"

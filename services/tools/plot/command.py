@@ -12,6 +12,7 @@ import numpy as np
 from tidemill.errors import ConfigError
 from tidemill.services.tools.plot.bootstrap import interquartile_mean, mean_interval
 from tidemill.services.tools.plot.groups import Group, find_groups
+from tidemill.settings.argument_parser import ArgumentParser
 
 _ABOUT = """Draw the learning curves of runs, and print their statistics.
 
@@ -26,7 +27,7 @@ _AXES = ("env_steps", "wall_s", "learner_steps")
 
 def plot(argv: Sequence[str]) -> int:
     """Draw and print; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="tidemill plot", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(

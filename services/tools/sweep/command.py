@@ -28,6 +28,7 @@ from tidemill.services.tools.sweep.propose import check_method, propose
 from tidemill.services.tools.sweep.report import draw_results, table, write_results
 from tidemill.services.tools.sweep.runs import Run, fork_client, run_folder, run_name, score_of, start, stop
 from tidemill.services.tools.sweep.shared_replay import SharedReplay
+from tidemill.settings.argument_parser import ArgumentParser
 
 _POLL_S = 0.5
 _FAILURES_TO_STOP = 3
@@ -60,7 +61,7 @@ chosen on these seeds, so its score is too good: report results on new seeds."""
 
 def sweep(argv: Sequence[str]) -> int:
     """Run a sweep to its end; return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="tidemill sweep", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="description of the sweep, see above")
