@@ -83,7 +83,9 @@ class SideCurves:
             tensorboard.write(scalars, env_steps)
             lines.write({"env_steps": env_steps, **scalars}, learner_steps)
         except OSError as error:
-            _log.warning("curves are given up", run=str(self._run), name=self._name, reason=str(error))
+            _log.warning(
+                "cannot write curves; stopped writing them", run=str(self._run), name=self._name, reason=str(error)
+            )
             self._is_closed = True
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ def named_device(setting: str, name: str, *, gpu: int = 0) -> torch.device:
 
 def _automatic() -> str:
     if why := gpus.why_unusable():
-        _log.warning("computing on the CPU", why=why)
+        _log.warning("cannot use the GPU, computing on the CPU", why=why)
         return "cpu"
     return "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -54,4 +54,4 @@ def use_near_processors(device: torch.device, devices: Path = linux.PCI_DEVICES)
     if not LEAST <= len(near) < len(allowed):
         return
     linux.pin_threads(near)
-    _log.info("using the processors of the GPU's node", device=str(device), bus_id=bus_id, processors=len(near))
+    _log.info("using the processors closest to the GPU", device=str(device), bus_id=bus_id, processors=len(near))

@@ -39,7 +39,7 @@ def actor_index(index: int | None, actor_id: str, dns_name: str = "") -> int:
     if numbered := _NUMBERED.search(dns_name.partition(".")[0]):
         return max(int(numbered[1]) - 1, 0)
     if dns_name:
-        _log.warning("container name has no number, drawing one from the actor's id", name=dns_name)
+        _log.warning("container name has no number, using one computed from the actor's id", name=dns_name)
     return zlib.crc32(actor_id.encode())
 
 

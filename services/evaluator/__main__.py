@@ -90,7 +90,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
                     end.mark(timeout_s, version)
 
         def give_up(verdict: RunVerdict) -> None:
-            _log.error("the environment does not return from a step or reset; ending without it")
+            _log.error("the environment hangs in a step or reset; ending the run with the scores so far")
             when_there_is_room(partial(write_report, verdict, config, source, runner, logs, film=False), stop)
             os._exit(0)
 
@@ -153,7 +153,7 @@ def _has_ended(end: RunEnd, folder: Path) -> bool:
         return False
     is_written = (folder / RESULT).exists()
     if is_written:
-        _log.info("run is over: it has reached its target or a limit; raise them to continue it")
+        _log.info("run is already over: it reached its target or a limit; raise that to continue the run")
     return is_written
 
 

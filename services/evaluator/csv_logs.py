@@ -117,7 +117,7 @@ class EpisodeLog:
         elif header != _EPISODE_COLUMNS:
             if content:
                 kept = file.rename(file.with_name(f"{file.name}.damaged"))
-                _log.warning("file does not hold episodes, set aside", file=str(file), kept_as=str(kept))
+                _log.warning("file does not contain episodes, renamed", file=str(file), kept_as=str(kept))
             rows = b""
         if (whole := _EPISODE_COLUMNS + b"\n" + rows) != content:
             write_atomically(file, whole)

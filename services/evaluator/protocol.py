@@ -246,7 +246,7 @@ class _Rollout:
             return Evaluation(self.returns, self.lengths, tuple(self._seeds))
         kept = [number for number in range(len(self._seeds)) if number not in self._failed]
         if not kept:
-            raise EpisodesFailed(f"no episode could be played to its end: {next(iter(self._failed.values()))}")
+            raise EpisodesFailed(f"no episode could be completed: {next(iter(self._failed.values()))}")
         seeds = tuple(self._seeds[number] for number in kept)
         return Evaluation(self.returns[kept], self.lengths[kept], seeds, failed=len(self._failed))
 
@@ -278,7 +278,7 @@ class _Rollout:
 
     def _skip(self, slot: EnvSlot, number: int, error: Exception) -> None:
         """Leave out an episode whose environment failed, and continue with another environment."""
-        _log.warning("episode left out: its environment failed", seed=self._seeds[number], reason=str(error))
+        _log.warning("episode not counted: its environment failed", seed=self._seeds[number], reason=str(error))
         count_failure(error.kind if isinstance(error, EnvFailed) else "raised")
         self._failed[number] = error
         slot.renew(self._make_env)

@@ -36,5 +36,5 @@ def when_there_is_room(write: Callable[[], Returned], stop: threading.Event, ret
                 raise
             if not has_told:
                 has_told = True
-                _log.warning("the disk is full; waiting for room to continue", reason=str(error))
+                _log.warning("disk full, waiting for free space", reason=str(error))
         stop.wait(retry_s)

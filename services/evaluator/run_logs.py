@@ -168,4 +168,4 @@ class RunLogs:
         try:
             self._tensorboard.write(known, score.env_steps)
         except OSError as error:  # the row is in the file that counts
-            _log.warning("a point is missing in TensorBoard", reason=str(error))
+            _log.warning("cannot write a point to TensorBoard", reason=str(error))

@@ -41,8 +41,8 @@ class SimulatorRunner:
         addresses, policy = config.cluster.inference, config.evaluator.policy
         if len(addresses) != 1:
             raise ConfigError(
-                f"cluster.inference is {list(addresses)}, allowed with evaluator.source 'simulators': the address of "
-                "the service that they are clients of"
+                f"cluster.inference is {list(addresses)}, allowed with evaluator.source 'simulators': one "
+                "address, that of the inference service that the simulators call"
             )
         if policy == "sampled":
             raise ConfigError(
@@ -70,7 +70,7 @@ class SimulatorRunner:
                 try:
                     return self._evaluated(params, count, is_stopped)
                 except Unavailable as error:
-                    _log.warning("the evaluation begins again", version=params.number, reason=str(error))
+                    _log.warning("evaluation restarted", version=params.number, reason=str(error))
                     self.close()
                     time.sleep(_RETRY_S)
             return None
@@ -98,6 +98,6 @@ class SimulatorRunner:
         if played is None:
             return None
         if not played.returns:
-            raise EpisodesFailed(f"none of {count} episodes was played to its end by its client")
+            raise EpisodesFailed(f"none of {count} episodes was completed by its client")
         lengths = np.array(played.lengths, np.int64)
         return Evaluation(np.array(played.returns), lengths, tuple(range(len(lengths))), failed=played.failed)

@@ -94,14 +94,14 @@ class _Episode:
                 yield picture
             elif not has_told:
                 has_told = True
-                _log.warning("pictures of another size are left out", first=first.shape, other=picture.shape)
+                _log.warning("skipping frames of another size", first=first.shape, other=picture.shape)
             if self.summary is not None:
                 return
 
     def _picture(self) -> NDArray[np.uint8]:
         picture = self._env.render()
         if picture is None:
-            raise FatalError("no video: the environment renders no pictures; set evaluator.video to false")
+            raise FatalError("no video: the environment cannot render pictures; set evaluator.video to false")
         height, width = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2
         return np.ascontiguousarray(picture[:height, :width])  # 4:2:0 colour needs even sides
 

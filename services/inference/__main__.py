@@ -86,8 +86,8 @@ def make_policy(config: InferenceConfig, spec: EnvSpec, device: torch.device) ->
     policy = build_policy(config.agent, spec, str(device), config.run.seed, slot, settings.precision)
     if not isinstance(policy, SplitPolicy):
         raise ConfigError(
-            f"agent.algorithm is {config.agent.algorithm!r}, whose policy has no methods `forward` and `choose`: no "
-            "inference service can act for it"
+            f"agent.algorithm is {config.agent.algorithm!r}, whose policy has no methods `forward` and `choose`, "
+            "which an inference service needs: leave cluster.inference empty and launcher.inference at 0"
         )
     return policy
 

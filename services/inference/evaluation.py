@@ -59,7 +59,7 @@ class Evaluation:
             end = await self._ends.get()
             if end is None:
                 raise FailedPrecondition(
-                    "a newer evaluation has replaced this one: one evaluator measures a run",
+                    "a newer evaluation has replaced this one; start only one evaluator per run",
                     reason=Reason.EVALUATION_REPLACED,
                 )
             yield end

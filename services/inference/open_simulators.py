@@ -44,9 +44,8 @@ def check_simulators(config: InferenceConfig) -> None:
     lag = config.learner.max_policy_lag
     if lag >= 0:
         raise ConfigError(
-            f"inference.simulators is {config.inference.simulators}, but learner.max_policy_lag is {lag}: a program "
-            "with its own main loop cannot be held to that; use an algorithm that learns from a replay, such as dqn, "
-            "sac or td3"
+            f"inference.simulators is {config.inference.simulators}, but learner.max_policy_lag is {lag}: simulators "
+            "cannot keep this bound; use an algorithm that learns from replay, such as dqn, sac or td3"
         )
 
 
@@ -62,7 +61,8 @@ def open_identity(config: InferenceConfig, name: str) -> Identity:
     is_kept = os.access(folder, os.W_OK)
     if not is_kept:
         _log.info(
-            "the run's folder cannot be written: episodes of simulators end with this service", folder=str(folder)
+            "cannot write to the run's folder: episodes of simulators will not survive a restart of this service",
+            folder=str(folder),
         )
     return Identity(folder / "simulators" / f"{name}.json" if is_kept else None)
 

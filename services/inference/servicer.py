@@ -82,7 +82,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Return the contents of the first message, checked."""
         opening = unpack_open(await first_of(requests, pb.ActRequest()))
         if differing := "; ".join(agreement(self._served, opening)):
-            raise FailedPrecondition(f"this service acts for another run: {differing}", reason=Reason.RUN_DIFFERS)
+            raise FailedPrecondition(
+                f"this service acts for another run: {differing}; start both with the settings of one run",
+                reason=Reason.RUN_DIFFERS,
+            )
         if not 1 <= opening.num_envs <= self._max_batch:
             allowed = f"1 to inference.max_batch ({self._max_batch})"
             raise InvalidArgument(f"num_envs is {opening.num_envs}, allowed: {allowed}")

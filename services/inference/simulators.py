@@ -208,8 +208,8 @@ class Simulators:
         """
         if not (self._stores or is_last):
             raise FailedPrecondition(
-                "is_last is false, allowed: true after a last evaluation, since which no steps are stored; to continue "
-                "the run, restart the inference service",
+                "is_last is false, allowed: true, since the run's last evaluation has begun and no more steps are "
+                "stored; to continue the run, restart the inference service",
                 reason=Reason.EVALUATION_OVER,
             )
         if self._evaluation is not None:
@@ -340,7 +340,7 @@ class Simulators:
         if seat.episode is not None and not seat.episode.is_over:
             await self._write(seat, seat.episode.abandon())
             self._count_episode(seat.episode, "abandoned")
-            _log.info("episode ends as truncated", client=seat.client, steps=seat.episode.next_step)
+            _log.info("episode truncated", client=seat.client, steps=seat.episode.next_step)
 
     def _end(self, seat: Seat) -> None:
         """Take the seat from a client that is gone."""

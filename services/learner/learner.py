@@ -158,7 +158,7 @@ class Learner:
         is_over = self._end.is_marked()
         self._end.watch(partial(self._control.stop, "the run is over"))
         if is_over:
-            _log.info("run is over: it has reached its target or a limit; raise them to continue it")
+            _log.info("run is already over: it reached its target or a limit; raise that to continue the run")
         return is_over and self._rank.size == 1  # other ranks learn of it once they have joined
 
     def _train(
@@ -246,7 +246,7 @@ class Learner:
         if checkpointer is not None:
             checkpointer.finish()
         if publisher is not None and not publisher.flush(timeout_s):
-            _log.warning("last parameters not acknowledged", timeout_s=timeout_s)
+            _log.warning("the parameter server did not acknowledge the last parameters", timeout_s=timeout_s)
         if self._end is not None and self._limits().reached(self._counters):
             self._end.mark(self._config.cluster.connect_timeout_s)
         _log.info("stopped", reason=self._control.stop_reason, learner_steps=self._counters.learner_steps)
@@ -264,7 +264,7 @@ class Learner:
         try:
             note_divergence(self._config.run.folder, what)
         except OSError as failure:
-            _log.warning("the end cannot be noted in the run's folder", reason=failure.strerror)
+            _log.warning("cannot record the end in the run's folder", reason=failure.strerror)
         if self._end is not None:
             self._end.mark(self._config.cluster.connect_timeout_s)
 
@@ -338,7 +338,7 @@ class Learner:
         run, params = self._config.run, self._config.cluster.params
         if run.target_return is None and not run.max_wall_s:
             return None
-        rollback = Rollback(params, fencing_token, state, lambda: self._control.stop("the run has been decided"))
+        rollback = Rollback(params, fencing_token, state, lambda: self._control.stop("the evaluator has ended the run"))
         return stack.enter_context(closing(rollback))
 
     def _metadata(self) -> ParamsMetadata:

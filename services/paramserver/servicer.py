@@ -166,8 +166,8 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
                 await self._fetch_slots.acquire()
         except TimeoutError:
             raise Unavailable(
-                f"as many versions are being fetched as paramserver.max_fetch_bytes allows, {self._max_fetches}, "
-                f"and none ended for {self._fetch_timeout_s:g} s; fetch again",
+                f"{self._max_fetches} versions are being fetched, the most that paramserver.max_fetch_bytes allows, "
+                f"and none has finished for {self._fetch_timeout_s:g} s; fetch again",
                 reason=Reason.BUSY,
             ) from None
         try:

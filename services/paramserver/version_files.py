@@ -301,7 +301,7 @@ class StoredBlob:
             return self._moved(self._file.read(size_bytes))
         except ValueError as error:  # of a closed file
             raise Unavailable(
-                f"version {self.number} was removed while it was read, too slowly for what is kept; fetch again",
+                f"version {self.number} was removed while it was being read; fetch a newer one",
                 reason=Reason.VERSION_REMOVED,
             ) from error
 

@@ -271,7 +271,7 @@ def _rebuilt(versions: Mapping[int, Version]) -> State:
     """
     if not versions:
         return State(fencing_token=0, high_water=0, tags={})
-    _log.error("state files lost: tags are gone, numbers are recovered from the versions")
+    _log.error("state files lost: tags are gone, version numbers were recovered from the version files")
     fencing_token = 1 + max(version.fencing_token for version in versions.values())
     return State(fencing_token=fencing_token, high_water=max(versions), tags={})
 
@@ -286,5 +286,7 @@ def _lock(folder: Path) -> BinaryIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise FatalError(f"another parameter server uses the folder {folder}") from error
+        raise FatalError(
+            f"another parameter server uses the folder {folder}; stop it, or choose another run.name"
+        ) from error
     return file

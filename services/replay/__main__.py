@@ -103,9 +103,7 @@ def _reaching(command: Callable[[Sequence[str]], int], arguments: Sequence[str])
 
 
 def _start(arguments: Sequence[str]) -> int:
-    description = (
-        "Store steps, and serve samples of them to learners. `tidemill replay --help` has the usual options."
-    )
+    description = "Store steps, and serve samples of them to learners. `tidemill replay --help` has the usual options."
     config = load(ReplayConfig, _long(arguments), prog=f"tidemill {_SERVICE}", description=description)
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
     shard = f"-{config.replay.shard}" if config.replay.shards > 1 else ""

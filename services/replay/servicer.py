@@ -376,7 +376,7 @@ class ReplayServicer:
         self._clock.advanced()
         if self._replay.memory.evictions and not self._told_of_evictions:
             self._told_of_evictions = True
-            _log.warning("memory is full: tables give up items", remedy="raise max_memory_mib or lower max_items")
+            _log.warning("memory is full: tables evict items", remedy="raise max_memory_mib or lower max_items")
 
     @contextlib.contextmanager
     def _held(self, request: pb.AppendRequest) -> Iterator[None]:

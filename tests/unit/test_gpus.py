@@ -98,7 +98,7 @@ def test_one_learner_warns_of_an_old_driver(old_driver: None) -> None:
     with capture_logs() as logs:
         assert resolve_device("auto") == torch.device("cpu")
     (line,) = logs
-    assert line["event"] == "computing on the CPU"
+    assert line["event"] == "cannot use the GPU, computing on the CPU"
     assert "550.54.15" in line["why"]
 
 

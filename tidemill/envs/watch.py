@@ -119,7 +119,7 @@ class EnvWatch:
                 faulthandler.dump_traceback_later(2 * limit_s + _GRACE_S, exit=True)
             if not method or calls != call or limit_s == math.inf:
                 if has_warned:
-                    _log.info("environment has returned", env=self._name, after_s=round(waited_s, 1))
+                    _log.info("environment responds again", env=self._name, after_s=round(waited_s, 1))
                     self._complain("")
                 call, waited_s, has_warned = calls, 0.0, False
                 continue
@@ -129,7 +129,7 @@ class EnvWatch:
             elif waited_s >= limit_s / 2 and not has_warned:
                 has_warned = True
                 _HANGS.labels(method).inc()
-                _log.warning("environment does not return", env=self._name, method=method, for_s=round(waited_s, 1))
+                _log.warning("environment does not respond", env=self._name, method=method, for_s=round(waited_s, 1))
                 self._complain(f"{self._name} has not returned from {method} for {waited_s:.1f} s")
         faulthandler.cancel_dump_traceback_later()
 

@@ -143,5 +143,5 @@ def _found(addresses: Sequence[str], name: str, timeout_s: float, instead: str) 
         raise Unavailable("; ".join(reasons))
     one = len(addresses) == 1
     where = f"server at {addresses[0]} has" if one else f"servers at {', '.join(addresses)} have"
-    there = f"{'it has' if one else 'they have'} {sorted(names) or 'none'}"
+    there = f"only {sorted(names)}" if names else "no table at all"
     raise NotFound(f"the replay {where} no table {name!r}, {there}: {instead}")

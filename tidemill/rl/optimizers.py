@@ -267,6 +267,6 @@ class LearningRateDecay:
             if update >= self._updates and self._final == 0 and not self._said:
                 self._said = True
                 _log.warning(
-                    f"the learning rate is 0: nothing is learned from here on unless {_DECAY_SETTING} is raised",
+                    f"the learning rate is 0, so training has no effect from now on; raise {_DECAY_SETTING}",
                     update=update,
                 )

@@ -149,9 +149,9 @@ class Tokens:
         try:
             self._entries = self._read()
         except ConfigError as error:
-            _log.error("tokens not changed, keeping those read before", reason=str(error))
+            _log.error("cannot reload tokens, keeping the old ones", reason=str(error))
         else:
-            _log.info("tokens read again", file=self._path, tokens=len(self._entries))
+            _log.info("tokens reloaded", file=self._path, tokens=len(self._entries))
 
     def _read(self) -> list[tuple[bytes, str]]:
         entries: dict[bytes, str] = {}

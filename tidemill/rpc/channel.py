@@ -107,7 +107,7 @@ class BoundedChannel(grpc.Channel):
         self._closing.start()
         self._closing.join(self._close_s)
         if self._closing.is_alive():
-            message = "channel did not close in time, left to a background thread"
+            message = "connection did not close in time; a background thread closes it"
             _log.warning(message, address=self._address, after_s=self._close_s)
 
     def subscribe(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - as in grpc.Channel, here and below

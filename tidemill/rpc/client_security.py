@@ -209,7 +209,7 @@ class TokenInterceptor(
                 self._stamp = stamp
                 self._value = self._read()
         except (OSError, ConfigError) as error:
-            _log.warning("token not changed, keeping the one before", reason=str(error))
+            _log.warning("cannot reload the token, keeping the old one", reason=str(error))
 
     def _read(self) -> str:
         words = read_secret(self._path, TOKEN_FILE).split()

@@ -109,9 +109,9 @@ class _Certificate:
             self._stamps = stamps
             self.configuration = self._read()
         except (ConfigError, OSError) as error:  # half of the files are written; the next handshake sees the rest
-            _log.error("certificate not changed, keeping the one before", reason=str(error))
+            _log.error("cannot reload the certificate, keeping the old one", reason=str(error))
             return None
-        _log.info("certificate read again", file=self._settings.tls_cert)
+        _log.info("certificate reloaded", file=self._settings.tls_cert)
         return self.configuration
 
     def _look(self) -> list[Stamp]:

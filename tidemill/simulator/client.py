@@ -207,7 +207,7 @@ class SimulatorClient:
                 failing_since_s = min(failing_since_s, time.monotonic())
                 if time.monotonic() - failing_since_s >= self._timeout_s:
                     raise type(error)(
-                        f"{self._address} took no step for {self._timeout_s:g} s (timeout_s): {error}",
+                        f"{self._address} did not answer a step within {self._timeout_s:g} s (timeout_s): {error}",
                         reason=error.reason,
                     ) from error
                 time.sleep(backoff.next_s())

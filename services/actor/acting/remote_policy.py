@@ -125,7 +125,7 @@ class RemotePolicy:
 
     def _lose(self, error: TidemillError) -> None:
         if not self._is_lost and not self._stop.is_set():
-            action = "waiting for it" if self._fallback is None else "acting by the own network"
+            action = "waiting for it" if self._fallback is None else "acting with its own network"
             _log.warning(f"inference service lost, {action}", kind=type(error).__name__, error=str(error))
             _LOST.inc()
             _LOCAL.set(self._fallback is not None)
@@ -160,8 +160,9 @@ def check_remote(policy: Policy, *, prioritized: bool, max_policy_lag: int, keep
         )
     if max_policy_lag >= 0:
         raise ConfigError(
-            f"cluster.inference is set, but learner.max_policy_lag is {max_policy_lag}: the service takes each version "
-            "as it comes, so actors cannot hold that; set it to -1 or leave cluster.inference empty"
+            f"cluster.inference is set, but learner.max_policy_lag is {max_policy_lag}: the service always "
+            "acts with the newest version, so actors cannot keep this bound; set it to -1, or leave cluster.inference "
+            "empty"
         )
     if prioritized and policy.priority_uses_params and not keeps_params:
         raise ConfigError(

@@ -54,7 +54,7 @@ def act_in_lock_step(config: ActorConfig, seed: int, server: BackgroundServer, s
     settings, index = config.actor, config.actor.index or 0
     if settings.index is None and settings.count > 1:
         raise ConfigError(
-            f"actor.index is not set, but must be with run.deterministic and several actors: 0 .. {settings.count - 1}"
+            f"actor.index is none, allowed with run.deterministic and several actors: 0 .. {settings.count - 1}"
         )
     if index >= settings.count:
         raise ConfigError(f"actor.index is {index}, but must be below actor.count ({settings.count})")
@@ -127,8 +127,8 @@ def _round_policy(config: ActorConfig, env_spec: EnvSpec, index: int) -> RoundPo
     policy = RoundPolicy(build, env_steps, wants_inputs=config.table.sampler == "prioritized")
     if policy.recurrent_state_size:
         raise ConfigError(
-            f"agent.algorithm is {config.agent.algorithm!r}, whose policy has a recurrent state: not with "
-            "run.deterministic"
+            f"agent.algorithm is {config.agent.algorithm!r}, whose policy has a recurrent state, which "
+            "run.deterministic does not support: use another algorithm, or set run.deterministic to false"
         )
     return policy
 

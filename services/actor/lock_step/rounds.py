@@ -124,8 +124,8 @@ class RoundPacer:
             found = -1 if newest is None else newest.version.metadata.learner_steps
             if found > learner_steps:
                 raise FatalError(
-                    f"the newest parameters have {found} updates behind them, round {self._number} of this "
-                    f"actor needs those with {learner_steps}: it has lost its files; start the run from scratch"
+                    f"the newest parameters are those of update {found}, but round {self._number} of this actor needs "
+                    f"those of update {learner_steps}: the actor has lost its files; start the run from scratch"
                 )
             if found == learner_steps:
                 params.refresh()
@@ -141,7 +141,7 @@ def check_epoch(writer: ReplayWriter, file: Path) -> None:
     if kept is not None and kept.epoch != writer.epoch:
         raise _lost()
     if kept is None and writer.superseded_epoch:
-        _log.info("the former process of this actor stored nothing", epoch=writer.superseded_epoch)
+        _log.info("the previous process of this actor stored nothing", epoch=writer.superseded_epoch)
 
 
 def _lost() -> FatalError:

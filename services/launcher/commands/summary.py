@@ -63,7 +63,7 @@ def _next_commands(folder: Path, result: dict[str, Any]) -> list[str]:
     width = max(len(words) for words, _ in commands)
     lines = ["Next:", *(f"  {words:{width}}  {meaning}" for words, meaning in commands)]
     if command != "tidemill" and activation():
-        lines.append(f"After `{activation()}` it is just `tidemill` in this shell.")
+        lines.append(f"After `{activation()}` you can type just `tidemill` in this shell.")
     return lines
 
 

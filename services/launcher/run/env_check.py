@@ -69,7 +69,8 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             raise ConfigError(
-                f"trying env.id {env_id!r} took over {timeout_s:g} s (launcher.start_timeout_s)"
+                f"trying env.id {env_id!r} took over {timeout_s:g} s; raise launcher.start_timeout_s, or make the "
+                "environment start faster"
             ) from error
         finally:
             process.kill()

@@ -36,7 +36,7 @@ class RunFolder:
         except OSError as error:
             os.close(self._lock)
             raise FailedPrecondition(
-                f"{path} is running; look: `{typed('status', path)}`, end it: `{typed('ctl', 'stop', path)}`"
+                f"{path} is running; see `{typed('status', path)}`, or end it with `{typed('ctl', 'stop', path)}`"
             ) from error
 
     @classmethod
@@ -59,7 +59,9 @@ class RunFolder:
         try:
             (path / "logs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot make the run's folder {path}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot create the run's folder {path}: {error.strerror}; choose another --run.root"
+            ) from error
         folder = cls(path)
         if folder.config_file.exists():  # of a run that never trained
             clear(path, keep=_LOCK)
@@ -147,8 +149,8 @@ def check_free(path: Path, *, fresh: bool) -> None:
     if fresh or not (path / "config.yaml").exists() or not has_trained(path):
         return
     raise AlreadyExists(
-        f"{path} already holds a run; continue it: `{typed('resume', path)}`, move it aside to "
-        f"{_free_name(path)} and start from scratch: --fresh (fresh=True in Python), or choose another --run.name"
+        f"{path} already holds a run; continue it with `{typed('resume', path)}`, choose another --run.name, or start "
+        f"from scratch with --fresh (fresh=True in Python), which moves the run to {_free_name(path)}"
     )
 
 
@@ -196,7 +198,7 @@ def _free_name(path: Path) -> Path:
 
 def _move_aside(path: Path) -> None:
     if is_running(path):
-        raise FailedPrecondition(f"{path} is running; end it first: `{typed('ctl', 'stop', path)}`")
+        raise FailedPrecondition(f"{path} is running; end it first with `{typed('ctl', 'stop', path)}`")
     path.rename(_free_name(path))
 
 

@@ -33,7 +33,9 @@ def make_socket_folder() -> Path:
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     tried, most = ", ".join(map(str, _places())) or "none", LONGEST_SOCKET - _LONGEST_NAME
-    raise FatalError(f"no place for sockets (tried: {tried}): set TMPDIR to a writable folder of at most {most} bytes")
+    raise FatalError(
+        f"no folder for sockets (tried: {tried}); set TMPDIR to a writable folder whose path has at most {most} bytes"
+    )
 
 
 def _places() -> list[Path]:

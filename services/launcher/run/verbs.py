@@ -17,7 +17,7 @@ def apply_verb(address: str, verb: str, *, asked_by: str) -> str:
         TidemillError: the learner cannot be reached, or refuses.
     """
     if verb not in VERBS:
-        raise InvalidArgument(f"unknown verb {verb!r}, must be one of {', '.join(VERBS)}")
+        raise InvalidArgument(f"unknown verb {verb!r}, allowed: one of {', '.join(VERBS)}")
     with learner_at(address) as client:
         return VERBS[verb](client, asked_by)
 

@@ -219,7 +219,7 @@ class ClusterRunner:
         try:
             await until_serving(spec.health_address)
         except TidemillError as error:  # it will count as not healthy in time
-            self._reporter.event(f"{spec.name} cannot be checked: {error}")
+            self._reporter.event(f"cannot check the health of {spec.name}: {error}")
             return
         self._events.put_nowait(_Serving(spec.name, child))
         async for silence in silences(spec.health_address, check_s=self.check_s):

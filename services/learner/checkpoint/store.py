@@ -102,7 +102,7 @@ class CheckpointStore:
         try:
             write_atomically(self._folder / RESTORED, what + "\n", sync=False)
         except OSError as error:
-            _log.warning("what was restored cannot be written", path=str(self._folder), reason=error.strerror)
+            _log.warning("cannot record what was restored", path=str(self._folder), reason=error.strerror)
 
     def _check_newest(self, fencing_token: int) -> None:
         if self.fencing_token > fencing_token:

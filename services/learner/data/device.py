@@ -197,10 +197,10 @@ def learner_device(config: LearnerConfig, spec: EnvSpec, rank: RankInfo) -> torc
     if config.learner.device != "auto" or device.type != "cuda" or rank.size > 1:
         return device
     if why := why_gpu(config.agent, spec):
-        _log.info("computing on the GPU", why=why)
+        _log.info("training on the GPU", why=why)
         return device
     why = "a core computes small layers before their kernels are launched; learner.device cuda overrules"
-    _log.info("computing on the CPU, though there is a GPU", why=why)
+    _log.info("training on the CPU although there is a GPU", why=why)
     return torch.device("cpu")
 
 

@@ -98,11 +98,11 @@ def open_rows_on_device(
             chunk_length=config.table.chunk_length,
         )
     except torch.OutOfMemoryError as error:
-        _log.warning("the device has no memory for the mirror", reason=str(error))
+        _log.warning("too little device memory for the mirror", reason=str(error))
         return None
     if mirror is None:
         return None
-    _log.info("the mirror's observations are on the device", device=str(device), mib=opened[0].size_bytes >> 20)
+    _log.info("the mirror keeps its observations in device memory", device=str(device), mib=opened[0].size_bytes >> 20)
     metrics.MIRROR_BYTES.labels("this_rank").set(mirror.size_bytes)
     metrics.MIRROR_DEVICE_BYTES.set(opened[0].size_bytes)
     return KeptRows(mirror, opened[0])

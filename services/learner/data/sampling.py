@@ -90,7 +90,7 @@ class LearnerRows:
             shared = self._open_door(door, opening) if self._keeps else None
             mirror = self._mirror_for_all(table, shape, shared) if shared is not None else None
             if self._any_lacks(self._keeps and mirror is None):  # and no door is knocked at before it is open
-                _log.info("each learner keeps a separate mirror: some machines could not share one")
+                _log.info("each learner keeps a separate mirror, because a machine cannot share one")
                 return None
             if shared is not None and mirror is not None:
                 ranks = self._rank.local_size
@@ -113,7 +113,7 @@ class LearnerRows:
         if not self._any_lacks(kept is None):
             return kept
         if kept is not None:
-            _log.info("another learner's device has no memory for the mirror: all share one in host memory")
+            _log.info("too little device memory for another learner's mirror: all share one in host memory")
             metrics.MIRROR_DEVICE_BYTES.set(0)
         return None
 
@@ -137,7 +137,7 @@ class LearnerRows:
         try:
             return opening.enter_context(closing(SharedMirror(door)))
         except OSError as error:
-            _log.warning("no memory can be shared with the other learners of this machine", reason=str(error))
+            _log.warning("cannot share memory with the other learners on this machine", reason=str(error))
             return None
 
     def _mirror_for_all(self, table: TableConfig, shape: SampleShape, shared: SharedMirror) -> TableMirror | None:
@@ -148,7 +148,7 @@ class LearnerRows:
         try:
             return open_own_mirror(self._config, table, for_all, self._stride, 1, reserve=reserve)
         except OSError as error:
-            _log.warning("no memory can be shared with the other learners of this machine", reason=str(error))
+            _log.warning("cannot share memory with the other learners on this machine", reason=str(error))
             return None
 
     def _dealt(self, door: str, table: TableConfig, stack: ExitStack) -> OpenedSource:

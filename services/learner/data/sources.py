@@ -126,7 +126,7 @@ def open_sources(config: LearnerConfig, table: TableConfig) -> Mixture:
         found = _found(name, source, addresses, table)
         if set(addresses) & set(config.cluster.replay):
             _log.warning(
-                "steps of a source on the run's own replay server count among env_steps: keep it on another server",
+                "steps of this source count as env_steps: it is on the run's replay server; move it to another",
                 source=name,
             )
         tables[TableAt(found, addresses)] = fraction
@@ -187,7 +187,7 @@ def _found(name: str, source: SourceSettings, addresses: tuple[str, ...], own: T
             f"{here}: table {table!r} at {', '.join(addresses)} has {items} items, must have at least "
             f"{limiter.min_size}: fill it before the learner starts"
         )
-    _log.info("a source of each batch", source=name, table=table, items=items, fraction=source.fraction)
+    _log.info("sampling from a source", source=name, table=table, items=items, fraction=source.fraction)
     return found
 
 

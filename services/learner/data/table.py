@@ -115,7 +115,7 @@ def create_tables(directory: ShardDirectory, table: TableConfig) -> FoundTable:
                 found.append(create_table(client, part))
             except Unavailable as error:
                 unavailable.append(error)
-                _log.warning("replay server unavailable at the start", address=address, reason=str(error))
+                _log.warning("replay server unavailable at start", address=address, reason=str(error))
     if len(unavailable) == len(addresses):
         raise unavailable[-1] if unavailable else Unavailable(f"no replay shard is known by {directory.addresses[0]}")
     return FoundTable(sum(part.items for part in found), max(part.fencing_token for part in found))

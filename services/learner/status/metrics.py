@@ -367,7 +367,7 @@ class GpuUtilisation:
             self._library: ctypes.CDLL | None = ctypes.CDLL("libnvidia-ml.so.1")
         except OSError as error:
             self._library = None
-            _log.info("no GPU utilisation", reason=str(error))
+            _log.info("GPU utilisation not available", reason=str(error))
             return
         name = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
         failed = self._library.nvmlInit_v2() or self._library.nvmlDeviceGetHandleByUUID(
@@ -375,7 +375,7 @@ class GpuUtilisation:
         )
         if failed:
             self._library = None
-            _log.info("no GPU utilisation", nvml_error=failed)
+            _log.info("GPU utilisation not available", nvml_error=failed)
 
     def read(self) -> float | None:
         """Return the share of time in which a kernel ran, 0 to 1; None if the driver does not report it."""

@@ -269,7 +269,7 @@ class Snapshotter:
             try:
                 await self.take()
             except OSError as error:
-                _log.warning("no snapshot", reason=error.strerror)
+                _log.warning("snapshot not written", reason=error.strerror)
 
     def _state(self) -> list[bytes]:
         """Return a value that differs after any change of a table."""

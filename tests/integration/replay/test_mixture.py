@@ -169,7 +169,7 @@ def test_tables_that_cannot_be_mixed(
 def test_table_elsewhere_is_never_created(servers: list[Server]) -> None:
     """Not found is an error at once, even where the dataset's own tables may be created."""
     fractions: dict[TableConfig | TableAt, float] = {_table(): 0.5, TableAt(_table("u"), servers[1].address): 0.5}
-    with pytest.raises(NotFound, match=f"server at {servers[1].address} has no table 'u', it has none"):
+    with pytest.raises(NotFound, match=f"server at {servers[1].address} has no table 'u', no table at all"):
         ReplayDataset(servers[0].address, fractions, 8, create=True)
 
 

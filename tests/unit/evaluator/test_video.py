@@ -40,4 +40,4 @@ def test_pictures_of_another_size_are_left_out(tmp_path: Path) -> None:
     assert summary.length == 8
     assert {picture.shape for picture in seen} == {(32, 32, 3)}
     assert (tmp_path / "best.mp4").stat().st_size > 0
-    assert [line["event"] for line in logs] == ["pictures of another size are left out"]
+    assert [line["event"] for line in logs] == ["skipping frames of another size"]

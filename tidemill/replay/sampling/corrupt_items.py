@@ -70,4 +70,4 @@ class CorruptItemFilter:
                 return
             items, self._unlogged, self._logged_at_s = self._unlogged, 0, self._clock()
         named: list[Any] = keys[:_KEYS_LOGGED].tolist()
-        _log.error("corrupt items left out and removed", items=items, keys=named, why=why)
+        _log.error("corrupt items skipped and removed", items=items, keys=named, why=why)

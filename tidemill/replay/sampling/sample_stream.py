@@ -354,7 +354,7 @@ class SampleStream:
             if (shard := self._of(call)) is None:
                 return
             if self._union is not None and shard.live and not self._closed.is_set():
-                _log.warning("a replay shard is left out", shard=call.name, address=shard.address)
+                _log.warning("replay shard lost, sampling from the others", shard=call.name, address=shard.address)
             self._end_call(shard)
             self._advance()
 

@@ -611,7 +611,9 @@ class ReplayWriter(Reopened):
         self._interrupted = next_steps > self._rows.first_step
         envs = np.flatnonzero(self._interrupted)
         if len(envs):
-            _log.warning("the server has steps that were written after the state was saved", envs=envs.tolist())
+            _log.warning(
+                "the server has steps written after the state was saved; continuing behind them", envs=envs.tolist()
+            )
             self._rows.begin_behind(envs, next_steps[envs])
             self._items.forget(envs)
 
@@ -721,7 +723,7 @@ class ReplayWriter(Reopened):
                     raise Unavailable("`stop` was set before the steps were sent")
                 break
             except StreamRestarted as restarted:
-                _log.warning("the streams restart from step 0", reason=str(restarted))
+                _log.warning("streams restart from step 0", reason=str(restarted))
                 self._rows.first_step[:] = 0
         self._items.sent(envs)
         self._rows.advance(envs, continues=continues)
@@ -752,6 +754,6 @@ class ReplayWriter(Reopened):
         except TidemillError as failure:
             if kind is None:
                 raise
-            _log.warning("not all steps of a block that failed are stored", reason=str(failure))
+            _log.warning("some steps of the failed `with` block may not be stored", reason=str(failure))
         finally:
             self.close()

@@ -50,7 +50,7 @@ def with_chosen_compile(config: AgentConfig, env_spec: EnvSpec, device: torch.de
         return config
     records = device.type == "cuda" and can_record(config)
     if records and (why := failure(config, env_spec, device, items)):
-        _log.warning("updates cannot be recorded as CUDA graphs and are made without", reason=why)
+        _log.warning("cannot record updates as CUDA graphs; running them without", reason=why)
         records = False
     chosen: AgentConfig = dataclasses.replace(config, compile="cuda-graphs" if records else "none")  # type: ignore[type-var]
     return chosen

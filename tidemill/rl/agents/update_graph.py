@@ -202,7 +202,7 @@ def recorded(run: RunUpdate, how: str, device: torch.device, state: TrainState) 
     if how == "cuda-graphs" and (recorder := recorder_on(device, state.noise)) is not None:
         return RecordedUpdates(run, state, recorder)
     if how == "cuda-graphs":
-        _log.warning("agent.compile: cuda-graphs needs a GPU; updates are made without", device=str(device))
+        _log.warning("agent.compile is cuda-graphs, which needs a GPU; running updates without", device=str(device))
     return lambda batch, weight, _: run(batch, weight)
 
 

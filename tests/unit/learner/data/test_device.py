@@ -123,7 +123,7 @@ def test_learner_takes_a_gpu_by_itself_where_that_pays(
     assert device == torch.device("cuda:0" if why else "cpu")
     (line,) = logs
     assert why in line["why"]
-    assert line["event"] == ("computing on the GPU" if why else "computing on the CPU, though there is a GPU")
+    assert line["event"] == ("training on the GPU" if why else "training on the CPU although there is a GPU")
     asked = replace(config, learner=replace(config.learner, device="cuda"))
     with capture_logs() as logs:
         assert learner_device(asked, spec, RankInfo()) == torch.device("cuda:0")
