@@ -176,9 +176,7 @@ async def run_with_view(
     runner: ClusterRunner, poller: StatusPoller, view: View, curves: ClusterCurves, folder: RunFolder, every_s: float
 ) -> Outcome:
     """Run the cluster to its end with the view updated every `every_s` seconds; return how it ended."""
-    has_told = False
-
-    has_failed = False
+    has_told, has_failed, reached = False, False, 0
 
     async def show() -> None:
         nonlocal has_failed
@@ -190,13 +188,17 @@ async def run_with_view(
                 view.event(f"the run cannot be shown: {type(error).__name__}: {error}")
 
     async def look() -> None:
-        nonlocal has_told
+        nonlocal has_told, reached
         view.show(status := await asyncio.to_thread(poller.poll))
         await asyncio.to_thread(curves.add, status)
         # Read from the folder: a learner that soon ends may be gone before it is asked.
         if not has_told and (restored := folder.restored):
             has_told = True
             view.event(f"learner restored {restored}")
+        if (learner := status.learner) is not None:
+            if learner.learner_steps < reached and not learner.restored:
+                view.event("learner starts from scratch: it had not written a checkpoint (learner.checkpoint_every_s)")
+            reached = learner.learner_steps
 
     async def update() -> None:
         while True:

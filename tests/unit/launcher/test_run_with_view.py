@@ -1,0 +1,55 @@
+"""Events that a run's view shows of its learner."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tidemill.learner.status import LearnerStatus
+from tidemill.services.launcher.commands.train import run_with_view
+from tidemill.services.launcher.view.status import ClusterStatus
+
+
+class _Run:
+    """A run that has the statuses given, one at each poll, and ends after them: runner, poller, curves and view."""
+
+    restored = ""
+
+    def __init__(self, learners: list[LearnerStatus]) -> None:
+        self._learners, self._is_over, self.events = learners, asyncio.Event(), list[str]()
+
+    async def run(self) -> None:
+        """Run until every status was shown."""
+        await self._is_over.wait()
+
+    def poll(self) -> ClusterStatus:
+        """Return the next status, and the last one again and again."""
+        learner = self._learners.pop(0) if len(self._learners) > 1 else self._learners[0]
+        return ClusterStatus(0.0, (), learner)
+
+    def add(self, status: ClusterStatus) -> None:
+        """Take no point."""
+
+    def show(self, status: ClusterStatus) -> None:
+        """End the run with the last status."""
+        if len(self._learners) == 1:
+            self._is_over.set()
+
+    def event(self, message: str) -> None:
+        """Record an event."""
+        self.events.append(message)
+
+
+@pytest.mark.parametrize("restored, told", [("", 1), ("checkpoint of 900 updates", 0)])
+def test_learner_that_was_killed_before_its_first_checkpoint_is_said_to_start_from_scratch(
+    restored: str, told: int
+) -> None:
+    """Once; otherwise scores that fall back would have no reason. One that restored a checkpoint is not."""
+    run: Any = _Run(
+        [LearnerStatus(learner_steps=n, restored=r) for n, r in ((900, ""), (10, restored), (20, restored))]
+    )
+    asyncio.run(run_with_view(run, run, run, run, run, 0.0))
+    assert len(run.events) == told
+    assert all("from scratch" in event and "learner.checkpoint_every_s" in event for event in run.events)
