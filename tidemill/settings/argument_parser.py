@@ -35,7 +35,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return message
 
     def _put_value_better(self, name: str, wrong: str) -> str:
-        """Return what argparse says of an argument's value as Tidemill puts it."""
+        """Return one of argparse's messages about a value as Tidemill puts it."""
         if value := re.match(r"invalid choice: '?(.*?)'? \(choose from", wrong):
             choices = [str(each) for each in self._action(name).choices or ()]
             return f"{name} is {value[1]!r}, allowed: {', '.join(choices)}{nearest(value[1], choices)}"
