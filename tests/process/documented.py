@@ -49,6 +49,8 @@ BUDGETS = (
     (r"C=configs/quickstart.yaml", "C=configs/endless.yaml"),
     (r"\bbox1\b", "localhost"),
     (r"runs/NAME", "runs/quickstart"),
+    (r"examples/replay/dqn\.py --replay \S+$", r"\g<0> --steps 1500"),
+    (r"scripts\.trace_transition$", r"\g<0> --steady-s 8 --record-s 1"),
 )
 """What is put instead of a part of a command: budgets, and names of machines and runs."""
 

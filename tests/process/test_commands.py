@@ -1,11 +1,9 @@
-"""Commands of `tidemill`, each run for real as a process of its own, and what they answer."""
+"""Commands of `tidemill`, each run for real as a process of its own, forked, and what they answer."""
 
 from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 import yaml
 
 from tests.process.documented import ELSEWHERE
-from tests.support.launched import BOUND_S, ROOT, launched
+from tests.support.launched import ROOT, launched, tidemill
 from tests.support.shell_commands import PAGES, shell_commands
 from tests.support.small_run import SMALL
 from tests.support.status_page import states
@@ -25,14 +23,6 @@ from tidemill.services.launcher.run.paths import make_socket_folder, remove_sock
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 _SERVICES = ("replay", "paramserver", "learner", "inference")
-
-
-def _answer(*arguments: str) -> str:
-    command = [sys.executable, "-m", "tidemill.services.launcher", *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=BOUND_S, check=False)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert answer.stderr == ""
-    return answer.stdout
 
 
 def _config(folder: Path, **sections: dict[str, Any]) -> str:
@@ -73,9 +63,9 @@ def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
         services = {name: stack.enter_context(launched(name, "--config", config)) for name in _SERVICES}
         for service in services.values():
             service.until("listening|serving")
-        assert "table items" in _answer("status", "--learner", learner)
+        assert "table items" in tidemill("status", "--learner", learner)
         for verb, said in (("checkpoint", "checkpoint of"), ("pause", "paused"), ("resume", "training continues")):
-            assert said in _answer("ctl", verb, "--learner", learner)
+            assert said in tidemill("ctl", verb, "--learner", learner)
         page = stack.enter_context(launched("page", "--config", config))
         address = page.until(r"http://127\.0\.0\.1:").partition("#")[0].strip()
         wait_until(lambda: bool(states(address)), "processes on the page")
@@ -91,12 +81,12 @@ def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
 
 def test_plan_names_the_settings_for_a_machine() -> None:
     """From the committed results of the benchmarks."""
-    assert "--launcher.actors" in _answer("plan", "--cores", "8", "--env", "ALE/Pong-v5")
+    assert "--launcher.actors" in tidemill("plan", "--cores", "8", "--env", "ALE/Pong-v5")
 
 
 def test_certs_makes_files_for_servers_and_roles(tmp_path: Path) -> None:
     """It says which settings and variables take them."""
-    said = _answer("certs", str(tmp_path / "certs"), "--host", "replay", "10.1.2.3")
+    said = tidemill("certs", str(tmp_path / "certs"), "--host", "replay", "10.1.2.3")
     files = {path.name for path in (tmp_path / "certs").iterdir()}
     assert {"ca.pem", "server.pem", "server.key", "tokens.txt", "actor.token", "operator.token"} <= files
     assert "--SERVICE.server.tls-cert" in said
@@ -105,13 +95,13 @@ def test_certs_makes_files_for_servers_and_roles(tmp_path: Path) -> None:
 
 def test_configs_lists_the_presets_and_prints_one() -> None:
     """Each has a line; what is printed is the file."""
-    assert "\nquickstart " in _answer("configs")
-    assert _answer("configs", "quickstart") == (ROOT / "configs" / "quickstart.yaml").read_text()
+    assert "\nquickstart " in tidemill("configs")
+    assert tidemill("configs", "quickstart") == (ROOT / "configs" / "quickstart.yaml").read_text()
 
 
 def test_doctor_finds_this_installation_ready(tmp_path: Path) -> None:
     """It looks at the port of every service that may be started by hand, the kernel, and the disk below --root."""
-    said = _answer("doctor", "--root", str(tmp_path))
+    said = tidemill("doctor", "--root", str(tmp_path))
     assert "the compiled kernel is" in said
     assert said.endswith("ready to train\n")
     assert all(f"{name}: port {port}" in said for name, port in (("replay", 7401), ("params", 7402), ("learner", 7403)))

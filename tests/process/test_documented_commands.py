@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -26,13 +27,16 @@ from tests.process.documented import (
     Before,
     Elsewhere,
 )
+from tests.support.forked_commands import forked_commands, write_command
 from tests.support.shell_commands import PAGES, ROOT, Shell, shell_commands
+from tidemill import linux
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 
 _KEEPS = re.compile(r"(cd|cp|export|\.|.*tidemill certs|.*/python) .*")
 """What changes the shell or makes files that others need is done again on every page."""
 _COPIED = ("configs", "deploy", "examples")
+_AS_USER = ("--user", "--preserve-credentials")
 _LEFT_OUT = (".git", ".venv", "runs", "data", "certs", ".env", "build")
 
 
@@ -54,7 +58,21 @@ def _own_network() -> tuple[str, ...]:
     return (*words, "sh", "-c", 'ip link set lo up; exec "$@"', "sh") if done.returncode == 0 else ()
 
 
-def _checkout(place: Path) -> None:
+@dataclass(frozen=True)
+class _Machine:
+    """Where pages are read."""
+
+    folder: Path
+    """Of the checkouts."""
+    commands: Path
+    """Socket of the server that forks `tidemill` commands, which a checkout has in the place of the installed one."""
+    enter: tuple[str, ...]
+    """What starts a shell there."""
+    done: set[str]
+    """The commands that were run already."""
+
+
+def _checkout(place: Path, commands: Path) -> None:
     """Lay out what a reader has after `make install`, with small budgets in the files."""
     place.mkdir(parents=True)
     for path in ROOT.iterdir():
@@ -62,10 +80,7 @@ def _checkout(place: Path) -> None:
             (place / path.name).symlink_to(path)
     for name in _COPIED:
         shutil.copytree(ROOT / name, place / name)
-    (place / ".venv").mkdir()
-    for path in Path(sys.prefix).iterdir():
-        if path.name not in (".runtime", ".dev"):
-            (place / ".venv" / path.name).symlink_to(path)
+    _lay_out_environment(place / ".venv", commands)
     (place / ".venv" / ".runtime").touch()  # younger than what it would be made from: make installs nothing
     for name, settings in (("quickstart", QUICKSTART), ("endless", ENDLESS)):
         preset = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
@@ -73,6 +88,21 @@ def _checkout(place: Path) -> None:
         (place / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(merged))
     sweep = place / "examples" / "sweeps" / "cartpole.yaml"
     sweep.write_text(yaml.safe_dump(yaml.safe_load(sweep.read_text()) | SWEEP))
+
+
+def _lay_out_environment(place: Path, commands: Path) -> None:
+    """Link what is installed, with other scripts to activate it and to run `tidemill`."""
+    (place / "bin").mkdir(parents=True)
+    for path in (*Path(sys.prefix).iterdir(), *Path(sys.prefix, "bin").iterdir()):
+        if path.name not in (".runtime", ".dev", "bin"):
+            (place / path.relative_to(sys.prefix)).symlink_to(path)
+    activate = place / "bin" / "activate"
+    text = activate.read_text()
+    activate.unlink()
+    activate.write_text(text.replace(sys.prefix, str(place)))
+    if linux.AVAILABLE:
+        (place / "bin" / "tidemill").unlink()
+        write_command(place / "bin" / "tidemill", commands)
 
 
 def _write_files(page: str, place: Path) -> None:
@@ -95,11 +125,11 @@ def _write_files(page: str, place: Path) -> None:
 class _Reader:
     """Runs commands in a checkout as their page says."""
 
-    def __init__(self, page: str, place: Path, done: set[str]) -> None:
-        self._page, self._done = page, done
+    def __init__(self, page: str, place: Path, machine: _Machine) -> None:
+        self._page, self._done = page, machine.done
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDEMILL")}
-        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        self._shell = Shell(place, place.parent / f"{place.name}.said", environment, before=_own_network())
+        environment["PATH"] = f"{place}/.venv/bin:{environment['PATH']}"
+        self._shell = Shell(place, place.parent / f"{place.name}.said", environment, before=machine.enter)
 
     def give_all(self, commands: Sequence[str]) -> None:
         """Run commands, then stop what serves, which must end well."""
@@ -148,27 +178,29 @@ def _readiness(command: str) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def checkouts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
-    """Where checkouts are, and the commands that were run already: those that other pages build on."""
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Machine]:
+    """A machine on which the commands were run that other pages build on."""
     folder = tmp_path_factory.mktemp("checkouts")
-    _checkout(folder / "first")
-    done: set[str] = set()
-    assert set(FIRST) <= {command for commands in _RUN.values() for command in commands}
-    _Reader("README.md", folder / "first", done).give_all(FIRST)
-    return folder, done
+    commands, network = folder / "commands", _own_network()
+    with forked_commands(commands, network) as server:
+        joined = ("nsenter", f"--target={server.pid}", *(() if os.geteuid() == 0 else _AS_USER), "--net")
+        machine = _Machine(folder, commands, joined if network else (), set())
+        _checkout(folder / "first", commands)
+        assert set(FIRST) <= {command for commands in _RUN.values() for command in commands}
+        _Reader("README.md", folder / "first", machine).give_all(FIRST)
+        yield machine
 
 
 @pytest.mark.parametrize("page", [page for page, commands in _RUN.items() if commands])
-def test_commands_of_a_page_work_as_printed(page: str, checkouts: tuple[Path, set[str]]) -> None:
+def test_commands_of_a_page_work_as_printed(page: str, machine: _Machine) -> None:
     """One after the other in a shell, each to its end, which is a good one; what serves is stopped at the end."""
-    folder, done = checkouts
-    place = folder / re.sub(r"\W+", "-", page)
-    _checkout(place)
+    place = machine.folder / re.sub(r"\W+", "-", page)
+    _checkout(place, machine.commands)
     _write_files(page, place)
     (place / "runs").mkdir()
-    for run in (folder / "first" / "runs").iterdir():
+    for run in (machine.folder / "first" / "runs").iterdir():
         (place / "runs" / run.name).symlink_to(run)
-    _Reader(page, place, done).give_all(_RUN[page])
+    _Reader(page, place, machine).give_all(_RUN[page])
 
 
 def test_every_rule_is_for_a_command_that_a_page_has() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.support.forked_service import fork_server
 from tests.support.hub_stand_in import TOKEN, Hub, hub_stand_in
-from tests.support.launched import BOUND_S, ROOT
+from tests.support.launched import BOUND_S, ROOT, ended
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -23,6 +25,7 @@ _needs_hub = pytest.mark.skipif(
 _TRAIN = (
     *("train", "--config", "cartpole_dqn", "--run.name", "cart", "--run.target-return", "none"),
     *("--run.max-learner-steps", "100", "--launcher.actors", "1", "--evaluator.episodes", "1"),
+    "--evaluator.no-video",
 )
 _LOAD = """
 import sys, tidemill
@@ -43,47 +46,60 @@ def _without_onnx(folder: Path) -> Path:
     return packages
 
 
-def _python(folder: Path, *arguments: str, hub: Hub | None = None, token: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    environment |= {"PYTHONPATH": str(_without_onnx(folder)), "HF_HOME": str(folder / "cache"), "HF_TOKEN": token}
-    environment["HF_ENDPOINT"] = hub.address if hub is not None else "http://127.0.0.1:9"
+def _variables(folder: Path, hub: Hub | None = None, token: str = "") -> dict[str, str]:
+    """Return the environment of a command: where packages and cache are, which Hub answers, and the token."""
+    endpoint = hub.address if hub is not None else "http://127.0.0.1:9"
+    paths = {"PYTHONPATH": str(_without_onnx(folder)), "HF_HOME": str(folder / "cache")}
+    return paths | {"HF_TOKEN": token, "HF_ENDPOINT": endpoint}
+
+
+def _loaded(folder: Path, name: str, hub: Hub) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, "-c", _LOAD, name],
         capture_output=True,
         text=True,
         cwd=folder,
-        env=environment,
+        env=os.environ | _variables(folder, hub, TOKEN),
         timeout=BOUND_S,
         check=False,
     )
 
 
-def _tidemill(
-    folder: Path, *arguments: str, hub: Hub | None = None, token: str = ""
-) -> subprocess.CompletedProcess[str]:
-    return _python(folder, "-m", "tidemill.services.launcher", *arguments, hub=hub, token=token)
+@pytest.fixture
+def tidemill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Run a command that finds the packages in `tmp_path`; forked, so that torch is imported once for all."""
+    for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING"))]:
+        monkeypatch.delenv(name)
+    with fork_server(_variables(tmp_path)) as server:
+
+        def run(*arguments: str, hub: Hub | None = None, token: str = "") -> tuple[int, str]:
+            return ended(*arguments, cwd=tmp_path, environment=_variables(tmp_path, hub, token), server=server)
+
+        yield run
 
 
 @_needs_hub
-def test_a_policy_goes_to_the_hub_and_comes_back_by_its_name(tmp_path: Path) -> None:
+def test_a_policy_goes_to_the_hub_and_comes_back_by_its_name(
+    tidemill: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
     """Its card has the score, the environment and the commands; mistakes are a line each, and no output has a token."""
-    trained = _tidemill(tmp_path, *_TRAIN)
-    assert trained.returncode == 0, trained.stdout + trained.stderr
+    code, said = tidemill(*_TRAIN)
+    assert code == 0, said
     run = str(tmp_path / "runs" / "cart")
     with hub_stand_in() as hub:
-        refused = _tidemill(tmp_path, "export", run, "--to-hub", "me/cart", hub=hub, token="hf_other")
-        unsent = _tidemill(tmp_path, "export", run, "--to-hub", "me/cart", hub=hub)
+        refused = tidemill("export", run, "--to-hub", "me/cart", hub=hub, token="hf_other")
+        unsent = tidemill("export", run, "--to-hub", "me/cart", hub=hub)
         assert not hub.files
-        sent = _tidemill(tmp_path, "export", run, "--to-hub", "me/cart", "--private", hub=hub, token=TOKEN)
-        again = _tidemill(tmp_path, "export", run, "--to-hub", "me/cart", hub=hub, token=TOKEN)
-        hidden = _tidemill(tmp_path, "evaluate", "hf://me/cart", hub=hub)
-        played = _tidemill(tmp_path, "evaluate", "hf://me/cart", "--episodes", "1", hub=hub, token=TOKEN)
-        loaded = _python(tmp_path, "-c", _LOAD, "hf://me/cart@main", hub=hub, token=TOKEN)
-        unknown = _python(tmp_path, "-c", _LOAD, "hf://me/cart@v9", hub=hub, token=TOKEN)
-    for ended in (refused, unsent):
-        assert ended.returncode == 2
-        assert "the Hub refused hf://me/cart (401): set HF_TOKEN, or run `hf auth login`" in ended.stderr
-    assert (sent.returncode, again.returncode) == (0, 0), sent.stderr + again.stderr
+        sent = tidemill("export", run, "--to-hub", "me/cart", "--private", hub=hub, token=TOKEN)
+        again = tidemill("export", run, "--to-hub", "me/cart", hub=hub, token=TOKEN)
+        hidden = tidemill("evaluate", "hf://me/cart", hub=hub)
+        played = tidemill("evaluate", "hf://me/cart", "--episodes", "1", hub=hub, token=TOKEN)
+        loaded = _loaded(tmp_path, "hf://me/cart@main", hub)
+        unknown = _loaded(tmp_path, "hf://me/cart@v9", hub)
+    for code, said in (refused, unsent):
+        assert code == 2
+        assert "the Hub refused hf://me/cart (401): set HF_TOKEN, or run `hf auth login`" in said
+    assert (sent[0], again[0]) == (0, 0), sent[1] + again[1]
     assert hub.private == {"me/cart"}
     assert {"bundle.json", "policy.safetensors", "config.yaml", "README.md"} <= hub.files["me/cart"].keys()
     _, head, card = hub.files["me/cart"]["README.md"].decode().split("---\n", 2)
@@ -92,20 +108,21 @@ def test_a_policy_goes_to_the_hub_and_comes_back_by_its_name(tmp_path: Path) -> 
     assert "+/-" in result["metrics"][0]["value"]
     assert 'load_policy("hf://me/cart")' in card
     assert "`tidemill evaluate hf://me/cart` plays" in card
-    assert "is not on the Hub, or the token (HF_TOKEN, `hf auth login`) may not see it" in hidden.stderr
-    assert played.returncode == 0, played.stderr
-    assert "mean" in played.stdout
+    assert "is not on the Hub, or the token (HF_TOKEN, `hf auth login`) may not see it" in hidden[1]
+    assert played[0] == 0, played[1]
+    assert "mean" in played[1]
     assert loaded.stdout.startswith("acts 1 CartPole-v1"), loaded.stderr
     assert "NotFound: hf://me/cart is not on the Hub" in unknown.stderr
-    for ended in (refused, unsent, sent, again, hidden, played, loaded, unknown):
-        assert TOKEN not in ended.stdout + ended.stderr
-        assert "hf_other" not in ended.stdout + ended.stderr
+    outputs = [said for _, said in (refused, unsent, sent, again, hidden, played)]
+    for said in (*outputs, loaded.stdout + loaded.stderr, unknown.stdout + unknown.stderr):
+        assert TOKEN not in said
+        assert "hf_other" not in said
 
 
 @_needs_hub
-def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+def test_a_hub_that_does_not_answer_is_one_line(tidemill: Callable[..., tuple[int, str]]) -> None:
     """It names what was wanted, and what to look at."""
-    ended = _tidemill(tmp_path, "evaluate", "hf://me/cart")
-    assert ended.returncode != 0
-    assert "hf://me/cart cannot be reached and is not in the cache: check HF_ENDPOINT and the network" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    code, said = tidemill("evaluate", "hf://me/cart")
+    assert code != 0
+    assert "hf://me/cart cannot be reached and is not in the cache: check HF_ENDPOINT and the network" in said
+    assert "Traceback" not in said

@@ -52,7 +52,8 @@ def _collector(folder: Path) -> Iterator[str]:
 def _train(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tidemill.services.launcher", "train", "--config", "cartpole_dqn"]
     command += ["--run.root", str(folder), "--run.name", "traced", "--run.target-return", "none"]
-    command += ["--run.max-learner-steps", "300", "--launcher.actors", "1", "--evaluator.episodes", "1", *options]
+    command += ["--run.max-learner-steps", "300", "--launcher.actors", "1", "--evaluator.episodes", "1"]
+    command += ["--evaluator.no-video", *options]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=folder, env=_ENVIRONMENT, timeout=BOUND_S, check=False
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.support.launched import ROOT, Launched, launched, learner_of, services_of, tidemill
+from tests.support.launched import ROOT, Launched, ended, launched, learner_of, services_of, tidemill
 from tests.support.ranks import workers
 from tests.support.status_page import press, shown, states
 from tests.support.waiting import wait_until
@@ -50,7 +50,8 @@ def _takes_steps(folder: Path, when: str) -> None:
 
 def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path, tmp_path: Path) -> None:
     """At run.max_learner_steps the learner ends, the evaluator measures its last version, and no process is left."""
-    with launched("train", "--config", str(config_file), "--run.max_learner_steps", "300") as cluster:
+    limits = ("--run.max_learner_steps", "300", "--evaluator.video", "true", "--evaluator.video-max-steps", "20")
+    with launched("train", "--config", str(config_file), *limits) as cluster:
         assert cluster.wait() == 0
         assert cluster.children() == {}
     folder = tmp_path / "runs" / "small"
@@ -65,16 +66,9 @@ def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path,
         assert (folder / name).stat().st_size > 0
     assert not (folder / "cluster.yaml").exists()
     assert "small: finished" in cluster.output
-    again = subprocess.run(
-        [sys.executable, "-m", "tidemill.services.launcher", "train", "--config", str(config_file)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=200,
-        check=False,
-    )
-    assert again.returncode == 1
-    assert "already holds a run" in again.stderr
+    code, said = ended("train", "--config", str(config_file))
+    assert code == 1
+    assert "already holds a run" in said
     assert "policy.safetensors" in tidemill("export", str(folder), "--out", str(tmp_path / "policy"))
     folder.rename(tmp_path / "elsewhere")  # what was exported needs nothing of the run
     assert "mean " in tidemill("evaluate", str(tmp_path / "policy"), "--episodes", "3")

@@ -12,13 +12,16 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
 
 from tidemill import linux
 from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
+
+_QUIET = {"GRPC_ENABLE_FORK_SUPPORT": "0", "OMP_NUM_THREADS": "1"}
 
 
 class ForkedService(ForkedPopen):
@@ -56,7 +59,7 @@ def _server() -> ForkClient:
     global _client  # noqa: PLW0603 - it lives as long as the process
     with _lock:
         if _client is None or not _client.is_running:
-            _client = ForkClient(os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0", "OMP_NUM_THREADS": "1"}, DRAWING)
+            _client = ForkClient(os.environ | _QUIET, DRAWING)
             atexit.register(_client.close)
         return _client
 
@@ -67,11 +70,18 @@ def held_client(gate: Path) -> ForkClient:
     return ForkClient(os.environ | {"GATE": str(gate)}, ["tests.process.gate"])
 
 
-def fork_service(order: Order, output: IO[bytes]) -> ForkedPopen:
-    """Start a service from the fork server of this process; where there is none, as a program."""
+@contextmanager
+def fork_server(variables: Mapping[str, str]) -> Iterator[ForkClient]:
+    """Yield a fork server that has started with further variables, such as PYTHONPATH; it ends with the block."""
+    with closing(ForkClient(os.environ | _QUIET | dict(variables), DRAWING)) as server:
+        yield server
+
+
+def fork_service(order: Order, output: IO[bytes], server: ForkClient | None = None) -> ForkedPopen:
+    """Start a service from a fork server, else from that of this process; where there is none, as a program."""
     if not linux.AVAILABLE:
         return _started(order, output)
-    service = _server().fork(order, output)
+    service = (server or _server()).fork(order, output)
     assert service is not None, "the fork server could not fork"
     return service
 
@@ -98,12 +108,13 @@ def fork_read(
     directory: str = "",
     *,
     with_server: bool = False,
+    server: ForkClient | None = None,
 ) -> ForkedService:
-    """Start a service whose output is read, with more environment variables."""
+    """Start a service whose output is read, with more environment variables; `server` is as of `fork_service`."""
     environment = os.environ | dict(variables or {})
     read, write = os.pipe()
     with open(write, "wb") as output:
-        forked = fork_service(Order(module, arguments, environment, directory, with_server), output)
+        forked = fork_service(Order(module, arguments, environment, directory, with_server), output, server)
     return ForkedService(forked.pid, open(read, encoding="utf-8"))
 
 

@@ -17,13 +17,14 @@ from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.learner.client import LearnerClient
 from tidemill.parent import PARENT_VARIABLE
+from tidemill.programs.fork_client import ForkClient
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 200.0
 """A cluster is ready within ten seconds; a machine that many tests share may need twenty times as long."""
 
-
-_STARTS_SERVICES = ("train", "resume", "sweep")
+STARTS_SERVICES = ("train", "resume", "sweep")
+"""Commands that fork services, for which they get a server."""
 
 
 class Launched:
@@ -36,7 +37,7 @@ class Launched:
             arguments,
             environment,
             str(cwd),
-            with_server=arguments[0] in _STARTS_SERVICES,
+            with_server=arguments[0] in STARTS_SERVICES,
         )
         self.lines: list[str] = []
         self._changed = threading.Condition()
@@ -107,15 +108,30 @@ def launched(*arguments: str, cwd: Path = ROOT, environment: Mapping[str, str] |
         command.close()
 
 
-def tidemill(*arguments: str, bound_s: float = BOUND_S) -> str:
-    """Run a command to its end, which must be a good one; return what it printed."""
-    command = fork_read("tidemill.services.launcher", arguments, directory=str(ROOT))
+def ended(
+    *arguments: str,
+    cwd: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+    server: ForkClient | None = None,
+    bound_s: float = BOUND_S,
+) -> tuple[int, str]:
+    """Run a command to its end; return its exit code and what it printed. `server` forks it, if given."""
+    with_server = arguments[0] in STARTS_SERVICES
+    module = "tidemill.services.launcher"
+    command = fork_read(module, arguments, environment, str(cwd), with_server=with_server, server=server)
     try:
         said, _ = command.communicate(bound_s)
     finally:
         command.kill()
         command.wait()
-    assert command.returncode == 0, said
+    assert command.returncode is not None
+    return command.returncode, said
+
+
+def tidemill(*arguments: str, bound_s: float = BOUND_S) -> str:
+    """Run a command to its end, which must be a good one; return what it printed."""
+    code, said = ended(*arguments, bound_s=bound_s)
+    assert code == 0, said
     return said
 
 

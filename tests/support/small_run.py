@@ -10,6 +10,6 @@ SMALL: dict[str, Any] = {
     "table": {"min_size": 100, "max_items": 10_000},
     "learner": {"updates_per_env_step": 0.25, "publish_every": 20},
     "actor": {"max_env_steps_per_s": 100.0},
-    "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 0.2, "video_max_steps": 20},
+    "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 0.2, "video": False},
     "launcher": {"view": "plain"},
 }
