@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,6 +19,7 @@ from tests.support.naming import naming
 from tests.support.replay_service import ServerProcess
 from tests.support.waiting import WAIT_S
 
+_ROOT = Path(__file__).resolve().parents[2]
 _COMMAND = str(Path(sys.executable).with_name("tidemill"))
 _SHORT = ("--config", "cartpole_dqn", "--run.max-env-steps", "500", "--table.min-size", "100", "--run.name", "a")
 
@@ -52,6 +54,20 @@ def test_run_is_trained_exported_and_evaluated_anywhere(tmp_path: Path) -> None:
     words = shlex.split(again.partition(":")[2])
     assert words[-1] == "my pölicy"
     assert "2 episodes" in _run(folder, *words[1:], "--episodes", "2")
+
+
+def test_clone_is_installed_and_trains_in_such_a_folder(tmp_path: Path) -> None:
+    """`make` installs it from files that name its path; Python reads those as UTF-8 from 3.13, before by the locale."""
+    clone, utf8 = tmp_path / "my clöne", {"LC_ALL": "C.UTF-8", "MAKEFLAGS": ""}
+    _done(tmp_path, ["git", "clone", "--quiet", str(_ROOT), str(clone)], utf8)
+    _done(clone, [sys.executable, "-m", "venv", "--without-pip", ".venv"], utf8)
+    (installed,) = (clone / ".venv" / "lib").glob("python*/site-packages")
+    (installed / "lent.pth").write_text(sysconfig.get_path("purelib"))  # pip finds there what it would install
+    _done(clone, ["make", "TORCH=none", ".venv/.runtime"], utf8)
+    assert str(clone) in _done(clone, [".venv/bin/python", "-c", "import tidemill; print(tidemill.__file__)"], utf8)
+    said = _done(clone, [".venv/bin/tidemill", "train", "--config", "cartpole_dqn", "--run.max-env-steps", "500"], utf8)
+    assert "Traceback" not in said
+    assert (clone / "runs" / "cartpole_dqn" / "result.json").exists()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 
 from tests.support.faulty_envs import FATAL, KIND_OF, SometimesEnv
 from tests.support.naming import naming
-from tidemill.envs.failures import failure_counts
+from tidemill.envs import make
+from tidemill.envs.failures import Restarts, failure_counts
 from tidemill.envs.make import make_surviving
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import EnvFailed
@@ -200,8 +202,13 @@ def test_masks_are_those_of_the_observations(isolate: bool) -> None:
 
 
 def test_others_play_on_while_one_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that waits to be restarted writes no rows; the others' streams are far longer then."""
+    """One that waits to be restarted writes no rows; the others' streams are far longer then.
+
+    The time of the pauses is counted in looks at the clock, one for each step of the others.
+    """
     monkeypatch.setattr(SometimesEnv, "made", 0)
+    looks = itertools.count()
+    monkeypatch.setattr(make, "Restarts", partial(Restarts, clock=lambda: 0.001 * next(looks)))
     settings = EnvSettings(f"{_MODULE}:SometimesEnv", max_restarts=100, restart_backoff_s=0.3)
     streams = _played(settings, 8)
     for rows in streams:
