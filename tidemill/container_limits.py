@@ -26,6 +26,12 @@ def free_memory_bytes(root: Path = _ROOT, own: Path = _OWN) -> int | None:
     return min((max(limit - used, 0) for limit, used in _memory(root, own)), default=None)
 
 
+def available_memory_bytes(meminfo: Path = linux.PROC / "meminfo") -> int | None:
+    """Return the memory that can be taken, of the machine and below every limit; None if unknown."""
+    found = [each for each in (linux.available_memory_bytes(meminfo), free_memory_bytes()) if each is not None]
+    return min(found, default=None)
+
+
 def cpus(root: Path = _ROOT, own: Path = _OWN) -> int:
     """Return how many threads can compute at the same time, at least 1.
 

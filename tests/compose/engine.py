@@ -19,6 +19,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import crowd
+
 _START_S = 60.0
 _STOP_S = 120.0
 _POLL_S = 0.2
@@ -43,13 +45,15 @@ class Engine:
         self.daemon = daemon
 
     def run(self, *command: str, bound_s: float = 120.0, variables: Mapping[str, str] | None = None) -> str:
-        """Run a command; return what it printed.
+        """Run a command; return what it printed. On a busy machine it may take longer than the bound (`crowd`).
 
         Raises:
             AssertionError: it failed; the message holds all it said.
         """
         environment = self.environment | dict(variables or {})
-        ended = subprocess.run(command, env=environment, timeout=bound_s, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            command, env=environment, timeout=bound_s * crowd(), capture_output=True, text=True, check=False
+        )
         assert ended.returncode == 0, f"{' '.join(command)} ended with {ended.returncode}\n{ended.stdout}{ended.stderr}"
         return ended.stdout
 

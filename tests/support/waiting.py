@@ -16,11 +16,15 @@ _raised: list[str] = []
 """Exceptions that nobody has caught in threads of the running test."""
 
 
-def longest_wait_s() -> float:
-    """Return the longest wait for what works: a minute, times how many want each core, the suite's workers included."""
+def crowd() -> float:
+    """Return how many want each core, the suite's workers included: at least 1, at most 5."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    crowd = max(1.0, workers, os.getloadavg()[0] / (os.cpu_count() or 1))
-    return _WAIT_S * min(crowd, _MOST_CROWDED)
+    return min(max(1.0, workers, os.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_CROWDED)
+
+
+def longest_wait_s() -> float:
+    """Return the longest wait for what works: a minute, times how many want each core."""
+    return _WAIT_S * crowd()
 
 
 WAIT_S = longest_wait_s()

@@ -142,6 +142,13 @@ print(torch.get_num_threads())
 """
 
 
+_MEMORY_USERS = """
+from tidemill.replay.sampling.mirror_memory import free_bytes
+from tidemill.services.tools.doctor.machine import memory
+print(free_bytes(), memory()[0].text)
+"""
+
+
 def _asked_in(group: Path, what: str) -> str:
     """Return what a process in a group prints of its limits."""
     return _printed_in(group, f"from tidemill import container_limits; print(container_limits.{what})")
@@ -173,7 +180,10 @@ def test_memory_limit_of_a_real_group_around_ours_is_seen() -> None:
     _limit(around, {"memory.max": str(2**30), "memory.limit_in_bytes": str(2**30)})
     try:
         limit, free = map(int, _asked_in(own, "memory_bytes(), container_limits.free_memory_bytes()").split())
+        seen = _printed_in(own, _MEMORY_USERS).split()
     finally:
         _remove(groups)
     assert limit == 2**30
     assert 2**29 < free < limit
+    assert 2**29 < int(seen[0]) < limit, "the mirror"
+    assert 0.5 < float(seen[1]) <= 1.0, "doctor, in GiB"

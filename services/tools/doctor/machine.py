@@ -10,7 +10,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from tidemill import linux
+from tidemill import container_limits, linux
 from tidemill.config.sections import RunConfig
 from tidemill.installation import command_name
 from tidemill.rpc.addresses import host_and_port
@@ -38,8 +38,8 @@ def open_files() -> list[Finding]:
 
 
 def memory(meminfo: Path = linux.PROC / "meminfo") -> list[Finding]:
-    """Return a finding on the available memory; nothing if the system does not report it."""
-    if (available_bytes := linux.available_memory_bytes(meminfo)) is None:
+    """Return a finding on the available memory, of the container in one; nothing if the system does not report it."""
+    if (available_bytes := container_limits.available_memory_bytes(meminfo)) is None:
         return []
     text = f"{available_bytes / 1024**3:.1f} GiB of memory available"
     if available_bytes < _MIN_MEMORY_BYTES:

@@ -111,8 +111,5 @@ def open_mirror(
 
 def free_bytes(meminfo: Path = linux.PROC / "meminfo") -> int:
     """Return the memory that is free for this process: of its container, or of the machine, half of it if unknown."""
-    free = linux.available_memory_bytes(meminfo)
-    if free is None:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    container = container_limits.free_memory_bytes()
-    return free if container is None else min(free, container)
+    free = container_limits.available_memory_bytes(meminfo)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if free is None else free
