@@ -128,7 +128,7 @@ def test_load_refuses_a_missing_file(tmp_path: Path) -> None:
 def test_file_that_is_only_there_as_a_preset_is_hinted_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the documents' configs/NAME.yaml outside a clone."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"did you mean the preset --config cartpole_simulators\?$"):
+    with pytest.raises(ConfigError, match=naming("--config cartpole_simulators")):
         _load(RunConfig, "--config", "configs/cartpole_simulators.yaml")
 
 

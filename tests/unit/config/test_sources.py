@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.config.load import load, load_config, read_document, write_document
 from tidemill.config.sections import LearnerConfig, RunConfig
 from tidemill.config.sources import SourceSettings, fractions_of
@@ -34,33 +35,33 @@ def test_sources_of_a_file_and_of_a_command_line_are_alike(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "sources, message",
     [
-        ({"demos": {"fraction": 1.0}}, "learner.sources.demos.fraction is 1.0, allowed: more than 0 and less than 1"),
-        ({"demos": {"fraction": 0}}, "learner.sources.demos.fraction is 0.0, allowed: more than 0"),
-        ({"demos": {"fraction": "half"}}, "learner.sources.demos.fraction is 'half', allowed: a number"),
-        ({"demos": {"weight": 0}}, "learner.sources.demos.weight is 0.0, allowed: more than 0"),
-        ({"demos": {"replay": "nohost"}}, "learner.sources.demos.replay is 'nohost', allowed: "),
-        ({"demos": {"fractoin": 0.5}}, "unknown setting 'learner.sources.demos.fractoin'; did you mean .*fraction"),
-        ({"demos": 0.5}, "learner.sources.demos must be a mapping of settings, got 0.5"),
-        ({"a b": {}}, "a name in learner.sources is 'a b', allowed: letters"),
-        ({"a": {}, "b": {}}, "the sum of fractions in learner.sources is 1.0, allowed: less than 1"),
-        ({"demos": {"fraction": 0.001}}, "demos has a share of 0.001, which is less than one item of a batch of 256"),
+        ({"demos": {"fraction": 1.0}}, "learner.sources.demos.fraction 1.0 0 1"),
+        ({"demos": {"fraction": 0}}, "learner.sources.demos.fraction 0.0 0"),
+        ({"demos": {"fraction": "half"}}, "learner.sources.demos.fraction 'half' number"),
+        ({"demos": {"weight": 0}}, "learner.sources.demos.weight 0.0 0"),
+        ({"demos": {"replay": "nohost"}}, "learner.sources.demos.replay 'nohost'"),
+        ({"demos": {"fractoin": 0.5}}, "'learner.sources.demos.fractoin' fraction"),
+        ({"demos": 0.5}, "learner.sources.demos mapping 0.5"),
+        ({"a b": {}}, "learner.sources 'a b' letters"),
+        ({"a": {}, "b": {}}, "fractions learner.sources 1.0 1"),
+        ({"demos": {"fraction": 0.001}}, "demos 0.001 256"),
     ],
 )
 def test_wrong_sources_are_refused(sources: dict[str, Any], message: str) -> None:
     """One line names the source, the value and what is allowed."""
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         load_config({"learner": {"sources": sources}})
 
 
 @pytest.mark.parametrize(
     "sections, message",
     [
-        ({"agent": {"algorithm": "ppo"}}, "agent.algorithm 'ppo' learns from its own newest items"),
-        ({"table": {"sampler": "fifo"}}, "table.sampler is 'fifo'; use uniform or prioritized"),
-        ({"run": {"deterministic": True}}, "run.deterministic is set: a run in lock-step has one table"),
+        ({"agent": {"algorithm": "ppo"}}, "agent.algorithm 'ppo'"),
+        ({"table": {"sampler": "fifo"}}, "table.sampler 'fifo' uniform prioritized"),
+        ({"run": {"deterministic": True}}, "run.deterministic"),
     ],
 )
 def test_runs_that_take_no_sources(sections: dict[str, Any], message: str) -> None:
     """Those that learn from each item once, and those in lock-step."""
-    with pytest.raises(ConfigError, match=f"learner.sources has demos, but .*{message}|{message}"):
+    with pytest.raises(ConfigError, match=naming("learner.sources demos", message)):
         load_config({**sections, "learner": {"sources": {"demos": {}}}})

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.support.batches import CONTINUOUS, IMAGE, SMALL_R2D2, VECTOR, policy_input, sampled_batch
+from tests.support.naming import naming
 from tidemill.config.load import load_config
 from tidemill.errors import ConfigError
 from tidemill.params.blob import half
@@ -252,21 +253,21 @@ def test_actor_stores_the_discounted_rewards_before_each_step(name: str) -> None
 
 def test_what_cannot_be_normalized_is_refused_in_one_line() -> None:
     """Images, parts that are images, relabelled goals, and values that are squashed."""
-    with pytest.raises(ConfigError, match="network is 'nature', but must be mlp, where normalize_observations is on"):
+    with pytest.raises(ConfigError, match=naming("network 'nature' mlp normalize_observations")):
         SACConfig(network="nature", normalize_observations=True)
-    with pytest.raises(ConfigError, match="network is 'nature', but must be mlp"):
+    with pytest.raises(ConfigError, match=naming("network 'nature' mlp")):
         build_agent(DQNConfig(normalize_observations=True), IMAGE)
     camera = ObservationPart("camera", "uint8", (36, 40))
     parts = EnvSpec((1452,), "uint8", num_actions=4, observation_parts=(ObservationPart("v", "float32", (3,)), camera))
-    with pytest.raises(ConfigError, match=r"normalize_observations is True, but must be false: .* images \(camera\)"):
+    with pytest.raises(ConfigError, match=naming("normalize_observations True false (camera)")):
         build_agent(DQNConfig(normalize_observations=True), parts)
-    with pytest.raises(ConfigError, match="normalize_rewards is True, but must be false with r2d2"):
+    with pytest.raises(ConfigError, match=naming("normalize_rewards True false r2d2")):
         R2D2Config(normalize_rewards=True)
     hindsight = {
         "agent": {"algorithm": "dqn", "n_step": 1, "normalize_rewards": True},
         "table": {"hindsight": 0.8},
     }
-    with pytest.raises(ConfigError, match=r"normalize_rewards is True, but must be false with table\.hindsight"):
+    with pytest.raises(ConfigError, match=naming("normalize_rewards True false table.hindsight")):
         load_config(hindsight)
 
 
