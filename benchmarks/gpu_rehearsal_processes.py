@@ -54,7 +54,7 @@ _GRAPHS = ("--agent.compile", "cuda-graphs")
 _ON_DEVICE = (*_GRAPHS, "--learner.mirror-device", "device")
 _PLAIN = ("--launcher.view", "plain")
 _NO_BOUND = ("--run.max-wall-s", "0")
-"""A busy machine needs minutes to start; `until` has a bound of its own."""
+"""A busy machine needs minutes to start; `until` has its own bound."""
 _LOCK_STEP = (
     *(
         "--run.deterministic",

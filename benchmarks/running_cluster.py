@@ -136,7 +136,7 @@ def _processor_s(launcher_pid: int) -> defaultdict[str, float]:
     children = Path(f"/proc/{launcher_pid}/task/{launcher_pid}/children").read_text(encoding="ascii").split()
     for child in children:
         words = Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8").split("\0")
-        if "-m" not in words:  # a helper of the launcher, which is no service
+        if "-m" not in words:  # a helper of the launcher, not a service
             continue
         fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         module = next(word for word in words[words.index("-m") + 1 :] if word != "tidemill.programs.child")

@@ -1,7 +1,7 @@
 """Check that nothing people read has one of a few phrases that this project has grown and no reader expects.
 
-Read are the pages (those made from settings and protos too), the alerts, and every text in the code: messages, help
-and docstrings. Rewrite what is found by reading it, not by replacing the word.
+Read are the pages (those made from settings and protos too), the alerts, every text in the code (messages, help and
+docstrings), and comments in code and in configurations. Rewrite what is found by reading it, not by replacing the word.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _CODE = ("tidemill", "services", "scripts", "benchmarks", "examples")
 _THIS = "scripts/check_words.py"
 _ALERTS = "deploy/prometheus/rules"
+_COMMENTED = ("*.py", "*.c", "*.yaml", "*.yml", "*.toml", "*.sbatch", "Dockerfile", "Makefile")
+_COMMENT = re.compile(r"/\*.*?\*/|^#[^\n]*|(?<=\s)#[^\n]*", re.MULTILINE | re.DOTALL)
+"""A comment; a `#` in a text of the code counts as the beginning of one."""
 
 
 def texts(root: Path = ROOT) -> Iterator[tuple[str, int, str, bool]]:
@@ -52,6 +55,21 @@ def texts(root: Path = ROOT) -> Iterator[tuple[str, int, str, bool]]:
         if not path.stem.endswith(("_pb2", "_pb2_grpc")):
             for line, text, is_docstring in _literals(ast.parse(path.read_text(encoding="utf-8"))):
                 yield path.relative_to(root).as_posix(), line, text, is_docstring
+    for path in sorted(_commented(root)):
+        code = path.read_text(encoding="utf-8")
+        for match in _COMMENT.finditer(code):
+            yield path.relative_to(root).as_posix(), code.count("\n", 0, match.start()) + 1, match[0], False
+
+
+def _commented(root: Path) -> Iterator[Path]:
+    """Yield the files whose comments are read: not this one, stubs, or records of runs."""
+    folders = [*_CODE, "tests", "configs", "deploy"]
+    for pattern in _COMMENTED:
+        found = [*root.glob(pattern), *(file for folder in folders for file in (root / folder).rglob(pattern))]
+        for file in found:
+            is_made = file.stem.endswith(("_pb2", "_pb2_grpc")) or file.is_relative_to(root / "benchmarks/results")
+            if not is_made and file.name != Path(_THIS).name:
+                yield file
 
 
 def _literals(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:

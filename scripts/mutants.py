@@ -214,7 +214,7 @@ class Bench:
             process.join(timeout_s)
             code = process.exitcode
         finally:
-            with contextlib.suppress(ProcessLookupError):  # it leads a group of its own, see `_test`
+            with contextlib.suppress(ProcessLookupError):  # it leads a separate group, see `_test`
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.join()

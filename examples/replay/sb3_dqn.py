@@ -38,7 +38,7 @@ class ServedReplayBuffer(ReplayBuffer):  # type: ignore[misc] # it has no types
         **named: Any,  # noqa: ANN401
     ) -> None:
         """Open a writer; the dataset follows when the size of a batch is known."""
-        BaseBuffer.__init__(self, buffer_size, *arguments, n_envs=n_envs, **named)  # without arrays of its own
+        BaseBuffer.__init__(self, buffer_size, *arguments, n_envs=n_envs, **named)  # creates no arrays
         if optimize_memory_usage:
             raise ValueError("optimize_memory_usage is True, must be False: the server stores each step as it comes")
         observation = np.zeros(self.obs_shape, self.observation_space.dtype)

@@ -143,7 +143,7 @@ def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, 
     record = partial(record_video, seed=settings.seed, file=file, max_steps=steps, on_picture=keep)
     try:
         summary = runner.record(params, record)
-    except Exception as error:  # the environment's code draws, and a picture is no reason to have no result
+    except Exception as error:  # the environment's code draws; the result does not depend on pictures
         _log.warning("video not recorded", reason=f"{type(error).__name__}: {error}")
         return None
     try:

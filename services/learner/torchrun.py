@@ -169,7 +169,7 @@ def _end_without_ranks(asked: threading.Event, exit_code: int, forks: ForkClient
     """End on a signal while no rank runs: torch ignores signals while it waits for other machines."""
     asked.wait()
     if forks is not None:
-        forks.close()  # the only child that is no rank
+        forks.close()  # the only child that is not a rank
     if not linux.has_children():
         os._exit(exit_code)
 

@@ -19,7 +19,7 @@ zsh can also source it after compinit. Options are those of `tidemill COMMAND
 --help all`. The shell reads them when they are first needed, so they never need
 an update."""
 
-# Wide, so that no option of --help is broken over two lines. An algorithm on the line has options of its own.
+# Wide, so that --help breaks no option over two lines. An algorithm on the line changes the options.
 _BASH = r"""
 declare -gA _tidemill_known
 

@@ -79,7 +79,7 @@ def _rounds(
             with load(server.address, WRITERS) as running, sampling(server.address):
                 for _ in range(min(FAULTS_PER_ROUND, faults - first)):
                     pause(rng.uniform(0.0, _LONGEST_PAUSE_S))
-                    before = running.acknowledged  # what is on its way may still be acknowledged: that is no recovery
+                    before = running.acknowledged  # data in flight may still be acknowledged: that is not a recovery
                     began_s = fault(server)
                     most = max(before, running.acknowledged)
                     report.time_recovery(began_s, lambda m=most: running.acknowledged > m, "the writers continue")  # type: ignore[misc]

@@ -57,7 +57,7 @@ def check_secured(kind: str, server: ServerSettings, environment: dict[str, str]
     assert {name: value for name, value in environment.items() if name in brought} == (brought if share.role else {})
 
 
-def load_as(service: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - each has a class of its own
+def load_as(service: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - each service has another class
     """Return the settings a service would read from its command line, in the image's working folder."""
     monkeypatch.chdir(ROOT)
     return load_settings(CONFIGS[service], arguments, prog=service, description="")

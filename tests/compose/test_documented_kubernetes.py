@@ -63,7 +63,7 @@ def test_own_run_is_what_the_page_says(own_run: list[Object], tmp_path: Path, mo
     for name, text in of_kind(own_run, "ConfigMap", "tidemill-own")["data"].items():
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # as in the pod: the environment is tried in a process of its own
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # as in the pod: the environment is tried in a separate process
     monkeypatch.chdir(ROOT)
     words = words_of(learner["initContainers"][0], told_values(own_run))
     assert check([word.replace("/own/", f"{tmp_path}/") for word in words] + ["--run.root", str(tmp_path)]) == 0

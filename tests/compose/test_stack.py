@@ -423,7 +423,7 @@ def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:
     assert result["solved"], result
     version = newest_version(stack)
     ended = [stack.containers(service)[0]["Id"] for service in ("learner", "evaluator")]
-    stack.engine.docker("restart", *ended)  # to a container, a restart of the engine is no more than that
+    stack.engine.docker("restart", *ended)  # a container sees nothing else of a restart of the engine
     stack.until_healthy()
     stack.until_above('sum(tidemill_resting{job=~"learner|evaluator"})', 1.0)
     assert newest_version(stack) == version

@@ -72,7 +72,7 @@ def test_learner_trains_from_observations_on_its_device(cluster: LearnerCluster)
     cluster.feed()
     status = cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 updates")
     assert _sample("tidemill_learner_mirror_device_bytes") > 0
-    stored = cluster.replay_client().describe_table(TABLE).inserts + 1  # the first step begins no item of its own
+    stored = cluster.replay_client().describe_table(TABLE).inserts + 1  # no item begins with the first step
     assert 0 < _sample(uploaded) - before <= stored + 16
     assert status.state is LearnerState.TRAINING
 

@@ -111,7 +111,7 @@ def _learner(device: str, rank: RankInfo) -> str:
     config = from_document(LearnerConfig, document | {"agent": {"algorithm": "dqn", "network": "mlp"}})
     with (
         mock.patch.object(learner_module, "watch_gpu"),  # registers metrics once a process
-        mock.patch.object(learner_module, "with_chosen_compile", lambda agent, *_: agent),  # asks a process of its own
+        mock.patch.object(learner_module, "with_chosen_compile", lambda agent, *_: agent),  # asks a separate process
     ):
         return str(learner_module.Learner(config, threading.Event(), rank)._build().device)
 

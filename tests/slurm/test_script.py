@@ -94,7 +94,7 @@ class Script:
         """Return the words that a stand-in was given."""
         return (self._seen / name).read_text().splitlines()
 
-    def settings(self, name: str) -> Any:  # noqa: ANN401 - each service has a class of its own
+    def settings(self, name: str) -> Any:  # noqa: ANN401 - each service has another class
         """Return the settings that a program reads from its command line."""
         words = self.words(name)
         return load(_CONFIGS[name], words[words.index("--config") :], prog=name, description="")

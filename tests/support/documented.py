@@ -13,6 +13,6 @@ def run_example(text: str, name: str, addresses: dict[str, str]) -> tuple[int, s
         text = text.replace(written, actual)
     test = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
     said: list[str] = []
-    with capture_logs():  # of the servers in this process, which are no part of what an example prints
+    with capture_logs():  # logs of the servers in this process: an example does not print them
         result = doctest.DocTestRunner(verbose=False).run(test, out=said.append)
     return result.attempted, "".join(said)

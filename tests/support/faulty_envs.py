@@ -114,7 +114,7 @@ class FaultyCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
         self, how: str = "raise", every: int = 100, training: bool = True, training_only: bool = False
     ) -> None:
         super().__init__(gymnasium.make("CartPole-v1", disable_env_checker=True))
-        often = every if training else 4 * every  # an evaluation whose episodes mostly fail is no score
+        often = every if training else 4 * every  # an evaluation whose episodes mostly fail does not count
         self._faults = _Faults("none" if training_only and not training else how, often)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -54,7 +54,7 @@ def with_defaults(document: Mapping[str, Any], algorithm: str) -> Document:
     defaults = getattr(own_class, "run_defaults", None) or (ROLLOUTS if is_on_policy else {})
     result = merged(defaults, document)
     if not all(isinstance(section, Mapping) for section in result.values()):
-        return result  # what is no mapping is refused by name later
+        return result  # anything but a mapping is refused later, by name
     try:
         envs = _total_envs(result)
         if envs == 1 and getattr(own_class, "exploration", "") == "ladder":

@@ -153,7 +153,7 @@ class AleVectorEnv:
         stacked, raw_reward, game_over, truncated, info = self._ale.step(action)
         if self._camera is not None:
             self._pictures = self._camera.step(action)[0]
-        raw_reward = raw_reward * ~is_reset_step  # what comes with a reset is no reward
+        raw_reward = raw_reward * ~is_reset_step  # a reset has no reward
         life_lost = self._life_losses(info["lives"], is_reset_step)
         self._ended = game_over | truncated
         self._counter.add(raw_reward, is_reset_step)

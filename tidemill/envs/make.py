@@ -88,7 +88,7 @@ def make_surviving(settings: EnvSettings, num_envs: int, *, waits: bool, stop: t
         with _named(settings):
             made = _make_gymnasium(settings, num_envs, training=True, render=False, tolerates=True)
             parts = [GymnasiumPart(made, keeps=settings.keeps_failed)]
-    # a step that waits is timed, unless processes of their own are
+    # a step that waits is timed, unless the environments have separate processes, which are timed instead
     longest_pause_s = settings.longest_call_s / 4 if waits and not settings.isolate else 0.0
     units = sum(part.units for part in parts)
     restarts = Restarts(settings, units, longest_pause_s=longest_pause_s or math.inf)

@@ -65,7 +65,7 @@ class EnvWatch:
         """
         self._name = f"env.vector {settings.vector!r}" if settings.vector else f"env.id {settings.id!r}"
         self._health, self._end = health, end
-        own_s = 0.0 if settings.isolate else settings.longest_call_s  # a process of its own has its own limits
+        own_s = 0.0 if settings.isolate else settings.longest_call_s  # a separate process has its own limits
         self._watches = own_s > 0 or has_end
         self._why = "env.step_timeout_s" if own_s else "the run is over"
         self.limit_s: Callable[[], float] = lambda: own_s or math.inf

@@ -124,7 +124,7 @@ class AppendLimits(ctypes.Structure):
     ]
 
 
-def _open_append_fits() -> Any:  # noqa: ANN401 - a foreign function has no type of its own
+def _open_append_fits() -> Any:  # noqa: ANN401 - ctypes gives foreign functions no type
     function = ctypes.PyDLL(str(_FILE)).tidemill_append_fits  # to let others run would cost more than the call
     function.argtypes = [ctypes.c_char_p, _COUNT, ctypes.POINTER(AppendLimits)]
     function.restype = ctypes.c_int32

@@ -77,8 +77,8 @@ class Cluster:
         command = [sys.executable, "-P", "-m", "tidemill.services.launcher", "train", "--config"]
         command += [str(scratch / "config.yaml"), *(["--fresh"] if self._fresh else [])]
         with (scratch / "output.log").open("w") as output:
-            # A session of its own: a Ctrl-C on the terminal is this script's, and `close` passes it on, once. It ends
-            # in order when its standard input does, which this script holds open, however it comes to its end.
+            # A separate session: Ctrl-C on the terminal reaches this script alone, and `close` passes it on once. The
+            # process ends in order when its standard input closes, as it does however this script ends.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,

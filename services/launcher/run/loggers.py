@@ -31,7 +31,7 @@ class LoggerProcesses:
         """Start one for each name; the folder is locked and has its config.yaml."""
         self._path = folder.path
         for name in names:
-            # A session of its own: Ctrl-C is for the launcher, and these still have the last records to send.
+            # A separate session: Ctrl-C is meant for the launcher, and loggers still have to send the last records.
             command = (sys.executable, "-P", "-m", "tidemill.services.launcher", "log", str(folder.path), "--to", name)
             with log_file(folder.path, f"log-{name.replace(':', '.')}").open("ab") as output:
                 self._children[name] = subprocess.Popen(

@@ -132,7 +132,7 @@ def check_fits(path: Path, found: Checkpoint, wanted: Checkpoint) -> None:
         raise FatalError(f"{path} holds {found.algorithm}, this run trains {wanted.algorithm}: {advice}")
     for name in sorted(found.network.keys() | wanted.network.keys()):
         theirs, ours = found.network.get(name), wanted.network.get(name)
-        if theirs != ours and (theirs or ours):  # a single number is no part of a network
+        if theirs != ours and (theirs or ours):  # a single number is not part of a network
             holds, wants = _described(name, theirs), _described(name, ours)
             raise FatalError(f"{path} holds {holds}, this run's network has {wants}: {advice}")
 

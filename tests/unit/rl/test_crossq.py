@@ -139,7 +139,7 @@ def test_there_is_no_target_and_statistics_are_stored_and_sent() -> None:
     seen = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     together = policy.act(policy_input(seen), evaluation=True).action
     alone = np.concatenate([policy.act(policy_input(row[None]), evaluation=True).action for row in seen])
-    np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)  # an action is of its own observation alone
+    np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)  # an action depends on its observation alone
 
 
 def test_statistics_are_of_both_ends_of_the_transitions() -> None:

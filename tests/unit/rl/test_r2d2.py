@@ -156,7 +156,7 @@ def test_actors_initial_priority_equals_the_learners(env_spec: EnvSpec, rescalin
     policy.load(agent.policy_state())
     history, length = agent.window.history, agent.window.length
     steps = play(policy, env_spec, rows=20 + length, num_envs=num_envs, seed=3)
-    start = 20  # in the middle of episodes, with recurrent states of their own
+    start = 20  # in the middle of episodes, each with its recurrent state
     window = slice(start, start + length - history)
     priority = policy.initial_priority({name: column[window] for name, column in steps.items()})
     rows = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in steps.items()}

@@ -112,7 +112,7 @@ class PrioritySender:
         """
         self.check()
         if self._messages.read is None and not callable(priorities):
-            priorities = np.array(priorities, np.float64).reshape(-1)  # a copy: the caller may go on with its array
+            priorities = np.array(priorities, np.float64).reshape(-1)  # a copy: the caller may change its array
             if len(priorities) != len(keys):
                 raise InvalidArgument(f"priorities has {len(priorities)} entries, must have {len(keys)} like the keys")
         with self._lock:

@@ -85,7 +85,7 @@ class Episodes:
         starts = np.cumsum(exported.step_counts) - exported.step_counts
         begins = is_covered.copy()
         begins[1:] &= ~is_covered[:-1]
-        # A chunk in which no item goes on from the one before is the next stream's, or began again after a flush.
+        # A chunk in which no item continues from the one before belongs to the next stream, or starts after a flush.
         fresh = starts[~exported.continues | ~is_linked[np.maximum(starts - 1, 0)]]
         begins[fresh] |= is_covered[fresh]
         ends = is_covered.copy()

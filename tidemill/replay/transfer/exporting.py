@@ -33,7 +33,7 @@ class TransferReport:
     size_bytes: int
 
 
-def export_table(  # noqa: PLR0913 - each is a condition of its own
+def export_table(  # noqa: PLR0913 - each is a separate condition
     address: str,
     table: str,
     folder: str | Path,

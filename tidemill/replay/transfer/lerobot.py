@@ -46,7 +46,7 @@ class LeRobotReport:
     columns: tuple[str, ...]
 
 
-def import_lerobot(  # noqa: PLR0913 - each is a choice of its own
+def import_lerobot(  # noqa: PLR0913 - each is a separate choice
     address: str,
     folder: str | Path,
     table: str,

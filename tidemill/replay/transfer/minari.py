@@ -41,7 +41,7 @@ class MinariReport:
     steps: int
 
 
-def export_minari(  # noqa: PLR0913 - each is a condition of its own
+def export_minari(  # noqa: PLR0913 - each is a separate condition
     address: str,
     table: str,
     dataset_id: str,
