@@ -78,7 +78,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
     """Mark the tests of the slow kinds, skip what needs what is not there, and limit what is shuffled.
 
-    The files of a folder, and the tests of a file, come in an order of their own in every run. The folders themselves
+    The files of a folder, and the tests of a file, come in another order in every run. The folders themselves
     stay in order, and so does tests/compose, which starts one cluster and goes through its life. That is the longest of
     all files, and begins before any other; some follow. Several workers go through the folders at once, see `_woven`.
     """
@@ -170,7 +170,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Give the teardown a timer of its own: that of a test that failed is stopped, and what hung may hang again."""
+    """Give the teardown a separate timer: that of a test that failed is stopped, and what hung may hang again."""
     if _START_TIMER in item.stash:
         item.stash[_START_TIMER]()
     try:

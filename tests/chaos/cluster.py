@@ -87,7 +87,7 @@ def _config(folder: Path) -> Path:
 
 
 class Watched:
-    """What the learner says of a run, asked all the time by a thread of its own."""
+    """The learner's status of a run, polled all the time by a separate thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

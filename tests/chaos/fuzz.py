@@ -96,7 +96,7 @@ async def _answer(door: Door, case: Case, number: int) -> grpc.StatusCode:
 
 
 async def is_well(door: Door) -> bool:
-    """Return whether good calls are answered, and the limits are held."""
+    """True if good calls are answered, and the limits are held."""
     replay, params = "/tidemill.replay.v1.ReplayService", "/tidemill.params.v1.ParamService"
     good: Sequence[Case] = (
         Case(f"{replay}/DescribeTable", (b"\x0a\x01t",), refused=True),

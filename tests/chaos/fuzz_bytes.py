@@ -37,7 +37,7 @@ def bytes_of(case: Case) -> bytes:
 
 
 class Target:
-    """Makes calls of bytes, one after another, to servers of its own."""
+    """Makes calls of bytes, one after another, to servers that it starts."""
 
     def __init__(self, folder: Path) -> None:
         """Take an empty folder for what they store."""

@@ -124,7 +124,7 @@ class Door:
         assert not self._errors, self._errors
 
     def stored(self) -> tuple[object, ...]:
-        """Return what must not change by calls that are refused."""
+        """Return the state that refused calls must leave unchanged."""
         tables = [(table.config, table.counters.inserts, table.size) for table in self.replay.tables]
         return (tables, self.replay.chunks, sorted(self.store.catalog.versions), self.store.catalog.all_tags)
 
@@ -255,7 +255,7 @@ class _Collected:
         """Tell nobody."""
 
     async def handler(self, path: str) -> Any:  # noqa: ANN401
-        """Return what answers a method."""
+        """Return the handler of a method."""
         if path not in self._found:
             details: Any = _Details(path)
             found = next(handler for each in self._handlers if (handler := each.service(details)))

@@ -29,7 +29,7 @@ class Life:
     mib: list[float] = field(default_factory=list)
 
     def after(self, warm_up_s: float) -> Life:
-        """Return what is left without so many seconds of its beginning."""
+        """Return the readings without so many seconds of their beginning."""
         first = int(np.searchsorted(self.seconds, self.seconds[0] + warm_up_s))
         return Life(self.seconds[first:], self.mib[first:])
 
@@ -40,7 +40,7 @@ class Life:
 
 
 def slope_mib_per_h(lives: Sequence[Life]) -> float | None:
-    """Return by how much memory grows: the slope that all lives share by least squares, each with a level of its own.
+    """Return the growth of memory: the slope that all lives share by least squares, each with a separate level.
 
     None if there is nothing to fit.
     """
@@ -53,7 +53,7 @@ def slope_mib_per_h(lives: Sequence[Life]) -> float | None:
 
 
 class MemoryRecord:
-    """Asks every few seconds, in a thread of its own, for the memory of processes that come and go."""
+    """Polls the memory of processes that come and go every few seconds, in a separate thread."""
 
     def __init__(self, processes: Callable[[], Mapping[str, int]]) -> None:
         """Begin.

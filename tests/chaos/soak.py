@@ -42,7 +42,7 @@ def soak(folder: Path, minutes: float, seed: int, settings: Mapping[str, Any], l
 
     Args:
         folder: Of the run.
-        minutes: How long the faults go on.
+        minutes: Duration of the faults.
         seed: Of their order and moments.
         settings: Of the run; `run.target_return` is its target, at which it does not end.
         longest_pause_s: Between a recovery and the next fault, in seconds.

@@ -64,7 +64,7 @@ async def test_server_that_stored_a_refused_call_would_be_seen(tmp_path: Path) -
 
 
 def test_bytes_stand_for_the_call_they_were_made_of(tmp_path: Path) -> None:
-    """Good calls, from which `make fuzz` begins, are answered as such; so are bytes that are no calls at all."""
+    """Good calls, from which `make fuzz` begins, are answered as such; so are bytes that are not a call at all."""
     with fuzz_bytes.Target(tmp_path) as target:
         for path in target.corpus.paths:
             case = Case(path, tuple(target.corpus.raw(path)))

@@ -15,7 +15,7 @@ _HOUR_S = 3600.0
 
 
 def test_run_suffers_and_reaches_its_target(tmp_path: Path) -> None:
-    """A target that it cannot miss: what is tested is that it goes on, ends well, and has lost and doubled nothing."""
+    """With a target that it cannot miss, a run under faults continues, ends well, and loses and doubles nothing."""
     settings = SMALL | {"run": {"target_return": 5.0}, "learner": SMALL["learner"] | {"checkpoint_every_s": 1.0}}
     report = soak(tmp_path, 0.2, 3, settings, longest_pause_s=1.0)
     check(report, faults=report.faults)
@@ -25,7 +25,7 @@ def test_run_suffers_and_reaches_its_target(tmp_path: Path) -> None:
 
 
 def test_soak_of_an_hour_is_of_the_quickstart() -> None:
-    """With its target, and without an end of its own."""
+    """With its target, and without a limit."""
     settings = quickstart()
     assert settings["run"] == {"name": "quickstart", "target_return": 200}
     assert settings["agent"]["algorithm"] == "sac"
@@ -41,7 +41,7 @@ def test_slope_is_that_of_each_life_however_high_it_lies() -> None:
 
 
 def test_life_is_counted_from_the_end_of_its_warm_up() -> None:
-    """What a process does in its first minute is no growth."""
+    """Memory that a process takes in its first minute does not count as growth."""
     life = Life([0.0, 30.0, 60.0, 90.0], [1.0, 50.0, 60.0, 60.0]).after(60.0)
     assert (life.seconds, life.mib, life.length_s) == ([60.0, 90.0], [60.0, 60.0], 30.0)
     assert Life([0.0, 1.0], [1.0, 2.0]).after(60.0).length_s == 0.0

@@ -38,7 +38,7 @@ def image_size(stack: Stack, image: str) -> int:
 
 
 def metrics_of(stack: Stack, service: str) -> str:
-    """Return what a service shows on /metrics."""
+    """Return the metrics of a service."""
     ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
     return stack.inside(service, "python", "-c", ask)
 
@@ -55,7 +55,7 @@ def scores(stack: Stack) -> int:
 
 
 def result_of(stack: Stack) -> dict[str, Any]:
-    """Return what result.json says of a run that has ended."""
+    """Return the content of result.json of a run that has ended."""
     result: dict[str, Any] = json.loads(_on_volume(stack, "print(open('/runs/short/result.json').read())"))
     return result
 

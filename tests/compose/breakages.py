@@ -62,7 +62,7 @@ certs.make_services(pathlib.Path("/certs"))
 
 
 def can_read_metrics(address: str) -> bool:
-    """Return whether a process of ours at an address shows its metrics to this machine."""
+    """True if a process of ours at an address shows its metrics to this machine."""
     try:
         with urllib.request.urlopen(f"http://{address}:9400/metrics", timeout=5) as answer:
             return b"tidemill_build_info" in answer.read()

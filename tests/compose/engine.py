@@ -69,7 +69,7 @@ class Engine:
         return self.run("docker", *arguments, bound_s=bound_s)
 
     def ask(self, path: str, **filters: list[str]) -> Any:  # noqa: ANN401 - JSON
-        """Return what the engine's API answers; a `docker` of its own for each question costs more than the answer.
+        """Return the answer of the engine's API; starting a `docker` for each question costs more than the answer.
 
         Args:
             path: Of a GET, such as `/containers/json?all=1`.
@@ -85,7 +85,7 @@ class Engine:
             return json.loads(text)
 
     def succeeds(self, *command: str, bound_s: float = 120.0) -> bool:
-        """Return whether a command succeeds."""
+        """True if a command succeeds."""
         try:
             self.run(*command, bound_s=bound_s)
         except (AssertionError, subprocess.TimeoutExpired):

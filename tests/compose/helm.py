@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 def render(folder: Path, values: Mapping[str, Any]) -> list[Object]:
-    """Return what the chart renders with some values, after Helm has found nothing to complain of in it.
+    """Return the manifests that the chart renders with some values, after Helm's own check of it.
 
     Raises:
         Refused: Helm refuses the values.

@@ -43,7 +43,7 @@ def objects(folder: Path) -> Iterator[Object]:
 
 
 def with_components(kubernetes: Path, overlay: str, components: Sequence[str], folder: Path) -> list[Object]:
-    """Return what an overlay builds with components on top, by a kustomization that is written into a folder."""
+    """Return the objects of an overlay with components on top, by a kustomization that is written into a folder."""
     parts = [os.path.relpath(kubernetes / part, folder) for part in (overlay, *(f"components/{c}" for c in components))]
     text = yaml.safe_dump({"namespace": "tidemill", "resources": parts[:1], "components": parts[1:]})
     (folder / "kustomization.yaml").write_text(text)

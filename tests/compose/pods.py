@@ -1,7 +1,7 @@
-"""Pods of the manifests as processes of this machine, each in a network of its own with the names that services have.
+"""Pods of the manifests as processes of this machine, each in a separate network with the names that services have.
 
 What a pod's container would run is run with the same words and variables; its volumes are folders. There is no image,
-no user of its own, no limit of memory and no controller that starts anything again.
+no separate user, no limit of memory and no controller that restarts anything.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Pod:
         return done.stdout
 
     def is_ready(self, hub: str) -> bool:
-        """Return whether the readiness probe is answered, asked from another place as a kubelet's is."""
+        """True if the readiness probe is answered, asked from another place as a kubelet's is."""
         container = self.spec["containers"][0]
         probe = container["readinessProbe"]["httpGet"]
         (port,) = (port["containerPort"] for port in container["ports"] if port["name"] == probe["port"])
@@ -139,7 +139,7 @@ class Pods:
     pods: dict[str, Pod]
 
     def ready(self) -> bool:
-        """Return whether every pod that has not ended is ready."""
+        """True if every pod that has not ended is ready."""
         running = [pod for pod in self.pods.values() if pod.process and pod.process.poll() is None]
         return all(pod.is_ready(self.hub) for pod in running)
 

@@ -43,7 +43,7 @@ _WAITED_FOR = ("replay-0", "replay-1", "paramserver")
 
 
 class Stack:
-    """One cluster of docker-compose.yml under a project name of its own."""
+    """One cluster of docker-compose.yml under a separate project name."""
 
     def __init__(self, engine: Engine, settings: dict[str, str]) -> None:
         """Prepare; nothing is started.
@@ -129,7 +129,7 @@ class Stack:
         return self.engine.run(*self._compose, *arguments, bound_s=bound_s, variables=self._variables)
 
     def archive(self, service: str) -> bytes:
-        """Return what a service keeps in its volume, by the command of the operations guide."""
+        """Return the content of a service's volume, by the command of the operations guide."""
         return self._tar(service, "-cf")
 
     def restore(self, service: str, archive: bytes) -> None:
@@ -180,7 +180,7 @@ class Stack:
         self._folder.cleanup()
 
     def containers(self, service: str = "") -> list[dict[str, Any]]:
-        """Return what the engine knows of the containers of a service, or of all, stopped ones included.
+        """Return the engine's description of the containers of a service, or of all, stopped ones included.
 
         Those of `compose run` are not among them: they may be gone a moment later.
         """
@@ -244,11 +244,11 @@ class Stack:
         return self.engine.docker("exec", self.containers(service)[0]["Id"], *command)
 
     def logs(self, service: str) -> str:
-        """Return what a service's first container has printed."""
+        """Return the output of a service's first container."""
         return self.engine.run("sh", "-c", f"docker logs {self.containers(service)[0]['Id']} 2>&1")
 
     def once(self, service: str, entrypoint: str, *arguments: str) -> str:
-        """Run a command in a container of its own, with a service's image and secrets; return what it printed."""
+        """Run a command in a new container, with a service's image and secrets; return its output."""
         return self.compose("run", "--rm", "-T", "--no-deps", "--entrypoint", entrypoint, service, *arguments)
 
     def as_operator(self, code: str) -> str:

@@ -1,4 +1,4 @@
-"""Images under names of their own that stand for those of a registry that cannot be reached.
+"""Images under separate names that stand for those of a registry that cannot be reached.
 
 The shipped files take the sources of their images as settings, for mirrors; these are given there. What is built
 from them is the shipped Dockerfile, unchanged.

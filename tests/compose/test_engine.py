@@ -1,4 +1,4 @@
-"""What the tests do before they start an engine of their own."""
+"""Steps of the tests before they start an engine."""
 
 from __future__ import annotations
 

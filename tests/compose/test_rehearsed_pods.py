@@ -90,7 +90,7 @@ def test_pods_train_and_the_policy_comes_out(kubernetes: Path, tmp_path: Path) -
 
 
 def _seen(run: Pods) -> dict[str, Any]:
-    """Return what the page shows, asked in its pod, where `kubectl port-forward` leads."""
+    """Return the page, asked in its pod, where `kubectl port-forward` leads."""
     said = run["page"].execute("python", "-c", _LOOK)
     document: dict[str, Any] = json.loads(said)
     return document

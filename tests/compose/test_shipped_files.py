@@ -81,7 +81,7 @@ def test_every_knob_is_documented_with_its_default() -> None:
 
 
 def gpu_services() -> dict[str, Any]:
-    """Return what docker-compose.gpu.yml changes of each service and adds."""
+    """Return the settings that docker-compose.gpu.yml changes or adds, of each service."""
     found: dict[str, Any] = yaml.safe_load(COMPOSE[1].read_text())["services"]
     return found
 
@@ -192,7 +192,7 @@ def test_folders_of_this_machine_are_labelled_for_containers() -> None:
 
 
 def test_two_stacks_share_a_machine() -> None:
-    """Nothing has a name of its own beside the project's, and every port that is published can be set."""
+    """Every name begins with the project's, and every published port can be set."""
     document = yaml.safe_load(COMPOSE[0].read_text())
     for kind in ("networks", "volumes", "secrets"):
         assert not [name for name, settings in document[kind].items() if settings and "name" in settings], kind
@@ -299,7 +299,7 @@ def test_images_leave_threads_of_learners_and_disks_of_actors_alone() -> None:
 
 
 def test_images_hold_no_compiler() -> None:
-    """The wheel is built in a stage of its own; a learner on a GPU records graphs, which needs none."""
+    """The wheel is built in a separate stage; a learner on a GPU records graphs, which needs no compiler."""
     stages = re.split(r"^FROM ", (ROOT / "deploy/Dockerfile").read_text(), flags=re.MULTILINE)[1:]
     installing = [stage.split()[2] for stage in stages if re.search(r"apt-get|gcc|g\+\+|build-essential", stage)]
     assert installing == ["wheel"]

@@ -41,7 +41,7 @@ _ROLES_OF_PODS = SERVICES | {"page": SERVICES["evaluator"]}
 
 @pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
 def test_kubernetes_objects_are_valid(kustomization: str, kubernetes: Path) -> None:
-    """Each object has exactly the fields its kind has, and neither a namespace nor a storage class of its own."""
+    """Each object has exactly the fields its kind has, and sets neither a namespace nor a storage class."""
     found = list(objects(kubernetes / kustomization))
     check_valid(found)
     assert {"StatefulSet", "Deployment", "Job", "PodDisruptionBudget", "NetworkPolicy"} <= {
@@ -414,7 +414,7 @@ def test_cert_manager_makes_the_same_secrets(overlay: str, kubernetes: Path, tmp
 
 
 def _after_exit(job: Object, code: int) -> str:
-    """Return what a Job does when a container of its pod has ended with an exit code."""
+    """Return the action of a Job when a container of its pod has ended with an exit code."""
     for rule in job["spec"]["podFailurePolicy"]["rules"]:
         if code in rule.get("onExitCodes", {}).get("values", ()):
             return str(rule["action"])

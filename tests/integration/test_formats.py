@@ -215,7 +215,7 @@ def test_what_is_no_number_of_a_format_is_refused(number: object) -> None:
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe\x00\n", b"[" * 5000 + b"\n", b"null\n", b"[]\n", b"5\n", bytes(64)])
 @pytest.mark.parametrize("kind", _READERS)
 def test_damaged_file_is_read_around_or_refused_by_name(kind: str, damage: bytes, tmp_path: Path) -> None:
-    """What is no error of Tidemill's would end the process with a traceback."""
+    """Other errors than Tidemill's would end the process with a traceback."""
     old = Path(shutil.copytree(OLD[-1], tmp_path / "old"))
     make, read = _READERS[kind]
     make(old).write_bytes(damage)

@@ -58,7 +58,7 @@ def test_learner_trains_publishes_and_updates_priorities(cluster: LearnerCluster
 
 
 def _sample(name: str) -> float:
-    """Return what the learner of this process shows on /metrics under a name."""
+    """Return a metric of the learner of this process, by its name."""
     value = REGISTRY.get_sample_value(name)
     assert value is not None, name
     return value

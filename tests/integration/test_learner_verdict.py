@@ -94,7 +94,7 @@ def test_verdict_on_a_version_of_an_earlier_life_ends_the_learner_where_it_stand
 
 
 def test_tags_that_cannot_be_read_hold_up_nothing(cluster: LearnerCluster) -> None:
-    """Without the parameter server training continues; when it is back, a verdict ends it as ever."""
+    """Without the parameter server training continues; when it is back, a verdict ends it as usual."""
     cluster.close()
     cluster.start_replay()
     params = cluster.start_params()

@@ -47,7 +47,7 @@ def test_request_of_as_many_bytes_as_a_server_takes(beyond: int) -> None:
 
 
 def test_tables_of_a_server() -> None:
-    """`replay.max_tables`: the last is made, one more is refused, and those there are go on."""
+    """`replay.max_tables`: the last is made, one more is refused, and existing tables keep working."""
     with local_server(max_tables=2) as server, ReplayClient(server.address) as client:
         for name in ("a", "b"):
             client.create_table(make_config(name))
@@ -113,7 +113,7 @@ def _health_server(settings: ServerSettings) -> Iterator[str]:
 
 
 def test_calls_of_a_connection() -> None:
-    """`server.max_calls_per_connection`: one more is kept back until one ends; other connections go on."""
+    """`server.max_calls_per_connection`: one more is kept back until one ends; other connections are not."""
     with (
         _health_server(ServerSettings(max_calls_per_connection=2, grace_s=0.2)) as address,
         grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel,

@@ -43,13 +43,13 @@ class _Threads(SingleLearner):
         self._votes: list[StepVote] = []
 
     def broadcast(self, data: bytes) -> bytes:
-        """Return what one of them said, the same to all."""
+        """Return the answer of one of them, the same to all."""
         self._said.append(data)
         self._barrier.wait()
         return min(self._said)
 
     def all_agree(self, vote: StepVote) -> StepVote:
-        """Return whether any lacks something."""
+        """True if any lacks something."""
         self._votes.append(vote)
         self._barrier.wait()
         agreed = vote._replace(lacks_batch=any(said.lacks_batch for said in self._votes[-self._barrier.parties :]))

@@ -17,7 +17,7 @@ from tidemill.services.learner.status.metrics import SamplerCollector
 
 
 def _reconnects(collector: SamplerCollector) -> float:
-    """Return what Prometheus scrapes as tidemill_learner_sample_reconnects_total."""
+    """Return tidemill_learner_sample_reconnects_total, as Prometheus scrapes it."""
     samples = [sample for metric in collector.collect() for sample in metric.samples]
     return next(sample.value for sample in samples if sample.name == "tidemill_learner_sample_reconnects_total")
 

@@ -244,7 +244,7 @@ def test_refused_call_is_counted_as_refused(address: str, folder: Path, monkeypa
 def test_refusal_says_what_to_do_and_shows_no_token(
     address: str, folder: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients raise it as an error of its own."""
+    """Clients raise it as a separate error."""
     become(monkeypatch, ca=folder / "ca.pem")
     with ReplayClient(address) as client, pytest.raises(Unauthenticated, match=naming("TIDEMILL_TOKEN_FILE")):
         client.list_tables()

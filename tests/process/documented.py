@@ -79,7 +79,7 @@ class Before:
     serve: tuple[str, ...] = ()
 
     def matches(self, page: str, command: str) -> bool:
-        """Return whether the rule is for a command of a page."""
+        """True if the rule is for a command of a page."""
         return self.page in ("", page) and re.fullmatch(self.pattern, command, re.DOTALL) is not None
 
 
@@ -129,7 +129,7 @@ class Elsewhere:
     page: str = ""
 
     def matches(self, page: str, command: str) -> bool:
-        """Return whether the rule is for a command of a page."""
+        """True if the rule is for a command of a page."""
         return self.page in ("", page) and re.fullmatch(self.pattern, command, re.DOTALL) is not None
 
 

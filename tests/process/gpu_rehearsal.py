@@ -1,4 +1,4 @@
-"""Rehearses GPUs in a process of its own, and writes what it saw, a line of JSON for each case.
+"""Rehearses GPUs in a separate process, and writes what it saw, a line of JSON for each case.
 
 python -m tests.process.gpu_rehearsal PART [PART ...]
 """

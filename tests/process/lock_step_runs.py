@@ -27,7 +27,7 @@ _TARGETS = ("actor-1", "replay", "learner", "actor-0")
 def run(folder: Path, settings: Mapping[str, Any], updates: int, kills: int) -> tuple[str, float, float]:
     """Return the digest after so many updates, how many a second there were, and the seconds of processors.
 
-    The first tenth and the last twentieth of the steps do not count for the rate, but for the processors' time.
+    The first tenth and the last twentieth of the steps count only for the processors' time, not for the rate.
 
     Args:
         folder: Of the run; made here.

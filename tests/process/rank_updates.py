@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def words(ranks: LearnerGroup, place: RankInfo) -> dict[str, Tensor]:
-    """Return what the ranks agree on when only the last one has something to say, and what rank 0 shares."""
+    """Return the ranks' agreement when only the last one has something to say, and what rank 0 shares."""
     is_last = place.index == place.size - 1
     agreed = ranks.all_agree(StepVote(stop=False, pause=is_last, lacks_batch=False, largest_weight=float(place.index)))
     shared = ranks.broadcast(f"from {place.index}".encode())

@@ -47,7 +47,7 @@ class Recorded:
 
 
 def train(case: str, folder: Path, steps: int, seed: int, *, on_to: int = 0) -> bytes:
-    """Go on from the newest checkpoint in a folder, if any, up to a number of steps, and save.
+    """Continue from the newest checkpoint in a folder, if any, up to a number of steps, and save.
 
     Return the state; with `on_to`, that of the same agent after so many steps, which are not saved.
     """

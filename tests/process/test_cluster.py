@@ -81,7 +81,7 @@ class Scene:
         return ClusterRunner(Supervisor(specs, settings), self.folder, recorder, forks), recorder
 
     def journal_lines(self) -> list[str]:
-        """Return what the stand-ins wrote, in order."""
+        """Return the output of the stand-ins, in order."""
         return self.journal.read_text().splitlines()
 
 
@@ -171,7 +171,7 @@ def _command(pid: int) -> bytes:
 
 
 async def test_services_are_forked_and_so_is_the_server_that_forks_them_replaced(scene: Scene) -> None:
-    """A killed service is forked again, or a program of its own if the server was killed, too; nothing is left."""
+    """A killed service is forked again, or started as a program if the server was killed, too; nothing is left."""
     cluster, recorder = scene.cluster_of(replace(scene.spec("learner"), needs_torch=True))
     running = asyncio.create_task(cluster.run())
     servers: list[int] = []

@@ -1,4 +1,4 @@
-"""Commands of `tidemill`, each run for real as a process of its own, forked, and what they answer."""
+"""Commands of `tidemill`, each run for real as a separate process, forked, and their answers."""
 
 from __future__ import annotations
 

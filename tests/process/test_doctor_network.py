@@ -1,4 +1,4 @@
-"""`tidemill doctor --network`: a user's own network is rehearsed on a pretended GPU, in a process of its own."""
+"""`tidemill doctor --network`: a user's own network is rehearsed on a pretended GPU, in a separate process."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _RUN = {page: [command for command in shell_commands(page) if not _is_elsewhere(
 
 @cache
 def _own_network() -> tuple[str, ...]:
-    """Return what gives a shell a network of its own, where addresses are free; nothing where that is not allowed."""
+    """Return a command that gives a shell a separate network with free addresses; nothing where that is not allowed."""
     words = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)), "--net")
     try:
         done = subprocess.run([*words, "ip", "link", "set", "lo", "up"], capture_output=True, check=False)
@@ -173,7 +173,7 @@ class _Reader:
 
 
 def _readiness(command: str) -> str | None:
-    """Return what a command that serves says once it is ready; None if it ends by itself."""
+    """Return the output of a serving command once it is ready; None if it ends by itself."""
     return next((ready for pattern, ready in SERVES if re.fullmatch(pattern, command, re.DOTALL)), None)
 
 

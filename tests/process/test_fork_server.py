@@ -106,7 +106,7 @@ async def test_what_needs_no_torch_is_forked_while_the_server_imports_it(tmp_pat
 
 
 async def test_server_that_is_killed_while_it_imports_leaves_nobody(tmp_path: Path) -> None:
-    """The one that serves meanwhile ends with it; services are started as programs of their own then."""
+    """The one that serves meanwhile ends with it; services are then started as separate programs."""
     async with _server(client=held_client(tmp_path / "gate")) as server:
         (pid,) = children()
         process = await _forked(server, tmp_path / "log", "stay", needs_torch=False)

@@ -18,7 +18,7 @@ OLD = sorted((Path(__file__).resolve().parents[1] / "data" / "formats").iterdir(
 
 @pytest.mark.parametrize("old", OLD, ids=lambda folder: folder.name)
 def test_run_of_an_earlier_format_is_resumed_evaluated_and_exported(old: Path, tmp_path: Path) -> None:
-    """Learner, parameters and table go on where they were; then every file is of today's format."""
+    """Learner, parameters and table continue where they were; then every file is of today's format."""
     run = Path(shutil.copytree(old / "run", tmp_path / "run"))
     before = read_scores(run / "scores.csv")[-1]
     assert "145 updates" in tidemill("evaluate", str(run), "--episodes", "2")

@@ -1,4 +1,4 @@
-"""Learners of two machines, each with a torchrun of its own: one machine dies and comes back."""
+"""Learners of two machines, each with a separate torchrun: one machine dies and comes back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _free_port() -> int:
 
 
 def _starter(cluster: LearnerCluster, rendezvous: str, port: int) -> Start:
-    """Return what starts the torchrun of machine 0 or 1, which has one learner."""
+    """Return the command that starts the torchrun of machine 0 or 1, which has one learner."""
 
     def start(machine: int) -> Process:
         meeting = {

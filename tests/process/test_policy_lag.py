@@ -31,7 +31,7 @@ class Recorder:
     """Everything that a learner of this process trains on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Listen to the trainer and to the agent; both work as ever."""
+        """Listen to the trainer and to the agent; both work as usual."""
         self.item_versions: list[NDArray[np.float64]] = []
         self.observations: list[NDArray[np.float32]] = []
         self.divergences: list[float] = []

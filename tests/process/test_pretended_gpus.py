@@ -164,7 +164,7 @@ print(len(to_host), len(streams), {is_ahead for _, is_ahead, _ in to_host})
 
 
 def test_parameters_leave_a_gpu_in_one_copy_for_each_dtype(built: Path) -> None:
-    """By a stream of their own, without waiting for each; what comes is what the agent has, strides and all."""
+    """Copies use a separate stream, without waiting for each; they equal what the agent has, strides included."""
     variables = environment(built, 2)
     variables["PYTHONPATH"] += os.pathsep + str(ROOT / "examples")
     said = subprocess.run(

@@ -35,7 +35,7 @@ def _start(place: int, size: int, port: int, words: list[str], log: IO[bytes]) -
 
 
 def _train_together(size: int, folder: Path, cases: Sequence[str]) -> list[dict[str, Tensor]]:
-    """Return what each rank wrote."""
+    """Return the output of each rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -71,7 +71,7 @@ def test_four_ranks_stay_equal_and_agree(tmp_path: Path) -> None:
 
 
 def test_every_agent_learns_from_shares_what_it_learns_from_the_whole(tmp_path: Path) -> None:
-    """Two ranks with half of each batch end with the same bits, where one process with all of it ends but for rounding.
+    """Two ranks with half of each batch end with the same bits: those of one process with all of it, up to rounding.
 
     Clipping, weights, targets, schedules and the noise in updates are part of it. Not so PPO, PQN and CrossQ, of which
     each rank shuffles or normalises its own part: that their ranks stay equal is tested above.

@@ -137,7 +137,7 @@ def _two_free_ports() -> int:
 
 
 def _metrics(port: int) -> dict[str, float]:
-    """Return the samples without labels of their own that a process shows."""
+    """Return the samples of a process that have no labels."""
     return {name: value for name, value in scrape(f"127.0.0.1:{port}").items() if "{" not in name}
 
 

@@ -49,7 +49,7 @@ def _playing(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_simulators_train_a_run_whose_service_is_killed(tmp_path: Path) -> None:
-    """They wait for it and continue their episodes, and the learner goes on learning from them."""
+    """They wait for it and continue their episodes, and the learner keeps learning from them."""
     address, folder = free_address(), tmp_path / "cartpole_simulators"
     example = (sys.executable, str(_EXAMPLES / "cartpole.py"), address, "--envs", "3")
     with _train(tmp_path, address) as cluster, _playing(*example) as games:
@@ -149,7 +149,7 @@ def test_client_in_node_prints_the_reason_of_a_refusal(tmp_path: Path) -> None:
 def test_client_from_the_proto_alone_trains_a_run_to_its_target(
     client: Callable[[Path], tuple[str, ...]], tmp_path: Path
 ) -> None:
-    """It has physics of its own; what learns from them reaches 475, confirmed on fresh episodes.
+    """It has its own physics; what learns from them reaches 475, confirmed on fresh episodes.
 
     Those are the evaluator's for the client in Node, and the client's own in C++.
     """

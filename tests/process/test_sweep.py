@@ -32,7 +32,7 @@ def _write(folder: Path, **sweep: Any) -> None:  # noqa: ANN401 - what YAML hold
 
 
 def _gpus_of_learners(sweep_pid: int) -> set[str]:
-    """Return what CUDA may see in the learner of each run of a sweep."""
+    """Return the GPUs that CUDA may see in the learner of each run of a sweep."""
     found = set()
     for file in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError, KeyError):  # it ended, or has no learner

@@ -160,7 +160,7 @@ class Simulated(gymnasium.Wrapper):
 def test_simulators_end_with_the_run_however_it_ends(
     config_file: Path, tmp_path: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
-    """What an environment has started and never ends is killed, also in a session of its own, however the run ends."""
+    """A process that an environment started and never ended is killed, in another session too, however the run ends."""
     (tmp_path / "simulated.py").write_text(_SIMULATED)
     simulators = tmp_path / "simulators"
     simulators.mkdir()
@@ -177,7 +177,7 @@ def test_simulators_end_with_the_run_however_it_ends(
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process is there that is not only waiting to be reaped."""
+    """True if a process is there that is not only waiting to be reaped."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 def status_of(folder: Path) -> LearnerStatus:
-    """Return what the learner reports; nothing of it while it cannot be reached."""
+    """Return the status of the learner; an empty one while it cannot be reached."""
     with learner_of(folder) as learner, contextlib.suppress(Unavailable):
         return learner.get_status()
     return LearnerStatus()

@@ -1,4 +1,4 @@
-"""A Slurm cluster of several nodes on this machine: each has namespaces of its own, and dies with its first process.
+"""A Slurm cluster of several nodes on this machine: each has separate namespaces, and dies with its first process.
 
 Nothing of the system's is touched: configuration, key, sockets and state lie in a folder of the test and on each node's
 own /run, networks have no name and no address outside. The kernel ends all of it with the test's process.

@@ -51,7 +51,7 @@ class Job:
         self.number = cluster.run("sbatch", *words, variables=settings | variables).strip()
 
     def shown(self, field: str) -> str:
-        """Return what Slurm says of the job, such as JobState."""
+        """Return a property of the job in Slurm, such as JobState."""
         said = self._cluster.run("scontrol", "--oneliner", "show", "job", self.number)  # its first part comes first
         found = re.search(rf"\b{field}=(\S*)", said)
         assert found, said

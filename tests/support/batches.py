@@ -425,7 +425,7 @@ def policy_input(
     recurrent_state_size: int = 0,
     last_action: NDArray[Any] | None = None,
 ) -> PolicyInput:
-    """Return what a policy perceives that has done nothing yet; unless said otherwise no episode begins."""
+    """Return the input of a policy that has done nothing yet; unless said otherwise no episode begins."""
     count = len(observation)
     return PolicyInput(
         observation,

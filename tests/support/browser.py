@@ -47,7 +47,7 @@ class Browser:
         self._ask("POST", "/url", {"url": url})
 
     def run(self, script: str, *arguments: object) -> Any:  # noqa: ANN401 - whatever JSON holds
-        """Return what a function body of JavaScript returns; a promise is waited for."""
+        """Return the result of a function body of JavaScript; a promise is waited for."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     def press(self, key: str) -> None:
@@ -62,7 +62,7 @@ class Browser:
         return text
 
     def names(self) -> dict[str, set[str]]:
-        """Return what a screen reader calls the things on the page, by their role."""
+        """Return the names that a screen reader gives to the things on the page, by their role."""
         found: dict[str, set[str]] = {}
         for node in self._protocol("Accessibility.getFullAXTree")["nodes"]:
             if not node.get("ignored"):
@@ -71,7 +71,7 @@ class Browser:
         return found
 
     def complaints(self) -> list[str]:
-        """Return what the browser logged since it was last asked: errors of scripts, requests that were refused."""
+        """Return the browser's log since the last call: errors of scripts, requests that were refused."""
         return [str(entry["message"]) for entry in self._ask("POST", "/se/log", {"type": "browser"})]
 
     def close(self) -> None:

@@ -16,14 +16,14 @@ def chi_square_bound(degrees: int) -> float:
 
 
 def fits(counts: ArrayLike, probabilities: ArrayLike) -> bool:
-    """Return whether counts pass Pearson's chi-square test against probabilities."""
+    """True if counts pass Pearson's chi-square test against probabilities."""
     seen, expected = np.asarray(counts, float), np.asarray(probabilities, float)
     expected = expected * seen.sum()
     return bool(((seen - expected) ** 2 / expected).sum() < chi_square_bound(len(seen) - 1))
 
 
 def fits_continuous(values: ArrayLike, distribution: Callable[[float], float]) -> bool:
-    """Return whether values pass the test of Kolmogorov and Smirnov against a cumulative distribution function.
+    """True if values pass the test of Kolmogorov and Smirnov against a cumulative distribution function.
 
     The 99.99 % quantile of Kolmogorov's distribution is 2.2253, to be divided by the root of the number of values.
     """

@@ -268,7 +268,7 @@ def hanging(method: str = "step", call: int = 3) -> HangingEnv:
 
 
 def hanging_vector(num_envs: int, call: int = 3) -> gymnasium.vector.AsyncVectorEnv:
-    """Return a batch of environments in processes of their own, all of which hang."""
+    """Return a batch of environments in separate processes, all of which hang."""
     return gymnasium.vector.AsyncVectorEnv([partial(HangingEnv, "step", call)] * num_envs)
 
 
@@ -401,7 +401,7 @@ def recall() -> RecallEnv:
 
 
 def no_environment() -> int:
-    """Return what is no environment."""
+    """Return something that is not an environment."""
     return 7
 
 

@@ -70,7 +70,7 @@ class _Faults:
             self._leaked.append(np.ones(_LEAK_BYTES, np.uint8))
 
     def spoilt(self, observation: Any) -> Any:  # noqa: ANN401 - wrong on purpose
-        """Return what is observed instead."""
+        """Return the observation to give instead."""
         how = self.how.removesuffix("_reset")
         if how == "nan":
             return observation * np.nan

@@ -65,7 +65,7 @@ def _server() -> ForkClient:
 
 
 def held_client(gate: Path) -> ForkClient:
-    """Start a fork server that is not ready, but for what needs no torch, before a test writes to the pipe `gate`."""
+    """Start a fork server that is not ready, except for what needs no torch, until a test writes to the pipe `gate`."""
     os.mkfifo(gate)
     return ForkClient(os.environ | {"GATE": str(gate)}, ["tests.process.gate"])
 
@@ -128,7 +128,7 @@ def note_children() -> None:
 
 
 def children() -> set[int]:
-    """Return the child processes that this one has got since `note_children`, but for the fork server of all tests."""
+    """Return the child processes that are new since `note_children`, without the fork server of all tests."""
     return _children() - _before - ({_client.pid} if _client is not None else set())
 
 

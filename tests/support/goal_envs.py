@@ -60,7 +60,7 @@ class Point(gymnasium.Env[dict[str, Any], NDArray[np.float32]]):
         return -np.abs(achieved_goal - desired_goal).sum(axis=(-1, -2)) * scale.get(self._wrong, lambda: 1.0)()
 
     def compute_terminated(self, achieved_goal: Goals, desired_goal: Goals, info: Any) -> Any:  # noqa: ANN401
-        """Return whether the goal ends the episode."""
+        """True if the goal ends the episode."""
         if self._wrong == "one_end":
             return bool(np.abs(achieved_goal - desired_goal).max() < 1e-9)
         ended = (achieved_goal == desired_goal).all(axis=(-1, -2))

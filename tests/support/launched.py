@@ -1,4 +1,4 @@
-"""A `tidemill` command in a process of its own, watched line by line, and the processes it leaves."""
+"""A `tidemill` command in a separate process, watched line by line, and the processes it leaves."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Process:
     def __init__(
         self, module: str, arguments: list[str], log: Path, variables: Mapping[str, str] | None = None
     ) -> None:
-        """Start it; what it logs goes to a file. With further environment variables it is a program of its own."""
+        """Start it; its log goes to a file. With further environment variables it is a separate program."""
         self.log = log
         self.module, self._is_awaited = module, False
         self._file: IO[bytes] = log.open("ab")
@@ -79,7 +79,7 @@ class Process:
         self._child.send_signal(number)
 
     def failure(self) -> str:
-        """Return what it logged if it has failed and no test has waited for that; empty otherwise."""
+        """Return its log if it has failed and no test has waited for that; empty otherwise."""
         code = self._child.poll()
         return f"{self.module} ended with {code}:\n{self.text()}" if code and code > 0 and not self._is_awaited else ""
 
@@ -92,7 +92,7 @@ class Process:
             raise AssertionError(f"still running:\n{self.text()}") from None
 
     def text(self) -> str:
-        """Return what it has logged."""
+        """Return its log."""
         return self.log.read_text(encoding="utf-8")
 
     def close(self) -> None:
@@ -120,13 +120,13 @@ class LearnerThread:
         self._stop.set()
 
     def wait(self, timeout_s: float = WAIT_S) -> BaseException | None:
-        """Return what ended it; None for a proper end."""
+        """Return the error that ended it; None for a proper end."""
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"still running after {timeout_s:g} s"
         return self._error
 
     def failure(self) -> str:
-        """Return what has ended it; empty while it runs and after a proper end."""
+        """Return the cause of its end; empty while it runs and after a proper end."""
         return "".join(traceback.format_exception(self._error)) if self._error else ""
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class LearnerThread:
 
 
 class LearnerCluster:
-    """The processes around a learner, on Unix sockets in a folder of their own."""
+    """The processes around a learner, on Unix sockets in a separate folder."""
 
     def __init__(self, folder: Path, sockets: Path) -> None:
         """Take the folders; nothing is started yet."""
@@ -296,7 +296,7 @@ class LearnerCluster:
 
 
 def is_serving(address: str) -> bool:
-    """Return whether the process at an address reports that it serves."""
+    """True if the process at an address reports that it serves."""
     with open_channel(address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)

@@ -1,4 +1,4 @@
-"""Stand-ins for the parts around a learner, with no network and no time of their own."""
+"""Stand-ins for the parts around a learner, without a network and with a fake clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real parameter servers for the tests: one inside the test's process, one as a process of its own."""
+"""Real parameter servers for the tests: one inside the test's process, one as a separate process."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Proxy:
         await self._passable.wait()
 
     def _taken(self, piece: bytes) -> bytes:
-        """Return what of some bytes may pass."""
+        """Return the part of some bytes that may pass."""
         if self._bytes_left is None:
             return piece
         passed = piece[: self._bytes_left]

@@ -1,4 +1,4 @@
-"""Real replay servers, in the test's process or one of their own, and what tests write to them and read."""
+"""Real replay servers, in the test's process or a separate one, and what tests write to them and read."""
 
 from __future__ import annotations
 

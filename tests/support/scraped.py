@@ -10,7 +10,7 @@ _IDENTITY = re.compile(r'(?<=[{,])(?:process|run)="[^"]*",?|,(?:process|run)="[^
 
 
 def scrape(address: str) -> dict[str, float]:
-    """Return every sample of a process by its name and labels, as Prometheus's text has them, but for run and process.
+    """Return every sample of a process by its name and labels, as Prometheus's text has them, without run and process.
 
     Raises:
         OSError: It does not answer.

@@ -60,11 +60,11 @@ class Serving:
     output: Path
 
     def said(self) -> str:
-        """Return what it has printed so far."""
+        """Return its output so far."""
         return self.output.read_text(encoding="utf-8", errors="replace") if self.output.exists() else ""
 
     def has_ended(self) -> bool:
-        """Return whether it runs no longer; the shell has not waited for it yet."""
+        """True if it runs no longer; the shell has not waited for it yet."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
         except FileNotFoundError:

@@ -163,7 +163,7 @@ class SimulatedDisk:
 
 
 def _entries(folder: Path) -> dict[str, int]:
-    """Return what a folder holds, by name; nothing if it is not there."""
+    """Return the content of a folder, by name; nothing if it does not exist."""
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:

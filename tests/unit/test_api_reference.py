@@ -18,7 +18,7 @@ def test_page_is_what_the_docstrings_say() -> None:
 
 
 def test_page_has_every_public_name_and_method() -> None:
-    """Each with a heading of its own; nothing private."""
+    """Each with a separate heading; nothing private."""
     page = api_reference.page()
     for name in set(tidemill.__all__) - {"__version__"}:
         assert f"\n### {name}\n" in page

@@ -19,7 +19,7 @@ from scripts import check_words
     ],
 )
 def test_words_that_are_never_meant_are_found(text: str, words: list[str]) -> None:
-    """The predicate `is no x` is one of them, `there is no x` and `no longer` are not."""
+    """`x is not a y` and `there is no x` are good English; the other is found, and `no longer` is not."""
     assert [found for _, found, _ in check_words.found(text)] == words
 
 

@@ -150,12 +150,12 @@ print(free_bytes(), memory()[0].text)
 
 
 def _asked_in(group: Path, what: str) -> str:
-    """Return what a process in a group prints of its limits."""
+    """Return the limits that a process in a group prints."""
     return _printed_in(group, f"from tidemill import container_limits; print(container_limits.{what})")
 
 
 def _printed_in(group: Path, code: str) -> str:
-    """Return what a process in a group prints."""
+    """Return the output of a process in a group."""
     join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0'); "
     command = [sys.executable, "-c", join + code]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -49,7 +49,7 @@ def imported_by(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 @cache
 def imports() -> Places:
-    """Return which folders import which."""
+    """Return the imports between folders."""
     edges: dict[str, dict[str, str]] = {}
     files = (each for top in ("tidemill", "services") for each in (ROOT / top).rglob("*.py*"))
     for path in sorted(each for each in files if each.suffix in (".py", ".pyi")):

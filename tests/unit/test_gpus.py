@@ -94,7 +94,7 @@ def test_several_learners_do_not_train_on_the_cpu_in_silence(old_driver: None) -
 
 
 def test_one_learner_warns_of_an_old_driver(old_driver: None) -> None:
-    """A laptop goes on, on its CPU; the log says why."""
+    """A laptop continues on its CPU; the log says why."""
     with capture_logs() as logs:
         assert resolve_device("auto") == torch.device("cpu")
     (line,) = logs

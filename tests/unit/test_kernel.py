@@ -231,7 +231,7 @@ def test_sum_tree_is_that_of_numpy(capacity: int, seed: int) -> None:
 
 
 def passes(raw: bytes) -> bool:
-    """Return whether the Python code lets an AppendRequest pass."""
+    """True if the Python code lets an AppendRequest pass."""
     with without_kernel():
         try:
             requests.check_append(raw)

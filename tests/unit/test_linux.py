@@ -159,7 +159,7 @@ while True:
 
 
 def test_process_is_told_of_its_parents_end(available: bool) -> None:
-    """By the kernel, or by a thread of its own that asks who the parent is; a parent that lives is no reason."""
+    """By the kernel, or by a separate thread that asks who the parent is; a living parent is left alone."""
     read, write = os.pipe()
     command = [sys.executable, "-c", _PARENT, _CHILD.format(available=available)]
     with (

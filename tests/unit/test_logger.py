@@ -27,7 +27,7 @@ except ZeroDivisionError as error:
 
 
 def _said(before: str) -> tuple[str, str]:
-    """Return what a program writes to its outputs that logs some lines after `before`."""
+    """Return the outputs of a program that logs some lines after `before`."""
     command = [sys.executable, "-c", before + _LINES]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
     return done.stdout, done.stderr

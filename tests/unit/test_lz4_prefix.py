@@ -46,7 +46,7 @@ def test_prefix_is_the_beginning_and_nothing_more(
 def test_noise_writes_nothing_beyond_what_was_asked_for(
     function: Decompress, block: bytes, wanted: int, more: int
 ) -> None:
-    """Bytes that are no block give a number or an error, and the memory after the target stays as it was."""
+    """Bytes that are not a block give a number or an error, and the memory after the target stays as it was."""
     count, _, after = _into(function, block, wanted, wanted + more)
     assert count <= wanted
     assert after == b"\xab" * _GUARD

@@ -29,7 +29,7 @@ class RecordedPip:
 
 
 def venv(folder: Path, **told: str) -> str:
-    """Return what `make` says of an interpreter that is told another version or machine."""
+    """Return the output of `make` for an interpreter that reports another version or machine."""
     says = (
         f"import platform, sys; sys.version_info = ({told.get('version', '3, 11')}, 0, 'final', 0)\n"
         f"platform.system = lambda: {told.get('system', 'Linux')!r}\n"
@@ -67,7 +67,7 @@ def test_machine_that_is_not_supported_is_refused_in_a_line(system: str, machine
 
 
 def test_cpu_build_is_taken_from_where_pip_looks_before_another_index_is_asked() -> None:
-    """A machine with a mirror of its own asks no other index, and CUDA's packages are never fetched."""
+    """A machine with a private mirror asks no other index, and CUDA's packages are never fetched."""
     own = RecordedPip("torch==2.13.0+cpu")
     assert install("cpu", own) == ""
     assert own.calls == [("--no-deps", "torch==2.13.0+cpu")]

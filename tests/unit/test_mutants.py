@@ -52,7 +52,7 @@ def test_mutants_of_a_line(source: str, expected: set[str]) -> None:
     ],
 )
 def test_what_says_something_to_people_is_left_alone(source: str) -> None:
-    """Texts, annotations, assertions and logging are no behaviour of the file."""
+    """Texts, annotations, assertions and logging do not count as behaviour of the file."""
     assert _mutants(source) == set()
 
 

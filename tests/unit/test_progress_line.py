@@ -20,7 +20,7 @@ class _Terminal(io.StringIO):
 
 
 class _Cell(io.StringIO):
-    """The output of a notebook's cell, by its module; it says that it is no terminal."""
+    """The output of a notebook's cell, by its module; it reports that it is not a terminal."""
 
     __module__ = "ipykernel.iostream"
 

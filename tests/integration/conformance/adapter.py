@@ -130,7 +130,7 @@ def filled(server: Server, priorities: Sequence[float]) -> Server:
 
 
 def values(samples: Sequence[Sampled]) -> list[int]:
-    """Return what was inserted, in the order of sampling."""
+    """Return the inserted values, in the order of sampling."""
     return [sample.value for sample in samples]
 
 

@@ -44,7 +44,7 @@ class ReverbProcess:
         self._connection, self._lines = ours, ours.makefile("rw")
 
     def call(self, name: str, **arguments: object) -> Any:  # noqa: ANN401 - whatever the call returns
-        """Return what a method of `reverb_peer.Peer` returned.
+        """Return the result of a method of `reverb_peer.Peer`.
 
         Raises:
             ValueError: It raised one.

@@ -113,7 +113,7 @@ def test_error_buffer_that_is_small(system: str, start: Start) -> None:
 
 
 def _is_held(server: Server) -> bool:
-    """Return whether a sample has to wait; otherwise it was taken."""
+    """True if a sample has to wait; otherwise it was taken."""
     try:
         server.sample(timeout_s=HELD_S)
     except TimedOut:

@@ -566,7 +566,7 @@ def test_first_message_must_open() -> None:
 
 
 def test_client_names_what_it_cannot_take() -> None:
-    """Of its own arguments and of a step, without a service; the episode can continue."""
+    """Wrong arguments and wrong steps are refused without a service; the episode can continue."""
     with pytest.raises(InvalidArgument, match=naming("address 'nowhere'")):
         SimulatorClient("nowhere", _SPEC)
     with pytest.raises(InvalidArgument, match=naming("timeout_s -1.0 0")):

@@ -55,7 +55,7 @@ def test_actor_reads_versions_from_the_runs_folder(
 def test_curves_are_left_out_where_the_runs_folder_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mount to read is no reason to end."""
+    """A folder that is mounted read-only does not end an actor."""
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     with ExitStack() as stack:

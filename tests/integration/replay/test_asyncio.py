@@ -1,4 +1,4 @@
-"""Writing and reading in an event loop, which goes on meanwhile."""
+"""Writing and reading in an event loop, which continues to run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUEUE = steps_table(rate_limiter=RateLimiterConfig(queue_size=2))
 
 
 async def _is_blocked(task: asyncio.Task[object]) -> bool:
-    """Return whether a task still waits after the loop went round some times."""
+    """True if a task still waits after the loop went round some times."""
     for _ in range(50):
         await asyncio.sleep(0.001)
     return not task.done()

@@ -37,7 +37,7 @@ def table_of(items: int, limiter: RateLimiterConfig) -> Iterator[tuple[str, Stre
 
 
 def is_held_back(address: str) -> bool:
-    """Return whether the rate limiter holds back an insert."""
+    """True if the rate limiter holds back an insert."""
     with ReplayClient(address) as client:
         return client.describe_table("t").insert_blocked
 

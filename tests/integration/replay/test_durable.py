@@ -23,7 +23,7 @@ from tidemill.rpc.channel import open_channel
 
 
 def history_of(address: str) -> int:
-    """Return what a server names its count of agent decisions."""
+    """Return a server's count of agent decisions."""
     look = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=1), draws=[pb.Draw()])
     with open_channel(address) as channel:
         (answer,) = replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter([look]), timeout=WAIT_S)

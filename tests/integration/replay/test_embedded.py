@@ -50,7 +50,7 @@ def test_example_of_its_docstring() -> None:
 
 
 def test_it_serves_for_as_long_as_its_block(tmp_path: Path) -> None:
-    """Each is empty without a folder and has a port of its own; afterwards nothing listens and no thread is left."""
+    """Each is empty without a folder and has a separate port; afterwards nothing listens and no thread is left."""
     with Server() as one, Server() as another:
         _write(one.address, 3)
         assert (_items(one.address), _items(another.address)) == ([3], [])
@@ -154,7 +154,7 @@ assert client.describe_table("t").items == 3
 
 
 def test_a_forked_child_leaves_the_server_alone() -> None:
-    """The child has neither the thread nor the log: its `close` does nothing, and the parent's server goes on."""
+    """The child has neither the thread nor the log: its `close` does nothing, and the parent's server keeps running."""
     with Server() as server:
         if (child := os.fork()) == 0:
             server.close()

@@ -104,7 +104,7 @@ def test_transitions_become_episodes(server: LocalServer, tmp_path: Path) -> Non
 
 
 def test_rows_that_left_the_table_cut_an_episode(server: LocalServer, tmp_path: Path) -> None:
-    """What was evicted is not made up: the rest of the episode is one of its own."""
+    """Evicted steps are not made up: the rest of the episode is an episode by itself."""
     table = _table(_row(0))
     with ReplayWriter(server.address, table, windows=ItemWindow(2), chunk_length=2) as writer:
         for number in range(12):

@@ -93,7 +93,7 @@ def test_refused_message_leaves_no_trace_in_the_log(tmp_path: Path) -> None:
 
 
 def test_log_that_cannot_be_written_ends_the_server_with_a_reason(tmp_path: Path) -> None:
-    """A lost folder is no full disk: nothing more is acknowledged, and whoever started the server is informed."""
+    """A lost folder is not a full disk: nothing more is acknowledged, and whoever started the server is informed."""
     folder = tmp_path / "log"
     with server_process("127.0.0.1:0", *options(folder, segment_mib=1)) as server:
         with ReplayClient(server.address) as client:

@@ -142,7 +142,7 @@ def test_killed_reader_takes_only_what_its_program_was_given(batches: int) -> No
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_restarted_server_loses_nothing_that_was_fetched_ahead(ending: signal.Signals, tmp_path: Path) -> None:
-    """A reader goes on after the restart: every item comes; once, in order, if the server was not killed."""
+    """A reader continues after the restart: every item comes; once, in order, if the server was not killed."""
     options = ("--folder", str(tmp_path), "--replay.storage.snapshot-every-s", "0.1")
     table = steps_table()
     with server_process("127.0.0.1:0", *options) as first:

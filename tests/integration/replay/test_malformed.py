@@ -46,7 +46,7 @@ def columns_named(*columns: tuple[str, str, list[int], int]) -> dict[str, Any]:
 
 
 def state(server: LocalServer) -> tuple[Any, ...]:
-    """Return what a refused message must leave alone."""
+    """Return the state that a refused message must leave unchanged."""
     table = server.replay.find("t")
     return table.size, table.counters.inserts, table.total_weight, server.replay.chunks, server.replay.env_steps
 

@@ -144,7 +144,7 @@ def test_payloads_count_as_bytes_of_their_table(tmp_path: Path, has_log: bool, m
 
 
 def test_table_larger_than_the_budget_gives_up_its_oldest_items(server: ServerProcess) -> None:
-    """A table of no limit of its own holds half of the budget, the newest, and says so in its evictions."""
+    """A table without a limit holds half of the budget, the newest, and says so in its evictions."""
     with open_channel(server.address) as channel, ReplayClient(server.address) as client:
         stub = replay_pb2_grpc.ReplayServiceStub(channel)
         client.create_table(wide_table())

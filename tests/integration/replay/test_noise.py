@@ -34,7 +34,7 @@ METHODS = [
 
 @pytest.fixture(scope="module")
 def fuzzed() -> Iterator[LocalServer]:
-    """A server of its own for noise, some of which may happen to mean something."""
+    """A server for noise alone, some of which may happen to mean something."""
     with local_server(MAX_MESSAGE_BYTES) as running, grpc.insecure_channel(running.address) as channel:
         request = pb.CreateTableRequest(config=pack_config(make_config()))
         replay_pb2_grpc.ReplayServiceStub(channel).CreateTable(request, timeout=WAIT_S)

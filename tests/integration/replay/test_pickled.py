@@ -25,7 +25,7 @@ def _work(writer: ReplayWriter, dataset: ReplayDataset, sampler: ReplaySampler, 
 
 
 def test_another_process_opens_its_own(server: LocalServer) -> None:
-    """What this process has not sent does not go along, and each goes on here as if nothing had been pickled."""
+    """Unsent steps of this process stay here, and each object continues here as if nothing had been pickled."""
     table = steps_table(max_times_sampled=0)
     with (
         ReplayWriter(server.address, table, windows=ItemWindow(1)) as writer,

@@ -85,7 +85,7 @@ def test_table_that_only_the_last_server_has_is_found(servers: list[Server]) -> 
 
 
 def test_another_server_takes_over_for_one_that_is_lost(servers: list[Server]) -> None:
-    """What the lost one had acknowledged is its own; the writer goes on, and what follows is with another."""
+    """The lost server keeps what it acknowledged; the writer continues, and stores what follows on another."""
     pair = servers[:2]
     addresses = [server.address for server in pair]
     with ReplayWriter(addresses, _TABLE, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=1) as writer:

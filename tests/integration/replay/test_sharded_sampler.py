@@ -86,7 +86,7 @@ def test_batch_without_replacement_has_no_item_twice() -> None:
 
 
 def test_new_priorities_go_to_the_shard_of_their_key() -> None:
-    """A batch's keys name their shard; after an update each shard holds the priorities of its own items."""
+    """A batch's keys name their shard; after an update each shard holds the priorities of its items."""
     config = make_config(sampler=SelectorConfig(SelectorKind.PRIORITIZED, 1.0))
     with local_shards(2, config) as servers:
         for shard, server in enumerate(servers):

@@ -169,7 +169,7 @@ def test_streams_begin_again_where_the_server_lost_them(tmp_path: Path) -> None:
 
 
 def _remembered(writer: ReplayWriter, steps: range) -> None:
-    """Write steps with all that windows can have; every fifth is no decision."""
+    """Write steps with all that windows can have; every fifth is not a decision."""
     for step in steps:
         number = np.array([step, 1000 + step])
         writer.append(

@@ -34,7 +34,7 @@ def dns_server(answer: Callable[[bytes], bytes]) -> Iterator[int]:
 
 
 def named(*records: tuple[int, bytes]) -> Callable[[bytes], bytes]:
-    """Return what answers a question with records of a type and data, their owner a pointer to the question."""
+    """Return a server that answers a question with records of a type and data, owned by a pointer to the question."""
 
     def answer(question: bytes) -> bytes:
         header = question[:2] + struct.pack(">5H", 0x8180, 1, len(records), 0, 0)

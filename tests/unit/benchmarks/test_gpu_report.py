@@ -59,7 +59,7 @@ def test_no_step_begins_without_time(tmp_path: Path) -> None:
 
 
 def test_report_is_written_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JSON and Markdown name the machine, every step, and say that tiny sizes are no results."""
+    """JSON and Markdown name the machine, every step, and say that tiny sizes do not count as results."""
     argv = ["gpu_report", "test", "--tiny", "--only", "ranks", "--folder", str(tmp_path)]
     monkeypatch.setattr("sys.argv", argv)
     assert gpu_report.main() == 0

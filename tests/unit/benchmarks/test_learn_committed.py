@@ -34,7 +34,7 @@ def fixture_roots(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def files_of(results: Path) -> dict[str, bytes]:
-    """Return what a result has on disk."""
+    """Return the files of a result."""
     return {file.name: file.read_bytes() for file in (results / "task").iterdir()}
 
 

@@ -91,7 +91,7 @@ def test_course_reads_like_a_run(tmp_path: Path) -> None:
 
 
 def test_target_that_fresh_episodes_do_not_bear_out_is_not_reached(tmp_path: Path) -> None:
-    """Each further confirmation has seeds of its own."""
+    """Each further confirmation has new seeds."""
     game, course = walked(tmp_path / "run", [60.0, 70.0], on_fresh_seeds=-30.0)
     assert course.result()["solved"] is False
     assert course.result()["failed_confirmations"] == 2

@@ -20,7 +20,7 @@ DECLARED = ROOT / "benchmarks" / "learn" / "declared_seeds.yaml"
 def test_entry_belongs_to_a_config_and_has_its_sources(name: str) -> None:
     """A misspelt entry would compare nothing; a figure without a source would be hearsay.
 
-    A result of a config with other settings has a name of its own, which its declared seeds give it.
+    A result of a config with other settings has a separate name, which its declared seeds give it.
     """
     declared = yaml.safe_load(DECLARED.read_text())
     assert (ROOT / "configs" / f"{name}.yaml").exists() or f"run.name={name}" in declared[name]["options"]

@@ -131,7 +131,7 @@ def test_report_made_again_is_the_same_to_the_byte(roots: tuple[Path, Path]) -> 
 
 
 def test_peer_stands_beside_ours(roots: tuple[Path, Path]) -> None:
-    """Its runs give the same figures in a part of their own, with what it was."""
+    """Its runs give the same figures in a separate part, with what it was."""
     folder = roots[0] / "task" / "sb3-seed-1"
     make_run(folder, 1, [(1000, 5.0), (2000, 45.0)])
     result = json.loads((folder / "result.json").read_text()) | {"hyperparameters": {"gamma": 0.9}, "source": "zoo"}

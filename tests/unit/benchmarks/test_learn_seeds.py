@@ -50,7 +50,7 @@ def test_shipped_declarations_belong_to_configs_and_can_be_planned() -> None:
     "entry", ["{config: c, seeds: [1, 2]}", "{config: c, seeds: []}", "{config: c, seeds: [1001, 1001]}", "[1001]"]
 )
 def test_declaration_of_seeds_that_are_not_reserved_is_refused(entry: str, tmp_path: Path) -> None:
-    """A seed that a trial may have had, none at all, one twice, and what is no declaration."""
+    """A seed that a trial may have had, none at all, one twice, and anything but a declaration."""
     file = tmp_path / "declared.yaml"
     file.write_text(f"task: {entry}\n")
     with pytest.raises(ConfigError, match="task"):

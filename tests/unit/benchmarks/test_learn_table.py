@@ -100,7 +100,7 @@ def test_other_budget_gets_no_verdict(budget: str, tmp_path: Path) -> None:
 
 
 def test_version_that_passed_is_named_and_the_true_last_stands_beside_it(tmp_path: Path) -> None:
-    """Training continued after it: its end has another column. A target that ended the runs is no verdict."""
+    """Training continued after it: its end has another column. A target that ended the runs is not a verdict."""
     make_result(tmp_path, "task")
     file = tmp_path / "results" / "task" / "result.json"
     document = json.loads(file.read_text())
@@ -177,7 +177,7 @@ def test_pair_of_two_budgets_is_not_compared(
 
 @pytest.mark.parametrize("env_id", ["Hopper-v5", "HalfCheetah-v5"])
 def test_settings_in_which_nothing_falls_over_the_run_are_compared_at_any_length(env_id: str, tmp_path: Path) -> None:
-    """The zoo trains a million decisions with them; the first thousands of those are no different from a short run."""
+    """The zoo trains a million decisions with them; the first thousands of those are like those of a short run."""
     make_result(tmp_path, "task", reason=_AT_LIMIT, peer=peer_of(60.0, 4000), env_id=env_id)
     [row] = first_of(write_table(tmp_path / "results"))
     assert row[-1].startswith("no verdict of one seed, -14.5;")

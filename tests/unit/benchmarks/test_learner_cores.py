@@ -38,7 +38,7 @@ def test_learner_is_pinned_on_a_cpu_alone(on_gpu: bool, core: str | None, monkey
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_updates_alone_are_pinned_on_a_cpu_alone(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's backward passes have a thread of their own."""
+    """CUDA's backward passes have a separate thread."""
     commands: list[list[str]] = []
 
     def check_output(command: list[str], **_: object) -> str:

@@ -36,7 +36,7 @@ _SPIN = "import time\nwhile time.process_time() < 0.5: pass\n"
 
 
 def measured(tmp_path: Path, program: str, limit_s: float = 60.0) -> Measured:
-    """Return what another process measures of a Python program."""
+    """Return the measurements that another process makes of a Python program."""
     command = [sys.executable, "-c", _MEASURE, program, str(tmp_path / "log.txt"), str(limit_s)]
     return Measured(**json.loads(subprocess.check_output(command, text=True, cwd=ROOT, timeout=120)))
 
@@ -127,5 +127,5 @@ def test_page_is_made_from_the_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CONTENDERS if name not in ("tidemill", "cleanrl")])
 def test_peer_has_its_pins(name: str) -> None:
-    """What a peer is installed from is pinned in a file of its own."""
+    """The packages of each peer are pinned in a separate file."""
     assert CONTENDERS[name].requirements.exists()

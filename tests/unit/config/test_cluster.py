@@ -11,7 +11,7 @@ from tidemill.errors import ConfigError
 
 
 def test_addresses_of_shards_are_words_on_the_command_line() -> None:
-    """One as ever, several side by side; the table is divided over as many."""
+    """One as usual, several side by side; the table is divided over as many."""
     one = load(ActorConfig, ["--cluster.replay", "a:1"], prog="x", description="x").cluster
     assert (one.replay, one.shard_count) == (("a:1",), 1)
     three = ["--cluster.replay", "a:1", "b:1", "unix:///c", "--cluster.params", "p:1"]

@@ -110,7 +110,7 @@ def test_load_refuses_a_wrong_file(tmp_path: Path, text: str, words: str) -> Non
 
 
 def test_whole_number_of_any_length_is_read_as_it_is(tmp_path: Path) -> None:
-    """2**53 + 1 is no float."""
+    """A float cannot hold 2**53 + 1."""
     file = tmp_path / "run.yaml"
     file.write_text("run: {seed: '9007199254740993'}\n")
     for words in (["--config", str(file)], ["--run.seed", "9007199254740993"]):

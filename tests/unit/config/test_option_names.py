@@ -154,7 +154,7 @@ def test_mistyped_file_names_the_nearest(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_setting_of_another_kind_is_never_meant(arguments: str, meant: str) -> None:
-    """A number is for no switch and no choice, and an option is no section."""
+    """A switch and a choice take no number, and an option does not name a section."""
     with pytest.raises(ConfigError) as refused:
         _load(*arguments.split())
     assert re.findall(r"did you mean '--([\w.-]+)'", str(refused.value)) == ([meant] if meant else [])

@@ -144,7 +144,7 @@ def test_batch_of_gymnasiums_registry_needs_no_code() -> None:
 
 
 def test_limit_of_an_episode_is_handed_on() -> None:
-    """Evaluation and training may have limits of their own; what cannot take one is refused by its name."""
+    """Evaluation and training may have different limits; what cannot take one is refused by its name."""
     settings = EnvSettings("P", vector="batched_env:PointMassVectorEnv", max_episode_steps=7, max_evaluation_steps=9)
     for training, length in ((True, 7), (False, 9)):
         _, steps = _played(make_env(settings, 1, training=training), 10)
@@ -172,7 +172,7 @@ def make_rendering(num_envs: int, render_mode: str | None = None) -> Any:  # noq
 
 
 class _Odd(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """A batch of one-number observations that goes wrong in a way of its own."""
+    """A batch of one-number observations that goes wrong in its own way."""
 
     def __init__(self, num_envs: int, how: str = "", mode: str | None = "NextStep") -> None:
         self.num_envs, self._how = num_envs, how

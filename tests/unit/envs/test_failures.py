@@ -61,7 +61,7 @@ def test_default_budget_gives_a_bug_up_within_seconds(capsys: pytest.CaptureFixt
 
 
 def test_steps_between_failures_give_the_budget_back() -> None:
-    """One that fails every hundred steps is restarted for ever; another environment has a budget of its own."""
+    """One that fails every hundred steps is restarted forever; another environment has a separate budget."""
     restarts = _restarts(_Clock(), units=2, max_restarts=3)
     both, first = np.array([True, True]), np.array([True, False])
     for _ in range(50):

@@ -268,7 +268,7 @@ def test_discrete_action_arrives_in_the_spaces_own_terms(
 def test_choices_arrive_in_the_spaces_own_terms(
     name: str, sizes: tuple[int, ...], action: list[int], arrives: list[int]
 ) -> None:
-    """Offsets are added and shapes restored; 2^60 combinations are no trouble."""
+    """Offsets are added and shapes restored; 2^60 combinations work."""
     env = make_env(EnvSettings(f"tests.support.envs:{name}"), 1, training=True)
     env.reset(0)
     spec = env.spec

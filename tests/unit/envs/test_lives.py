@@ -74,12 +74,12 @@ def test_last_life_ends_once_although_the_game_shows_no_lives_before_its_end() -
 
 
 def test_bonus_life_ends_nothing() -> None:
-    """Winning a life is no end, and losing it again is one."""
+    """Winning a life does not end an episode, and losing it again does."""
     assert terminated(play((3, PLAYS), (4, PLAYS), (4, PLAYS), (3, PLAYS))) == [False, False, True]
 
 
 def test_reset_to_fewer_lives_is_no_lost_life() -> None:
-    """A game cut with four lives starts again with three: that is no end of the new episode."""
+    """A game cut with four lives starts again with three: that does not end the new episode."""
     steps = play((3, PLAYS), (4, CUT), (3, PLAYS), (3, PLAYS))
     assert terminated(steps) == [False, False, False]
     assert is_first(steps) == [False, True, False]

@@ -1,4 +1,4 @@
-"""Dict and Tuple observations: their parts, their columns, and stacks of observations that are no images."""
+"""Dict and Tuple observations: their parts, their columns, and stacks of observations other than images."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _ACTION = np.zeros(1, np.int64)
 
 
 class _Scene:
-    """An environment that hangs in a thread of its own, and its watch."""
+    """An environment that hangs in a separate thread, and its watch."""
 
     def __init__(self, method: str, call: int, limit_s: float) -> None:
         self.env, self.health = HangingEnv(method, call), Health()

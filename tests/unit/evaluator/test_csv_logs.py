@@ -45,7 +45,7 @@ def test_log_continues_after_a_restart_and_knows_the_last_version(tmp_path: Path
 
 
 def test_log_cuts_off_a_torn_last_line(tmp_path: Path) -> None:
-    """A row whose writing was cut is evaluated again, and the next row starts on a line of its own."""
+    """A row whose writing was cut is evaluated again, and the next row starts on a new line."""
     file = tmp_path / "scores.csv"
     ScoreLog(file).append(_score(3))
     file.write_text(file.read_text() + "9.5,400,40")
@@ -134,7 +134,7 @@ def test_episodes_of_the_first_releases_get_the_number_of_their_format(tmp_path:
 
 @pytest.mark.parametrize("content", [b"a,b\n1,2\n", b"\xff\xfe\x00\n", _EPISODE_HEADER.encode()[:20], b"\n\n"])
 def test_file_that_holds_no_episodes_is_set_aside(tmp_path: Path, content: bytes) -> None:
-    """No run reads it, so it is no reason to end one; nothing is lost."""
+    """No run reads it, so it does not end one; nothing is lost."""
     file = tmp_path / "episodes.csv"
     file.write_bytes(content)
     EpisodeLog(file).append(_evaluation(5.0), 2, "evaluation")

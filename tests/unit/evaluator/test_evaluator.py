@@ -308,7 +308,7 @@ def test_last_evaluation_that_does_not_end_is_broken_off_and_the_scores_before_i
 
 
 def test_run_that_was_never_evaluated_has_the_steps_of_its_newest_version(tmp_path: Path) -> None:
-    """The environment fails in every episode: the run goes on to its limit, and its result counts what was played."""
+    """The environment fails in every episode: the run continues to its limit, and its result counts what was played."""
     scene = _scene(tmp_path, {1: [], 2: []}, _SETTINGS, max_env_steps=200)
 
     def failing(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:

@@ -187,7 +187,7 @@ class _FailingEnv(LineEnv):
         return super().reset(seed=seed, options=options)
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Go on, or fail."""
+        """Continue, or fail."""
         if self._seed == 3:
             raise RuntimeError("seed 3 fails")
         return super().step(action)

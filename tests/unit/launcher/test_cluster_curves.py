@@ -54,7 +54,7 @@ def test_shards_are_added_up_and_rates_are_of_the_time_between(tmp_path: Path) -
 
 
 def test_no_curves_are_written_where_none_are_wanted(tmp_path: Path) -> None:
-    """`learner.tensorboard_every_s` of 0 is no event file either here."""
+    """`learner.tensorboard_every_s` of 0 writes no event file here either."""
     curves = ClusterCurves(tmp_path, "replay", 0.0)
     curves.add(_status(100, _table()))
     curves.close()

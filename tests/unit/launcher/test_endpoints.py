@@ -15,7 +15,7 @@ from tidemill.services.launcher.view.endpoints import AskedEndpoints
 
 
 class _Process:
-    """One process at an address of its own on this machine's loopback."""
+    """One process at a separate address on this machine's loopback."""
 
     def __init__(self, address: str, port: int, host: str) -> None:
         """Serve what the test sets."""

@@ -216,7 +216,7 @@ def test_video_is_served_by_ranges(page: StatusPage) -> None:
 
 
 def _until_closed(client: socket.socket) -> bytes:
-    """Return what comes until the other side closes, properly or by a reset."""
+    """Return the bytes received until the other side closes, properly or by a reset."""
     content = b""
     with contextlib.suppress(ConnectionResetError):
         while block := client.recv(65536):

@@ -155,7 +155,7 @@ def test_service_that_leaves_checks_unanswered_is_killed_at_the_bound_and_restar
 
 
 def test_service_that_takes_no_connections_has_the_time_of_a_start() -> None:
-    """Several learners are restarted by a process of their own, which keeps running meanwhile: 60 s here, not 30."""
+    """Several learners are restarted by a separate process, which keeps running meanwhile: 60 s here, not 30."""
     supervisor = _running()
     assert supervisor.on_silent("learner", 55.0, listens=False) == []
     assert supervisor.on_silent("learner", 60.0, listens=False) == [Action(Verb.KILL, "learner")]

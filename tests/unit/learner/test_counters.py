@@ -97,7 +97,7 @@ def test_env_steps_never_fall_and_count_everything_played(events: list[tuple[boo
 
 
 def test_table_that_gives_no_batch_yet_counts() -> None:
-    """What it says of itself counts until a batch says it, never twice, and is no part of a checkpoint."""
+    """Its reports count until a batch reports, never twice, and are not part of a checkpoint."""
     counters = Counters()
     counters.observe_waiting(30)
     counters.observe_waiting(20)  # an answer that was overtaken

@@ -29,7 +29,7 @@ def _checkpoint(value: float, steps: int) -> Checkpoint:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("make", [torch.tensor, np.array])
 def test_value_that_is_not_finite_is_found(value: float, make: type) -> None:
-    """In tensors and arrays, among finite ones; whole numbers and what is no number are finite."""
+    """In tensors and arrays, among finite ones; whole numbers and anything but numbers are finite."""
     check_finite([make([1.0, 2.0]), make([3]), 4], "parameters")
     with pytest.raises(Diverged, match=naming("finite")):
         check_finite([make([1.0]), make([1.0, value])], "parameters")

@@ -13,7 +13,7 @@ from tidemill.services.learner.rollback import SnapshotHistory
 
 
 def _snapshots(size_bytes: int) -> tuple[Callable[[], LearnerSnapshot], Callable[[int], None]]:
-    """Return what takes a snapshot of a size, and what sets the number of steps it is taken at."""
+    """Return a function that takes a snapshot of a size, and one that sets the number of steps it is taken at."""
     steps = 0
 
     def take() -> LearnerSnapshot:

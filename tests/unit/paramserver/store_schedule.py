@@ -227,7 +227,7 @@ class Schedule:
 
 
 def _blobs(store: VersionStore, number: int) -> Blobs:
-    """Return what a version holds, read as a client does."""
+    """Return the content of a version, read as a client does."""
     encodings = store.catalog.find(number).encodings
     half = read(store, number, Precision.HALF) if len(encodings) > 1 else b""
     return read(store, number), half

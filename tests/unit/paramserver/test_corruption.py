@@ -198,7 +198,7 @@ def test_losing_both_copies_of_the_tags_loses_nothing_else(tmp_path: Path, open_
 
 
 def test_folder_whose_tags_are_among_the_numbers_is_read(tmp_path: Path, open_store: OpenStore) -> None:
-    """Tags had no document of their own once; opening the folder gives them one."""
+    """Tags had no separate document once; opening the folder gives them one."""
     _three_versions(tmp_path)
     for name in ("tags.json", "tags.copy.json"):
         _remove(tmp_path / name)
@@ -306,7 +306,7 @@ def _crash_while(
 def test_crash_at_any_moment_of_a_publish_leaves_the_old_or_the_new_version(
     tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each crash the newest version is whole, is no older than acknowledged, and nothing is corrupt."""
+    """After each crash the newest version is whole and at least the acknowledged one, and nothing is corrupt."""
     store = open_store(tmp_path, keep_versions=2)
     newest = publish(store, b"0", b"h").version
     store.close()

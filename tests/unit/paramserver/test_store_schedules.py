@@ -35,7 +35,7 @@ def test_acknowledged_changes_outlive_any_schedule_of_faults(tmp_path: Path) -> 
 
 
 def _room_for(calls: int) -> Callable[[], bool]:
-    """Return what lets a disk refuse for want of room all calls but the first ones."""
+    """Return a disk that refuses, for want of room, all calls but the first ones."""
     left = iter([True] * calls)
     return lambda: next(left, False)
 

@@ -88,12 +88,12 @@ class Pair:
         return self.mirror, self.shared, self.reader
 
     def is_intact(self, batch: SampledBatch) -> bool:
-        """Return what all mirrors say."""
+        """Return the reports of all mirrors."""
         (answer,) = {mirror.is_intact(batch) for mirror in self.mirrors}
         return answer
 
     def corrupt_chunks(self, batch: SampledBatch) -> list[int]:
-        """Return what all mirrors say."""
+        """Return the reports of all mirrors."""
         (answer,) = {tuple(mirror.corrupt_chunks(batch).tolist()) for mirror in self.mirrors}
         return list(answer)
 

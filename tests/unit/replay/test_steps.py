@@ -81,7 +81,7 @@ def test_example_that_is_no_step(step: Any, message: str) -> None:  # noqa: ANN4
 
 
 def test_max_lengths_name_columns() -> None:
-    """A name that is no column of the step is refused with those that are; so is a scalar."""
+    """A name that is not a column of the step is refused with those that are; so is a scalar."""
     with pytest.raises(InvalidArgument, match=naming("max_lengths ['token'] ['tokens']")):
         signature_like({"tokens": [1]}, max_lengths={"token": 3})
     with pytest.raises(InvalidArgument, match=naming("column 'tokens' max_lengths scalar")):
@@ -159,7 +159,7 @@ def test_whole_number_is_not_rounded(dtype: str, given: type[np.integer[Any]], m
 
 @pytest.mark.parametrize("as_array", [False, True])
 def test_fraction_is_rounded_and_does_not_overflow(as_array: bool) -> None:
-    """One that was stored as infinity is refused; infinity itself is taken, and so is what is no number."""
+    """A number stored as infinity is refused; infinity itself is taken, and so is anything but a number."""
     reader = StepReader(signature_like({"x": np.zeros(2 if as_array else (), np.float32)}))
     for value in (0.1, np.inf, -np.inf, np.nan, 3.4e38, True):
         step = {"x": [0.0, value] if as_array else value}

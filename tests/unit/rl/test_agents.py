@@ -75,7 +75,7 @@ def policy_of(config: AgentConfig, env_spec: EnvSpec, seed: int = 0, num_envs: i
 
 
 def seen_by(config: AgentConfig, env_spec: EnvSpec) -> PolicyInput:
-    """Return what a policy of these settings perceives of five environments."""
+    """Return the input of a policy of these settings from five environments."""
     return policy_input(
         observations(env_spec),
         recurrent_state_size=recurrent_state_size(config, env_spec),
@@ -122,7 +122,7 @@ def observations(env_spec: EnvSpec, count: int = 5) -> Array:
     ],
 )
 def test_resumed_agent_equals_the_one_that_went_on(name: str, updates: int) -> None:
-    """One that is saved half way and goes on, and one that loads what was saved, end in bit-equal states."""
+    """One that is saved half way and continues, and one that loads what was saved, end in bit-equal states."""
     config, env_spec = CASES[name]
     straight, resumed = build_agent(config, env_spec, seed=1), build_agent(config, env_spec, seed=2)
     run(straight, config, env_spec, range(updates // 2))

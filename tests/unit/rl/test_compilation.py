@@ -55,7 +55,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def updated(agent: Agent, config: AgentConfig, env_spec: EnvSpec, numbers: range) -> list[Tensor]:
-    """Make the updates of these numbers, each with a batch of its own; return all that they report."""
+    """Make the updates of these numbers, each with another batch; return all that they report."""
     reported: list[Tensor] = []
     for number in numbers:
         rng = torch.Generator().manual_seed(number)
@@ -80,7 +80,7 @@ def with_compile(config: AgentConfig, how: str) -> AgentConfig:
 
 
 def can_be_compiled(config: AgentConfig) -> bool:
-    """Return whether the settings offer it and nothing in them forbids it."""
+    """True if the settings offer it and nothing in them forbids it."""
     return isinstance(config, DQNConfig | R2D2Config) and not getattr(config, "noisy", False)
 
 

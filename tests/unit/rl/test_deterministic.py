@@ -42,7 +42,7 @@ def kept(state: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    """Return whether two networks hold bit-equal parameters."""
+    """True if two networks hold bit-equal parameters."""
     return all(torch.equal(value, right[name]) for name, value in left.items())
 
 

@@ -38,7 +38,7 @@ class Distances:
         return np.asarray(-np.abs(achieved - desired)[:, 0], np.float32)
 
     def terminated(self, achieved: Array, desired: Array) -> NDArray[np.bool_] | None:
-        """Return which are equal, [B]."""
+        """Return a mask of the equal ones, [B]."""
         return np.asarray((achieved == desired)[:, 0]) if self._ends else None
 
 

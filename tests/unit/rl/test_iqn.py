@@ -68,7 +68,7 @@ def test_levels_are_even_where_none_are_asked_for() -> None:
 
 
 def test_noise_of_an_environment_is_the_same_for_all_its_levels() -> None:
-    """Each row of a batch has noise of its own, and what it gives does not depend on the other rows."""
+    """Each row of a batch has separate noise, and its output does not depend on the other rows."""
     config = DQNConfig(network="mlp", hidden_sizes=(16,), distribution="iqn", atoms=8, cosines=12, noisy=True)
     network = build_network(config, CHAIN, seed=0).requires_grad_(False)
     same = torch.ones((2, 3))

@@ -59,7 +59,7 @@ def test_columns_follow_those_of_the_environment() -> None:
 
 @pytest.mark.parametrize("name", ["reward", "values"])
 def test_name_that_is_taken_is_refused(name: str) -> None:
-    """By a column of every environment, or by another of its own."""
+    """By a column of every environment, or by one that the environment adds."""
     with pytest.raises(ConfigError, match=naming("column", f"'{name}'")):
         stored_columns(WithColumns(first=name), SPEC)
 

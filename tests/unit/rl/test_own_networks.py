@@ -1,4 +1,4 @@
-"""A torso of one's own: before every algorithm's networks, with settings of its own, and checked."""
+"""A user's own torso: in every algorithm's networks, with its settings, and checked."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ IMAGES = ("ppo_image", "ppo_lstm_image", "impala_colours", "pqn_image", "sac_dis
 
 
 def updated(name: str, **settings: object) -> tuple[Update, dict[str, torch.Tensor]]:
-    """Return what an update of a case with other settings reports, and the policy after it."""
+    """Return the report of an update of a case with other settings, and the policy after it."""
     config, spec = CASES[name]
     agent = build_agent(dataclasses.replace(config, **settings), spec, seed=3)  # type: ignore[type-var]
     batch = sampled_batch(agent, config, spec, 8, torch.Generator().manual_seed(0))

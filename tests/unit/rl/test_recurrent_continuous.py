@@ -79,7 +79,7 @@ class Memory(nn.Module):
         self.cell.bias_hh.requires_grad_(False)
 
     def features(self, rows: Rows, stream: int, start: int, stored: bool, trains_burn_in: bool = False) -> Tensor:
-        """Return what the layers see of each step after the burn-in, [steps, CELLS + 3]."""
+        """Return the layers' inputs of each step after the burn-in, [steps, CELLS + 3]."""
         state = torch.from_numpy(rows["recurrent_state"][start, stream]) if stored else torch.zeros(2 * CELLS)
         h, c = state.chunk(2)
         found = []

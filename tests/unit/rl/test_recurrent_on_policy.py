@@ -142,7 +142,7 @@ class Reference(nn.Module):
         return name
 
     def features(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return what policy and value see of every step of every stream, [STREAMS, STEPS + 1, CELLS]."""
+        """Return the inputs of policy and value at every step of every stream, [STREAMS, STEPS + 1, CELLS]."""
         h, c = (part[None].contiguous() for part in batch["recurrent_state"].chunk(2, dim=1))
         steps = []
         for t in range(STEPS + 1):
@@ -269,7 +269,7 @@ def test_ppo_update_equals_torchs_adam_on_minibatches_of_environments(env_spec: 
 
 
 def minibatches(config: PPOConfig, seed: int) -> Iterator[list[int]]:
-    """Yield the streams of each minibatch: every pass has each of them once, in an order of its own."""
+    """Yield the streams of each minibatch: every pass has each of them once, in another order."""
     rng, each = torch.Generator().manual_seed(seed), STREAMS // config.minibatches
     for _ in range(config.epochs):
         order = torch.randperm(STREAMS, generator=rng).tolist()

@@ -69,7 +69,7 @@ def batch_of(
 
 
 def updated(agent: Agent, name: str, numbers: range, device: str = "cpu") -> list[Update]:
-    """Make the updates of these numbers, each with a batch and weights of its own; return what they reported."""
+    """Make the updates of these numbers, each with another batch and other weights; return what they reported."""
     config, env_spec = RECORDABLE[name]
     reports = []
     for number in numbers:

@@ -67,7 +67,7 @@ def test_addresses_that_cannot_be_meant_are_refused(addresses: list[str]) -> Non
 
 
 def test_one_plain_address_is_no_shard() -> None:
-    """It is served as ever; a list or a name is not."""
+    """It is served as usual; a list or a name is not."""
     assert not ShardDirectory(["127.0.0.1:7401"]).is_sharded
     with closing(ShardDirectory(["dns:///replay:7401"], resolve=_Names(None))) as directory:
         assert directory.is_sharded

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def sample_of(stream: int, items: int, payloads: bool = False) -> SampledBatch:
-    """Return so many two-step items of one stream, drawn from a server's state of its own."""
+    """Return so many two-step items of one stream, drawn from a separate server's state."""
     replay = make_replay(make_config(payload_bytes=2 if payloads else 0))
     appending = opened(replay)
     given_payloads = [bytes([stream, i]) for i in range(7)] if payloads else []

@@ -82,7 +82,7 @@ def keys(*pairs: tuple[int, int]) -> NDArray[np.uint64]:
 
 
 def made(*shards: _Shard | None) -> PriorityCalls:
-    """Return what sends to these shards, by number."""
+    """Return the senders to these shards, by number."""
     return PriorityCalls(_TABLE, lambda incarnation: shards[incarnation])  # type: ignore[arg-type, return-value]
 
 

@@ -68,7 +68,7 @@ def test_min_size_is_that_of_the_whole_table() -> None:
 
 
 def test_inserts_before_min_size_are_taken_off_the_count() -> None:
-    """A shard that is ahead of its own small minimum is told so until the whole table is at its minimum."""
+    """A shard that is ahead of its small minimum is told so until the whole table is at its minimum."""
     limiter = RateLimiterConfig(min_size=100, samples_per_insert=2.0, error_buffer=10.0)
     union = union_of({"a": (60, 60.0, 20.5), "b": (0, 0.0, 0.0)}, limiter)
     assert union.plan(4) is None

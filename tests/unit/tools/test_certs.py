@@ -83,7 +83,7 @@ def test_good_certificates_are_kept_when_asked(tmp_path: Path) -> None:
 def test_certificate_that_expires_soon_is_not_kept(
     days: int, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor one that has expired; the new one lasts as long as ever."""
+    """Nor one that has expired; the new one lasts as long as usual."""
     with monkeypatch.context() as patch:
         patch.setattr(module, "CERTIFICATE_DAYS", days)
         make(tmp_path)
@@ -97,7 +97,7 @@ def test_certificate_that_expires_soon_is_not_kept(
 
 
 def test_certificate_that_does_not_fit_is_not_kept(tmp_path: Path) -> None:
-    """One that lacks a name, one of another CA, one without its own key, and what is no certificate."""
+    """One that lacks a name, one of another CA, one without its own key, and anything but a certificate."""
     make(tmp_path / "other")
     for spoil in ("name", "ca", "key", "text"):
         folder = tmp_path / spoil

@@ -102,7 +102,7 @@ def test_little_memory_is_noted(tmp_path: Path, gib: int, mark: str, monkeypatch
 
 
 def test_certificates_are_read_for_how_long_they_last(tmp_path: Path) -> None:
-    """Those that end soon are noted, those that ended or cannot be read fail; keys are no certificates."""
+    """Those that end soon are noted, those that ended or cannot be read fail; keys are not taken for certificates."""
     folder = tmp_path / "certs"
     assert machine.certificates(folder) == []
     certs.make(folder)

@@ -51,7 +51,7 @@ _NCCL = """
 
 @pytest.fixture(name="machine")
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Return what sets the environment of a machine with two H100, where a torch that pretends is found first."""
+    """Return the variables of a machine with two H100, where a torch that pretends is found first."""
     modules = {"torch/__init__.py": _TORCH, "torch/cuda/__init__.py": _CUDA, "torch/cuda/nccl.py": _NCCL}
     for name, source in modules.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def test_two_gpus_that_work_are_each_multiplied_on_and_summed_over(machine: pyte
 def test_gpu_that_fails_is_named_with_its_reason(
     machine: pytest.MonkeyPatch, tmp_path: Path, variable: str, value: str, mark: str, parts: tuple[str, ...]
 ) -> None:
-    """What the driver lists is no proof; each has its own remedy, and what was found before it stays."""
+    """A GPU that the driver lists may still fail; each fault has its own remedy, and what was found before stays."""
     machine.setenv(variable, value)
     found = [finding for finding in gpu.gpus(shm=tmp_path) if finding.mark != "ok"]
     assert found[0].mark == mark

@@ -87,7 +87,7 @@ def test_each_line_is_sent_once_over_restarts(run: Path) -> None:
 
 
 def test_line_that_is_being_written_waits(run: Path) -> None:
-    """Half a line is no line."""
+    """Half a line is not read."""
     follower, line = Follower(run, NAME), _line(7, loss=1.0)
     _append(run, line[:9])
     assert follower.send_new() == 0

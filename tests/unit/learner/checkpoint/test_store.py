@@ -185,7 +185,7 @@ def test_next_checkpoint_after_a_corrupt_one_is_the_newest(tmp_path: Path) -> No
 
 
 def test_foreign_file_with_a_right_checksum_is_skipped(tmp_path: Path) -> None:
-    """A safetensors file that is no checkpoint counts as corrupt."""
+    """A safetensors file that is not a checkpoint counts as corrupt."""
     store = CheckpointStore(tmp_path, keep=3)
     path = store.write(_checkpoint(1))
     foreign = safetensors.torch.save({"a": torch.zeros(1)})

@@ -342,7 +342,7 @@ def test_memory_is_what_the_observations_take() -> None:
 
 
 def test_corrupt_chunk_is_told() -> None:
-    """Of two chunks in pieces of their own, the one whose bytes do not decode."""
+    """Of two chunks in separate pieces, the one whose bytes do not decode."""
     signature = (ColumnSpec("observation", "uint8", (6, 6), Codec.LZ4),)
     rows = DeviceRows(signature, 64, CPU, CHUNK, staging_bytes=1)
     (block,) = codec.encode(signature, {"observation": np.ones((CHUNK, 6, 6), np.uint8)})

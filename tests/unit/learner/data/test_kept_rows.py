@@ -61,7 +61,7 @@ def test_agent_that_computes_with_observations_keeps_them_in_the_hosts_memory() 
 
 
 def test_observations_are_on_the_device_and_the_rest_is_not() -> None:
-    """Each in memory of its own, with rows for the whole table."""
+    """Each in separate memory, with rows for the whole table."""
     kept = open_kept_rows(_config("--learner.mirror-device", "device"), CONFIG, SHAPE, 1, 1, CPU)
     assert kept.mirror is not None
     assert kept.on_device is not None

@@ -36,7 +36,7 @@ class _Others(SingleLearner):
         self._words, self.heard = list(words), []  # type: ignore[var-annotated]
 
     def all_agree(self, word: StepVote) -> StepVote:
-        """Return what holds for either."""
+        """Return the expectation for either."""
         self.heard.append(word)
         other = self._words.pop(0) if self._words else _NOTHING
         largest = max(word.largest_weight, other.largest_weight)

@@ -15,7 +15,7 @@ def store() -> HashStore:
 
 
 def _agree(*ranks: GroupMembership) -> set[str | None]:
-    """Return what the ranks end with after each had two turns to speak and one to hear."""
+    """Return the ranks' final states after each had two turns to speak and one to hear."""
     for _ in range(2):
         for rank in ranks:
             rank.poll()

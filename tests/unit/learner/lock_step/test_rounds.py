@@ -61,7 +61,7 @@ class _Server:
 
 
 def _priorities(server: _Server | None = None) -> tuple[RoundPriorities, PrioritySender]:
-    """Return what ends rounds, and what holds the priorities of the present one."""
+    """Return the end of rounds, and the holder of the present round's priorities."""
     priorities, sender = RoundPriorities("t", lambda: False), PrioritySender([(server or _Server()).send], HELD)
     priorities.fencing_token = 7
     priorities.collect(sender)

@@ -71,7 +71,7 @@ def blocks_of(log: Log) -> LoggedBlocks:
 
 
 def cold_of(log: Log, slots: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return which chunks only the log has."""
+    """Return the chunks that only the log has."""
     return np.array([blob is None for blob in blocks_of(log).peek(slots)])
 
 

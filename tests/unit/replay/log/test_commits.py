@@ -118,7 +118,7 @@ class Blobs:
         self.warm: dict[int, int] = {}
 
     def is_resident(self, slot: int, chunk_id: int) -> bool:
-        """Return whether the slot still has that chunk."""
+        """True if the slot still has that chunk."""
         return self.warm.get(slot) == chunk_id
 
     def evict(self, slot: int) -> int:

@@ -88,7 +88,7 @@ def test_a_log_of_little_but_segment_heads_is_written_again_once(tmp_path: Path)
 
 
 def most_bytes(log: Log) -> int:
-    """Return what the log of a full table may take: twice what is needed, two segments, and the two at its ends."""
+    """Return the limit of a full table's log: twice what is needed, two segments, and the two at its ends."""
     return 2 * Garbage(log.replay, log.journal, SEGMENT_BYTES).live_bytes + 4 * SEGMENT_BYTES
 
 

@@ -54,7 +54,7 @@ def contents(log: Log) -> list[tuple[int, ...]]:
 
 
 def expected(steps: int) -> list[tuple[int, ...]]:
-    """Return what `contents` is after so many steps."""
+    """Return `contents` after so many steps."""
     return [(0, step - 1, step) for step in range(1, steps)]
 
 
@@ -146,7 +146,7 @@ def test_table_that_nothing_describes_costs_its_items_unless_a_snapshot_does(tmp
 
 
 def test_frame_hidden_in_a_column_is_not_found(tmp_path: Path) -> None:
-    """Behind a corrupt header bytes of an actor's are no record, even those that an actor copied from another log."""
+    """Behind a corrupt header, an actor's bytes are not read as a record, even if it copied them from another log."""
     other = filled(tmp_path / "other", chunks=1)
     data = files_of(tmp_path / "other")[SEGMENT]
     frame = scan(memoryview(data), other.recovered.chain.mark).frames[-1]

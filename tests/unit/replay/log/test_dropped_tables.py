@@ -73,7 +73,7 @@ def test_the_only_table_stays_dropped_and_its_chunks_are_freed(tmp_path: Path, s
 
 @pytest.mark.parametrize("dropped", ["a", "b"])
 def test_the_other_table_of_a_signature_keeps_its_items_and_streams(tmp_path: Path, dropped: str) -> None:
-    """Whichever of two tables goes, the other keeps its chunks over crashes, and a writer of it goes on."""
+    """Whichever of two tables goes, the other keeps its chunks over crashes, and its writer continues."""
     log = opened(tmp_path)
     kept = {"a": "b", "b": "a"}[dropped]
     for name in ("a", "b"):

@@ -108,7 +108,7 @@ def test_blob_of_another_identity_is_not_mistaken_for_it() -> None:
 
 
 def test_stretch_without_a_record_is_skipped_and_counted() -> None:
-    """Bytes that are no record, between two that are, count as one corrupt stretch and hide neither."""
+    """Bytes between two records that are not a record count as one corrupt stretch and hide neither."""
     first, second = Record(Kind.TABLE, 1, b"first"), Record(Kind.TABLE, 2, b"second")
     data = written([first]) + MARK + bytes(100) + written([second])
     found = scan(memoryview(data), MARK)
@@ -137,7 +137,7 @@ def test_bytes_of_a_record_are_those_of_the_format() -> None:
 
 
 def test_record_without_a_copy_takes_no_room_for_one() -> None:
-    """Its copy is no bytes, whatever its kind."""
+    """Its copy has no bytes, whatever its kind."""
     for kind in Kind:
         record = Record(kind, 1, b"meta")
         assert (record.copy_size, Chain(MARK).copy(record)) == (0, [])

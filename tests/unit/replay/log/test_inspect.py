@@ -155,7 +155,7 @@ def test_run_is_the_logs_of_its_shards(given: str, tmp_path: Path, capsys: pytes
 
 
 def test_folder_without_a_log_is_refused(tmp_path: Path) -> None:
-    """What is no folder, or has no log in it, is answered with what to give."""
+    """Anything but a folder with a log is answered with what to give."""
     with pytest.raises(FatalError, match=naming(tmp_path / "nothing", "runs/NAME/replay/0")):
         inspect_log.main([str(tmp_path / "nothing")])
     with pytest.raises(FatalError, match=naming(tmp_path, "NNNNNNNN.log")):

@@ -53,7 +53,7 @@ def test_callers_cannot_take_the_lead_down_without_end() -> None:
 
 
 def test_lead_beyond_all_numbers_is_counted_all_the_same() -> None:
-    """A ratio so large that the diff overflows is no fault of who samples."""
+    """A ratio so large that the diff overflows is not the fault of a sampler."""
     limiter = RateLimiter(RateLimiterConfig(samples_per_insert=1e308, error_buffer=1.0))
     limiter.restore((1, 10, 0))
     assert limiter.countable(_UINT32, batch_size=16) == _UINT32

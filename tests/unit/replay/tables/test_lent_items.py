@@ -157,7 +157,7 @@ def test_more_on_its_way_than_there_is_room_for_counts_as_arrived() -> None:
 
 
 def test_changes_meanwhile_are_not_undone() -> None:
-    """An item that was deleted, a table that was reset or laid out anew: what comes back late changes nothing."""
+    """An item that was deleted, a table that was reset or laid out again: what comes back late changes nothing."""
     scene = Scene(SelectorKind.FIFO, 3)
     scene.insert(4)
     scene.draw(2)

@@ -38,7 +38,7 @@ def order_of(kind: SelectorKind, slots: list[int], priorities: dict[int, float])
 
 
 def expected_probabilities(kind: SelectorKind, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what a random selector should draw with."""
+    """Return the frequencies that a random selector should draw with."""
     weights = priorities**EXPONENT if kind is SelectorKind.PRIORITIZED else np.ones(len(priorities))
     return np.asarray(weights / weights.sum())
 

@@ -68,7 +68,7 @@ def test_wrong_file_is_refused_before_any_run(tmp_path: Path, changes: dict[str,
 
 
 def test_file_that_is_not_there_is_named_as_what_was_given(tmp_path: Path) -> None:
-    """It is no --config, and no config is proposed for it."""
+    """It is not taken for --config, and no config is proposed for it."""
     with pytest.raises(ConfigError, match=naming(tmp_path / "space.yaml")):
         read_sweep(tmp_path / "space.yaml")
 
