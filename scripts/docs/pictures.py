@@ -52,6 +52,8 @@ NAME = "pendulum_sac"
 _EVALUATIONS = 8
 """Evaluations after which the run is photographed."""
 _COLUMNS, _ROWS = 76, 40
+_WIDTH = 680
+"""Pixels of the live view where there is room for them."""
 _SCRAPE_S = 2
 _TIMEOUT_S = 120.0
 _LOADED_FONT = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
@@ -138,6 +140,7 @@ def _draw_live_view(config: RunConfig, status: ClusterStatus, events: Sequence[s
     console = Console(record=True, width=_COLUMNS, height=_ROWS, file=io.StringIO(), force_terminal=True)
     console.print(render(config, status, events, console))
     form = _LOADED_FONT.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code", "ui-monospace, Menlo, Consolas")
+    form = form.replace('<svg class="rich-terminal"', f'<svg class="rich-terminal" width="{_WIDTH}"')
     text = console.export_svg(
         title=f"tidemill train --config {NAME}", theme=SVG_EXPORT_THEME, code_format=form, unique_id="view"
     )

@@ -50,14 +50,17 @@ def draw(groups: Sequence[Group], x: str, file: Path) -> None:
 
 def _draw_group(axes: Axes, group: Group, x: str, colour: ColorType) -> None:
     is_alone = len(group.curves) == 1
+    points = [curve.points(x) for curve in group.averaged]
+    grid = common_grid(points)
+    label = f"{group.label}: 1 seed" if is_alone else None
+    if not is_alone and not len(grid):
+        label = f"{group.label}: {len(group.curves)} seeds, without a common range for a mean"
     for curve in group.curves:
         where, means = curve.points(x)
         width, alpha = (1.6, 1.0) if is_alone else (0.7, 0.4)
-        label = f"{group.label}: 1 seed" if is_alone else None
         marker, line = "." if len(where) == 1 else "", "-" if curve in group.averaged else ":"
         axes.plot(where, means, line, color=colour, linewidth=width, alpha=alpha, marker=marker, label=label)
-    points = [curve.points(x) for curve in group.averaged]
-    grid = common_grid(points)
+        label = None  # once
     if is_alone or not len(grid):
         return
     means_on_grid = on_grid(points, grid)

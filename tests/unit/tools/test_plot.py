@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from matplotlib import rc_context
 from matplotlib.image import imread
 
 from tests.support.naming import naming
@@ -133,6 +134,15 @@ def test_picture_shows_every_group(tmp_path: Path, x: str) -> None:
     blue, orange = np.array((31, 119, 180)) / 255, np.array((255, 127, 14)) / 255
     for colour in (blue, orange):
         assert (np.abs(picture - colour).max(axis=-1) < 0.02).sum() > 100
+
+
+def test_seeds_without_a_common_range_are_in_the_legend(tmp_path: Path) -> None:
+    """One that ended after its first evaluation leaves no range for a mean; the thin lines are named, once."""
+    for seed, means in ((1, [1.0, 2.0, 3.0]), (2, [2.0])):
+        _run(tmp_path / f"seed-{seed}", seed, means)
+    with rc_context({"svg.fonttype": "none"}):
+        draw(find_groups([str(tmp_path)]), "env_steps", tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_text().count("2 seeds, without a common range for a mean") == 1
 
 
 def test_command_refuses_an_unknown_format_before_it_reads(tmp_path: Path) -> None:
