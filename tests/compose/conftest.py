@@ -31,7 +31,7 @@ def stack() -> Iterator[Stack]:
             pytest.skip(str(reason))
         resources.callback(cluster.remove)
         images = ("certs", *(service for service in OURS if service != "replay-1"))  # its image is replay-0's
-        cluster.compose("build", *images, bound_s=900)
+        cluster.compose("--profile", "inference", "build", *images, "inference", bound_s=900)
         cluster.up(actors=2)
         yield cluster
 

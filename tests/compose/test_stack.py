@@ -35,6 +35,7 @@ from tests.support.status_page import press, shown, states
 pytestmark = pytest.mark.timeout(900)  # the first test builds the images
 
 _BUILT = ("replay", "paramserver", "learner", "actor", "evaluator")
+_INFERENCE = ("--profile", "inference-2-gpus")
 _STEPS, _UPDATES = "sum(tidemill_replay_env_steps_total)", "max(tidemill_learner_steps_total)"
 _VERSION = "max(tidemill_paramserver_latest_version)"
 
@@ -407,11 +408,22 @@ def test_run_moves_to_another_box(stack: Stack) -> None:
     for service, archive in archives.items():
         stack.restore(service, archive)
     assert (newest_version(stack), scores(stack)) == (version, rows)
+    stack.configure(TIDEMILL_ACTOR_ARGS="--cluster.inference inference:7406 inference-1:7406")  # for the next test
+    stack.compose(*_INFERENCE, "up", "-d", "--no-build", "inference", "inference-1")
     stack.up(actors=2)
     stack.until_healthy()
     stack.until_above(_VERSION, version)
     assert "restored" in stack.logs("learner")
     assert scores(stack) >= rows
+
+
+def test_actors_are_served_by_the_inference_services_of_a_profile(stack: Stack) -> None:
+    """With the profile for two GPUs, here on the CPU: both services are found, and the actors are connected to them."""
+    until(lambda: stack.targets("inference") == 2, "Prometheus finds both", stack.describe)
+    stack.until_above("sum(tidemill_inference_actors)", 1.0)
+    stack.until_above("sum(rate(tidemill_inference_env_steps_total[15s]))", 0.0)
+    stack.compose(*_INFERENCE, "rm", "--force", "--stop", "inference", "inference-1")
+    stack.configure(TIDEMILL_ACTOR_ARGS="")
 
 
 def test_run_ends_by_itself_and_stays_ended(stack: Stack) -> None:

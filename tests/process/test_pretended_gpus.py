@@ -25,7 +25,7 @@ _DRAW = ("dqn_rainbow", "dqn_btr", "dqn_colours", "sac", "td3")
 _SMALL = (
     *("--config", "configs/cartpole_dqn.yaml", "--run.target-return", "null", "--agent.hidden-sizes", "16"),
     *("--agent.batch-size", "16", "--table.min-size", "100", "--evaluator.episodes", "1", "--evaluator.num-envs", "1"),
-    *("--evaluator.confirm-episodes", "1"),
+    *("--evaluator.confirm-episodes", "1", "--evaluator.min-interval-s", "30", "--learner.publish-every", "5"),
 )
 
 
@@ -185,7 +185,7 @@ def test_run_on_four_gpus_survives_a_rank_and_goes_on_with_two_and_with_none(bui
 
     Half of each batch of 16 comes from a second table, `learner.sources`, on every rank.
     """
-    found = with_source(built, tmp_path, _SMALL, 60)
+    found = with_source(built, tmp_path, _SMALL, 20)
     assert found["mirrors on"] == [f"cuda:{index}" for index in range(4)]
     steps = [found[part] for part in ("4 GPUs", "after a rank was killed", "resumed on 2 GPUs", "resumed on no GPU")]
     assert steps == sorted(set(steps))
