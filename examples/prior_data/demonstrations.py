@@ -71,7 +71,10 @@ def write(address: str, episodes: int) -> tuple[int, float]:
         if not client.create_table(TABLE):
             sys.exit(f"the server at {address} has a table {TABLE.name!r} already")
     env, steps, total = gymnasium.make("MountainCarContinuous-v0"), 0, 0.0
-    with ReplayWriter(address, TABLE, windows=ItemWindow(TABLE.max_item_steps)) as writer:
+    windows = ItemWindow(TABLE.max_item_steps)
+    with ReplayWriter(
+        address, TABLE, windows=windows, counts_decisions=False
+    ) as writer:  # no decisions of a run's agent
         for number in range(episodes):
             for step in episode(env, seed=1_000 + number):
                 writer.append(step)

@@ -7,20 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
+from tests.support.demonstrations import demonstrations, write_demonstrations
 from tests.support.feeder import SPEC, TABLE
 from tests.support.learner_cluster import LearnerCluster, learner_cluster
+from tests.support.waiting import wait_until
 from tidemill.errors import ConfigError, FatalError
 from tidemill.replay import (
-    ItemWindow,
     RateLimiterConfig,
-    ReplayWriter,
     SelectorConfig,
     SelectorKind,
-    TableConfig,
 )
 from tidemill.types import signature_of
 
@@ -36,32 +34,6 @@ def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
         yield cluster
 
 
-def _demonstrations(**settings: Any) -> TableConfig:  # noqa: ANN401 - of a table
-    defaults: dict[str, Any] = {
-        "signature": signature_of(SPEC),
-        "sampler": SelectorConfig(SelectorKind.PRIORITIZED),
-        "max_items": 1000,
-        "max_item_steps": 2,
-    }
-    return TableConfig("demos", **(defaults | settings))
-
-
-def _write(address: str, table: TableConfig, steps: int = 20) -> None:
-    """Write an episode of so many steps that is truncated."""
-    rng = np.random.default_rng(0)
-    with ReplayWriter(address, table, windows=ItemWindow(table.max_item_steps)) as writer:
-        for number in range(steps):
-            row = {
-                "observation": rng.standard_normal(4),
-                "action": int(rng.integers(2)),
-                "reward": 1.0,
-                "terminated": False,
-                "truncated": number == steps - 2,
-                "is_first": number == 0,
-            }
-            writer.append({name: row.get(name, 0) for name in (column.name for column in table.signature)})
-
-
 def _lags() -> float:
     """Return how many items the learners of this process have counted by their policy lag."""
     return REGISTRY.get_sample_value("tidemill_learner_policy_lag_items_versions_count") or 0.0
@@ -69,7 +41,7 @@ def _lags() -> float:
 
 def test_half_of_each_batch_is_of_a_source(cluster: LearnerCluster) -> None:
     """As many items of either, priorities to both, and the ratio of updates to decisions as without a source."""
-    _write(cluster.replay, _demonstrations())
+    write_demonstrations(cluster.replay, demonstrations())
     before = _lags()
     held = ("--table.error-buffer-updates", "20", "--learner.batches-per-sample", "1")
     cluster.start_learner(*_HALF, *held, "--learner.updates-per-env-step", "0.5")
@@ -89,11 +61,29 @@ def test_half_of_each_batch_is_of_a_source(cluster: LearnerCluster) -> None:
     assert (source.name, source.fraction, source.items) == ("demos", 0.5, 19)
     assert source.samples == own.samples
     assert source.age_s > 0
+    assert status.env_steps - own.inserts <= 16  # of the run alone; a chunk's steps may wait for their items
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_steps_of_a_source_count_only_if_its_writer_says_so(
+    cluster: LearnerCluster, counts: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The learner warns of those that it would take for the run's own."""
+    write_demonstrations(cluster.replay, demonstrations(), counts=counts)
+    cluster.start_learner(*_HALF)
+    logged: list[str] = []
+
+    def opened() -> bool:
+        logged.append(capfd.readouterr().out)
+        return "a source of each batch" in "".join(logged)
+
+    wait_until(opened, "the source")
+    assert ("env_steps=20" in "".join(logged)) == counts
 
 
 def test_learner_with_sources_resumes(cluster: LearnerCluster) -> None:
     """The next one continues from the checkpoint with the same sources; other fractions need another table."""
-    _write(cluster.replay, _demonstrations())
+    write_demonstrations(cluster.replay, demonstrations())
     first = cluster.start_learner(*_HALF)
     cluster.feed()
     cluster.wait_for_status(lambda s: s.learner_steps >= 50, "50 updates")
@@ -142,7 +132,7 @@ def test_source_that_cannot_be_used_ends_the_learner(
     cluster: LearnerCluster, settings: dict[str, Any], message: str
 ) -> None:
     """One line names the source and what differs, before anything is trained."""
-    cluster.replay_client().create_table(_demonstrations(**settings))
+    cluster.replay_client().create_table(demonstrations(**settings))
     learner = cluster.start_learner(*_HALF)
     failure = learner.wait()
     assert isinstance(failure, ConfigError)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.demonstrations import demonstrations, write_demonstrations
 from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
 from tests.support.ranks import start_ranks, workers
 from tests.support.waiting import wait_until
 
+_HALF = ("--learner.sources", "demos", "{fraction: 0.5}", "--agent.batch-size", "32")
 _NAME = "/memfd:tidemill-mirror"
 _MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ (\S+) \S+ \S+ (\d+) *(.*)$")
 
@@ -61,8 +63,12 @@ def _trained(cluster: LearnerCluster, learner: Process, steps: int) -> list[int]
 
 
 def test_memory_of_two_ranks_is_there_once(cluster: LearnerCluster) -> None:
-    """Both map one file, whose pages count half to each; the second rank only reads it, and keeps no other."""
-    learner = start_ranks(cluster)
+    """Both map one file, whose pages count half to each; the second rank only reads it, and keeps no other.
+
+    A source beside the run's table is not mirrored: each rank draws its part of every batch from it.
+    """
+    write_demonstrations(cluster.replay, demonstrations())
+    learner = start_ranks(cluster, *_HALF)
     first, second = (Mapped(pid) for pid in _trained(cluster, learner, 200))
     assert first.files == second.files
     assert len(first.files) == 1
@@ -71,6 +77,10 @@ def test_memory_of_two_ranks_is_there_once(cluster: LearnerCluster) -> None:
     shared = second.kib["Rss"]  # the owner has mapped these pages, too: it wrote them
     assert second.kib["Pss"] == pytest.approx(shared / 2, abs=len(second.kib) + 0.1 * shared)
     assert "sampling for the learners of this machine" in learner.text()
+    updates = cluster.learner_client().get_status().learner_steps
+    drawn = cluster.replay_client().describe_table("demos").samples
+    assert 16 * 200 <= drawn <= 16 * (updates + 100)  # half of each batch, and what both ranks fetch ahead
+    assert learner.text().count("a source of each batch") == 2
     cluster.learner_client().stop("enough")
     assert learner.wait() == 0, learner.text()
 

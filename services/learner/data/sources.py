@@ -123,12 +123,9 @@ def open_sources(config: LearnerConfig, table: TableConfig) -> Mixture:
     tables[table] = own
     for (name, source), fraction in zip(config.learner.sources.items(), others, strict=True):
         addresses = source.replay or config.cluster.replay
+        for address in set(addresses) & set(config.cluster.replay):
+            _warn_of_counted(f"learner.sources.{name}", address, table)
         found = _found(name, source, addresses, table)
-        if set(addresses) & set(config.cluster.replay):
-            _log.warning(
-                "steps of this source count as env_steps: it is on the run's replay server; move it to another",
-                source=name,
-            )
         tables[TableAt(found, addresses)] = fraction
         weights.append(source.weight)
         prioritized.append(found.sampler.kind is SelectorKind.PRIORITIZED)
@@ -189,6 +186,18 @@ def _found(name: str, source: SourceSettings, addresses: tuple[str, ...], own: T
         )
     _log.info("sampling from a source", source=name, table=table, items=items, fraction=source.fraction)
     return found
+
+
+def _warn_of_counted(here: str, address: str, own: TableConfig) -> None:
+    """Warn of a server that has counted decisions before the run has any."""
+    described = _described(here, address, own.name)
+    if described.env_steps and not described.inserts:
+        _log.warning(
+            "steps of other tables on the run's own replay server count among env_steps: write them with "
+            "counts_decisions=False, or on another server",
+            source=here,
+            env_steps=described.env_steps,
+        )
 
 
 def _described(here: str, address: str, table: str) -> TableDescription:

@@ -59,7 +59,8 @@ def fill_table(
         client.wait_for_ready(timeout_s)
         if not client.create_table(config):
             raise AlreadyExists(f"table {table!r} is at {address} already: choose another name")
-    with ReplayWriter(address, config, windows=ItemWindow(item_steps), timeout_s=timeout_s) as writer:
+    windows = ItemWindow(item_steps)
+    with ReplayWriter(address, config, windows=windows, timeout_s=timeout_s, counts_decisions=False) as writer:
         for row, is_last in chain([first], rows):
             writer.append(row, timeout_s=timeout_s)
             if is_last:

@@ -98,6 +98,7 @@ class ReplayWriter(Reopened):
         replays: bool = False,
         hold: bool = False,
         epoch: int = 0,
+        counts_decisions: bool = True,
     ) -> None:
         """Create the tables that are not there, and open the streams.
 
@@ -126,6 +127,8 @@ class ReplayWriter(Reopened):
             epoch: `epoch` of a writer that is gone, whose name and streams this one continues. With `hold` it repeats
                 their steps from the first one; what the server has of them is recognised. Without it, new steps follow
                 what the server has (`next_steps`), as a new episode.
+            counts_decisions: Whether the server adds the decisions to its `env_steps`, which a run on it takes for its
+                own. False for demonstrations and other prior data.
 
         Raises:
             InvalidArgument: An argument is out of range, the tables differ in signature, a window is too long, or
@@ -141,7 +144,7 @@ class ReplayWriter(Reopened):
         self._addresses, count = addresses_and_count(servers)
         check_number("timeout_s", timeout_s, or_none=True)
         check_type("tables", tables, (TableConfig, str, list, tuple), "a TableConfig, the name of a table, or a list")
-        self._stop, self._creates = stop or threading.Event(), create
+        self._stop, self._creates, self._counts_decisions = stop or threading.Event(), create, counts_decisions
         given = (tables,) if isinstance(tables, TableConfig | str) else tuple(tables)
         self._tables = tuple(self._found(table, timeout_s) for table in given)
         self._are_named = [isinstance(table, str) for table in given]
@@ -735,7 +738,7 @@ class ReplayWriter(Reopened):
                 env_index=env,
                 first_step=int(rows.first_step[env]),
                 step_count=rows.chunk_length,
-                decision_count=decisions,
+                decision_count=decisions if self._counts_decisions else 0,
                 params_version=self._params_version,
                 blocks=encode(self._signature, rows.chunk(env)),
             )
