@@ -75,7 +75,7 @@ def test_steps_of_a_source_count_only_if_its_writer_says_so(
 
     def opened() -> bool:
         logged.append(capfd.readouterr().out)
-        return "a source of each batch" in "".join(logged)
+        return "source=demos" in "".join(logged)
 
     wait_until(opened, "the source")
     assert ("env_steps=20" in "".join(logged)) == counts

@@ -80,7 +80,7 @@ def test_memory_of_two_ranks_is_there_once(cluster: LearnerCluster) -> None:
     updates = cluster.learner_client().get_status().learner_steps
     drawn = cluster.replay_client().describe_table("demos").samples
     assert 16 * 200 <= drawn <= 16 * (updates + 100)  # half of each batch, and what both ranks fetch ahead
-    assert learner.text().count("a source of each batch") == 2
+    assert learner.text().count("source=demos") == 2
     cluster.learner_client().stop("enough")
     assert learner.wait() == 0, learner.text()
 
