@@ -408,7 +408,8 @@ def test_run_moves_to_another_box(stack: Stack) -> None:
     for service, archive in archives.items():
         stack.restore(service, archive)
     assert (newest_version(stack), scores(stack)) == (version, rows)
-    stack.configure(TIDEMILL_ACTOR_ARGS="--cluster.inference inference:7406 inference-1:7406")  # for the next test
+    served = "--cluster.inference inference:7406 inference-1:7406"  # for the next test
+    stack.configure(TIDEMILL_ACTORS="2", TIDEMILL_ACTOR_ARGS=served)
     stack.compose(*_INFERENCE, "up", "-d", "--no-build", "inference", "inference-1")
     stack.up(actors=2)
     stack.until_healthy()
