@@ -6,6 +6,9 @@ The inference service: computes the newest network's outputs for actors.
 It receives a policy's inputs and returns the network's outputs. Exploration stays in the actor. Arrays are raw bytes,
 little-endian, in C order. Errors are gRPC status codes whose message names the field, the value and what is allowed;
 where a code has several causes, the trailing metadata `tidemill-reason` names one (see tidemill.rpc.v1.Reason).
+
+A server with tokens requires the metadata `authorization: Bearer TOKEN` in every call. Otherwise the call ends with
+UNAUTHENTICATED, or with PERMISSION_DENIED if the role of the token does not allow it.
 """
 
 from collections import abc as _abc

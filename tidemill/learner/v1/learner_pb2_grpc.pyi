@@ -5,6 +5,9 @@ Status and control of a running learner, used by the launcher, `tidemill status`
 
 Errors are gRPC status codes. Where a code has several causes, the trailing metadata `tidemill-reason` names one (see
 tidemill.rpc.v1.Reason). Every call may also end with UNAVAILABLE or DEADLINE_EXCEEDED.
+
+A server with tokens requires the metadata `authorization: Bearer TOKEN` in every call. Otherwise the call ends with
+UNAUTHENTICATED, or with PERMISSION_DENIED if the role of the token does not allow it.
 """
 
 from collections import abc as _abc
