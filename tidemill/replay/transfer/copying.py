@@ -1,4 +1,4 @@
-"""Tables of one running server to another, such as for a fork of an experiment."""
+"""Copying of tables from one running server to another, for example to fork an experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The episodes in an exported table: its steps put together as environments made them, whatever its items are."""
+"""Episodes of an exported table: its steps in the order in which environments made them, whatever its items are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exported table as it lies in its folder, read back only if every byte is as it was."""
+"""Reader of an exported table, which checks the SHA-256 of every file first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table of a running server to a folder of files."""
+"""Export of a table from a running server into a folder of files."""
 
 from __future__ import annotations
 

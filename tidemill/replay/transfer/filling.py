@@ -1,4 +1,4 @@
-"""A new table filled with the episodes of a dataset, for what imports one."""
+"""Creation of a table from the episodes of a dataset, shared by all importers of datasets."""
 
 from __future__ import annotations
 

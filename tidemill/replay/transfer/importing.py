@@ -1,4 +1,4 @@
-"""An exported table into a running server."""
+"""Import of an exported table into a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LeRobot datasets (github.com/huggingface/lerobot) into tables, by the package `pyarrow`, an extra.
+"""Import of LeRobot datasets (github.com/huggingface/lerobot) into tables; needs the package `pyarrow`, an extra.
 
 A dataset is a folder: `meta/info.json` names the features, and `data/chunk-*/*.parquet` has a row for each frame.
 Format v2 has one file for each episode, v3 several episodes in a file. Videos are in other files and are not read.

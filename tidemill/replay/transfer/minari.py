@@ -1,4 +1,4 @@
-"""Tables to Minari datasets (minari.farama.org) and back, by the package `minari`, which is asked for as an extra."""
+"""Conversion of tables to Minari datasets (minari.farama.org) and back; needs the package `minari`, an extra."""
 
 from __future__ import annotations
 

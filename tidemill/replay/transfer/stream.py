@@ -1,4 +1,4 @@
-"""The client's end of an export: the parts of a table as they come, decoded."""
+"""Client side of an export: the parts of a table, decoded as they arrive."""
 
 from __future__ import annotations
 
