@@ -72,9 +72,8 @@ def write(address: str, episodes: int) -> tuple[int, float]:
             sys.exit(f"the server at {address} has a table {TABLE.name!r} already")
     env, steps, total = gymnasium.make("MountainCarContinuous-v0"), 0, 0.0
     windows = ItemWindow(TABLE.max_item_steps)
-    with ReplayWriter(
-        address, TABLE, windows=windows, counts_decisions=False
-    ) as writer:  # no decisions of a run's agent
+    # no agent of a run decides here
+    with ReplayWriter(address, TABLE, windows=windows, counts_decisions=False) as writer:
         for number in range(episodes):
             for step in episode(env, seed=1_000 + number):
                 writer.append(step)
