@@ -85,6 +85,7 @@ PYTHONPATH=.venv-bsuite:examples .venv/bin/python -m benchmarks.bsuite_sweep
 _FOOTER = """
 MNIST is left out because bsuite downloads its data. Cart-pole, its swing-up and mountain car are left out because an
 episode lasts up to 1,000 decisions. The ability `generalization` is therefore not measured.
+memory_len/0 still shows what is asked for in the step that asks, so it needs no memory; memory_size/0 does.
 """
 
 
@@ -180,8 +181,11 @@ class Scores:
 
 def score() -> Scores:
     """Score the CSV files."""
+    import pandas
     from bsuite.experiments import summary_analysis  # imports plotnine for seconds
 
+    # The analysis of deep sea calls it; pandas 2 removed it.
+    pandas.Series.append = lambda series, other: pandas.concat([series, other])
     complete = [each for each in EPISODES if all(_file(agent, each).exists() for agent in NAMES)]
     with tempfile.TemporaryDirectory(prefix="tm-") as scratch:
         for agent in NAMES:
@@ -223,7 +227,7 @@ def draw(means: Mapping[str, Mapping[str, float]], file: Path) -> None:
     """Draw a radar of scores by ability."""
     abilities = sorted(means["random"])
     angles = [2 * math.pi * index / len(abilities) for index in range(len(abilities))]
-    figure = Figure(figsize=(7, 5), layout="constrained")
+    figure = Figure(figsize=(7, 5))
     axes: Any = figure.add_subplot(projection="polar")
     for agent, scores in means.items():
         values = [scores[ability] for ability in abilities]
@@ -235,7 +239,7 @@ def draw(means: Mapping[str, Mapping[str, float]], file: Path) -> None:
     axes.tick_params(axis="x", pad=14)
     axes.legend(loc="upper left", bbox_to_anchor=(1.15, 1.0), frameon=False)
     with matplotlib.rc_context({"svg.hashsalt": "bsuite"}):  # the same file from the same scores
-        figure.savefig(file, metadata={"Date": None})
+        figure.savefig(file, metadata={"Date": None}, bbox_inches="tight")
 
 
 def _closed(values: Sequence[float]) -> list[float]:

@@ -72,3 +72,11 @@ def test_config_builds_its_agent(algorithm: str) -> None:
     """The configs of the sweep are valid for the experiment they name."""
     config = load_config(ROOT / "examples" / "suites" / f"bsuite_{algorithm}.yaml")
     build_agent(config.agent, spec_of(config.env), seed=1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of pandas, about bsuite's analysis
+def test_committed_page_has_the_scores_of_the_committed_files() -> None:
+    """The table is what bsuite's analysis says of the CSV files beside it."""
+    from benchmarks.bsuite_sweep import RESULTS, report, score
+
+    assert (RESULTS / "README.md").read_text(encoding="utf-8") == report(score())
