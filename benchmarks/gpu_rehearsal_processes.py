@@ -229,7 +229,7 @@ def several(built: Path, folder: Path, words: Sequence[str], updates: int) -> Fo
     try:
         first.until(f"{updates} updates on 4 GPUs", lambda: first.updates() >= updates)
         found["4 GPUs"] = first.updates()
-        found["mirrors on"] = sorted(set(re.findall(r"on the device device=(\S+)", first.log())))
+        found["mirrors on"] = sorted(set(re.findall(r"in device memory device=(\S+)", first.log())))
         found["inference on"] = sorted({_device_of(first.log(f"inference-{index}")) for index in range(4)})
         before = first.ranks()
         os.kill(before[2], signal.SIGKILL)

@@ -277,7 +277,7 @@ class _Context:
 
     status = _Code.UNKNOWN
 
-    async def abort(self, code: grpc.StatusCode, _details: str = "") -> None:
+    async def abort(self, code: grpc.StatusCode, _details: str = "", _trailing_metadata: object = ()) -> None:
         """End the call."""
         self.status = code
         raise grpc.aio.AbortError

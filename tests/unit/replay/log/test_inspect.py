@@ -189,4 +189,4 @@ def test_help_says_what_it_does_and_how_it_ends(capsys: pytest.CaptureFixture[st
     assert ended.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "usage: tidemill replay inspect" in shown
-    assert "The exit code is 0 for an intact log, 1 for a corrupt one" in shown
+    assert "exit code is 0 for an intact log and 1 for a corrupt one" in shown
