@@ -49,6 +49,8 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
         SystemExit: `--help` was asked for, of all or of a section.
     """
     path, rest = take_option(list(arguments), "--config")
+    if sum(word.partition("=")[0] == "--config" for word in arguments) > 1:
+        raise ConfigError("--config is given more than once, allowed: one file or preset, and options over it")
     file = find_config(path) if path else None
     document = read_document(file) if file else {}
     algorithm, rest = take_option(rest, "--agent.algorithm")
@@ -260,12 +262,15 @@ def _nearest_config(path: Path) -> str:
 
 
 def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
-    """Return an option's value and the arguments without it; `--name VALUE` or `--name=VALUE`."""
-    for i, argument in enumerate(arguments):
-        if argument == name:
-            if i + 1 == len(arguments):
+    """Return an option's value and the arguments without it; `--name VALUE` or `--name=VALUE`, of several the last."""
+    value, rest, words = None, [], iter(arguments)
+    for word in words:
+        if word == name:
+            value = next(words, None)
+            if value is None:
                 raise ConfigError(f"{name} needs a value")
-            return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
-        if argument.startswith(f"{name}="):
-            return argument.partition("=")[2], arguments[:i] + arguments[i + 1 :]
-    return None, arguments
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return value, rest

@@ -61,6 +61,21 @@ def test_load_lets_the_command_line_choose_the_agent() -> None:
     assert config.agent.algorithm == "dqn"
 
 
+def test_last_of_several_algorithms_counts_as_of_every_option() -> None:
+    """The first one was built, and the last one only looked as if it had been refused or taken."""
+    words = ("--agent.algorithm", "dqn", "--env.num-envs", "2", "--agent.algorithm=r2d2", "--env.num-envs", "3")
+    config = load(RunConfig, words, prog="test", description="Test.")
+    assert (config.agent.algorithm, config.env.num_envs) == ("r2d2", 3)
+
+
+@pytest.mark.parametrize("second", [["--config", "cartpole_ppo"], ["--config=cartpole_ppo"]])
+@pytest.mark.parametrize("first", [["--config", "cartpole_dqn"], ["--config=cartpole_dqn"]])
+def test_second_config_is_refused(first: list[str], second: list[str]) -> None:
+    """Neither is left out silently."""
+    with pytest.raises(ConfigError, match=naming("--config one")):
+        load(RunConfig, [*first, *second], prog="test", description="Test.")
+
+
 def test_load_ignores_sections_of_other_processes(tmp_path: Path) -> None:
     """One file serves every process of the run."""
     file = tmp_path / "run.yaml"
