@@ -128,7 +128,7 @@ def export(argv: Sequence[str]) -> int:
     print(f"{folder}:")
     for path in sorted(folder.iterdir()):
         print(f"  {path.name:20} {path.stat().st_size:>12,} bytes")
-    print(f"\nTest it anywhere:  {typed('evaluate', folder)}{_trust(folder)}")
+    print(f"\n{_use(arguments.run, str(folder))}{_trust(folder)}")
     return 0
 
 
@@ -143,8 +143,15 @@ def _to_hub(arguments: argparse.Namespace) -> int:
         _export(arguments.run, folder, arguments.tag, source=f"hf://{name}")
         upload(folder, name)
         trust = _trust(folder)
-    print(f"{address}\n\nTest it anywhere:  {typed('evaluate', f'hf://{name}')}{trust}")
+    print(f"{address}\n\n{_use(arguments.run, f'hf://{name}')}{trust}")
     return 0
+
+
+def _use(run: Path, bundle: str) -> str:
+    """Return a line that says what can be done with a run's bundle."""
+    if (read_document(run / CONFIG).get("env") or {}).get("spaces"):  # nothing here can play it
+        return f"Act with it in your program:  tidemill.load_policy({bundle!r})"
+    return f"Test it anywhere:  {typed('evaluate', bundle)}"
 
 
 def _write_archive(run: Path, name: str, tag: str | None) -> None:

@@ -109,7 +109,7 @@ def test_learner_with_sources_resumes(cluster: LearnerCluster) -> None:
         ({}, r"learner.sources.demos: table 'demos' at .* has 0 items, must have at least 1: fill it before"),
         (
             {"signature": tuple(c for c in signature_of(SPEC) if c.name != "reward")},
-            r"learner.sources.demos: there is no column 'reward'; columns are observation, action, ",
+            r"learner.sources.demos: column 'reward' is missing among observation, action, .*, must be float32 ",
         ),
         (
             {

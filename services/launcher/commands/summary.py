@@ -10,7 +10,7 @@ from tidemill.installation import activation, command_name, typed
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
-from tidemill.services.launcher.run.folder import has_trained, is_deterministic
+from tidemill.services.launcher.run.folder import has_trained, is_deterministic, plays_in_simulators_alone
 from tidemill.services.launcher.supervise.supervisor import Outcome
 
 _FILES = (
@@ -58,8 +58,9 @@ def _next_commands(folder: Path, result: dict[str, Any]) -> list[str]:
     if result.get("solved"):  # with its target it would end at once
         commands = [(f"{typed('resume', folder)} --run.target-return none", "continue training without a target")]
     if result:
-        measure = (typed("evaluate", folder), "play fresh episodes with the best policy")
-        commands = [measure, *commands, (typed("export", folder), "write the policy to a folder to pass on")]
+        commands.append((typed("export", folder), "write the policy to a folder to pass on"))
+        if not plays_in_simulators_alone(folder):
+            commands.insert(0, (typed("evaluate", folder), "play fresh episodes with the best policy"))
     width = max(len(words) for words, _ in commands)
     lines = ["Next:", *(f"  {words:{width}}  {meaning}" for words, meaning in commands)]
     if command != "tidemill" and activation():

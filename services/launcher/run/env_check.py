@@ -35,7 +35,7 @@ _SETTINGS, _BEFORE, _REFUSAL, _NOTICE, _OUTPUT = "settings.yaml", "before.yaml",
 _SHOWN_LINES = 8
 _TEXTS = "text in the observations of {} is left out: {}"
 _ENDLESS = (
-    "{} does not limit its episodes, so an evaluation may never end: set --env.max-evaluation-steps, "
+    "{} does not limit its episodes: unless each ends by itself, set --env.max-evaluation-steps, "
     "and --env.max-episode-steps for training"
 )
 

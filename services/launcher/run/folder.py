@@ -224,11 +224,20 @@ def has_trained(folder: Path) -> bool:
 
 def is_deterministic(folder: Path) -> bool:
     """True if the settings in a run's folder put it in lock-step; False if they cannot be read."""
+    return bool(_setting(folder, "run", "deterministic"))
+
+
+def plays_in_simulators_alone(folder: Path) -> bool:
+    """True if no environment can be made from the settings in a run's folder; False if they cannot be read."""
+    return bool(_setting(folder, "env", "spaces"))
+
+
+def _setting(folder: Path, section: str, name: str) -> object:
+    """Return what a run's settings say, None if nothing or if they cannot be read."""
     try:
-        document = read_document(folder / "config.yaml")
+        return (read_document(folder / "config.yaml").get(section) or {}).get(name)
     except ConfigError:
-        return False
-    return bool((document.get("run") or {}).get("deterministic"))
+        return None
 
 
 def clear(folder: Path, *, keep: str) -> None:

@@ -36,6 +36,16 @@ def test_summary_says_how_it_went_and_where_the_files_are(tmp_path: Path) -> Non
     assert f"tidemill resume {tmp_path} --run.target-return none" in said  # with its target it would end at once
 
 
+def test_summary_names_no_command_that_only_simulators_could_carry_out(tmp_path: Path) -> None:
+    """Nothing here can play the policy of a run whose environment only its clients have."""
+    (tmp_path / "scores.csv").write_text("x")
+    (tmp_path / "config.yaml").write_text("env: {id: chase, spaces: {observation: {shape: [3], dtype: float32}}}")
+    (tmp_path / "result.json").write_text(json.dumps({"solved": True, "wall_s": 1.0, "env_steps": 1, "reason": "x"}))
+    said = "\n".join(summarise(tmp_path, Outcome(0, "finished")))
+    assert "tidemill export" in said
+    assert "tidemill evaluate" not in said
+
+
 def test_summary_says_that_the_last_checkpoint_failed(tmp_path: Path) -> None:
     """Whoever continues must know where."""
     learner = LearnerStatus(checkpoint_error="cannot write x: No space left on device")

@@ -123,7 +123,7 @@ def mismatch(table: TableConfig, first: TableConfig) -> str:
     columns = {column.name: column for column in table.signature}
     for wanted in first.signature:
         if (column := columns.get(wanted.name)) is None:
-            return f"there is no column {wanted.name!r}; columns are {', '.join(columns)}"
+            return f"column {wanted.name!r} is missing among {', '.join(columns)}, must be {_described(wanted)}"
         if column.shape != wanted.shape or not np.can_cast(column.dtype, wanted.dtype, "same_kind"):
             return f"column {wanted.name!r} is {_described(column)}, must be {_described(wanted)}"
     if table.max_item_steps != first.max_item_steps:
