@@ -233,7 +233,7 @@ def plays_in_simulators_alone(folder: Path) -> bool:
 
 
 def _setting(folder: Path, section: str, name: str) -> object:
-    """Return what a run's settings say, None if nothing or if they cannot be read."""
+    """Return one setting from a run's folder; None if it is not set or the settings cannot be read."""
     try:
         return (read_document(folder / "config.yaml").get(section) or {}).get(name)
     except ConfigError:
