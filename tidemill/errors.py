@@ -140,3 +140,8 @@ class EnvFailed(FatalError):
 
 class UnknownFormat(FatalError):
     """A file has a format that this version does not read; another attempt would not either."""
+
+
+def described(error: BaseException) -> str:
+    """Return the message of an error, after its class unless it is one of these, whose messages explain themselves."""
+    return str(error) if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"

@@ -24,6 +24,9 @@ from tidemill.parent import stop_with_parent
 ENDS_WITH_INPUT = "TIDEMILL_ENDS_WITH_INPUT"
 """Environment variable that tells a launcher to stop its run when its standard input ends."""
 
+NAMES_ERRORS = "TIDEMILL_NAMES_ERRORS"
+"""Environment variable that has a process put the class of an error before its message, for who raises it again."""
+
 HELD_UP = 75
 """Exit code of a process that its environment holds up: EX_TEMPFAIL of sysexits.h, to be started again."""
 
@@ -49,6 +52,7 @@ def run(service: str, main: Callable[[], int]) -> int:
     """
     stop_with_parent()
     interrupts.raise_again()
+    names_errors = os.environ.pop(NAMES_ERRORS, "")  # of this process alone
     try:
         return end_with_reader(main)
     except KeyboardInterrupt:
@@ -57,7 +61,7 @@ def run(service: str, main: Callable[[], int]) -> int:
         print(f"{service}: {error}", file=sys.stderr)
         return 2
     except TidemillError as error:
-        kind = "" if isinstance(error, FatalError) else f"{type(error).__name__}: "
+        kind = f"{type(error).__name__}: " if names_errors and not isinstance(error, FatalError) else ""
         print(f"{service}: {kind}{error}", file=sys.stderr)
         return ENV_FAILED if isinstance(error, EnvFailed) and error.is_final else 1
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.errors import described
 from tidemill.parent import PARENT_VARIABLE
 
 CURVE = Path("plots") / "learning_curve.png"
@@ -58,7 +59,7 @@ def _start_here(arguments: Sequence[str]) -> Callable[[], str]:
             main(arguments)
             reason = ""
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = described(error)
 
     def finish() -> str:
         thread.join(_TIMEOUT_S)

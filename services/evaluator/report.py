@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tidemill import formats
 from tidemill.atomic_files import write_atomically
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.errors import described
 from tidemill.params.run_end import RESULT
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.scores import Score
@@ -144,14 +145,14 @@ def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, 
     try:
         summary = runner.record(params, record)
     except Exception as error:  # the environment's code draws; the result does not depend on pictures
-        _log.warning("video not recorded", reason=f"{type(error).__name__}: {error}")
+        _log.warning("video not recorded", reason=described(error))
         return None
     try:
         title = caption(config.env.id, config.agent.algorithm, params.number, summary)
         draw_contact_sheet(sample.shown(), config.run.folder / CONTACT_SHEET, title=title)
         logs.add_film(config.run.folder / GIF, film.write(config.run.folder / GIF), params.version)
     except Exception as error:
-        _log.warning("pictures not written", reason=f"{type(error).__name__}: {error}")
+        _log.warning("pictures not written", reason=described(error))
     played = summary.episode_return if summary else None
     _log.info("video recorded", file=str(file), version=params.number, episode_return=played)
     return str(VIDEO)

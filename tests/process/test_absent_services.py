@@ -24,7 +24,7 @@ def test_service_ends_with_one_line_when_what_it_needs_does_not_answer(
         process.wait()
     assert process.returncode == 1
     expected = f"nothing answers at cluster.{needs} (127.0.0.1:1) after 0.5 s: is the service running?"
-    assert said.splitlines()[-1] == f"{service}: Unavailable: {expected}"
+    assert said.splitlines()[-1] == f"{service}: {expected}"
     assert "failed to connect" not in said
 
 
@@ -41,5 +41,5 @@ def test_replay_command_without_a_server_asks_whether_it_runs(words: tuple[str, 
     assert process.returncode == 1
     (line,) = said.splitlines()
     asked = "the replay service does not answer: is it running at this address?"
-    assert line.startswith(f"tidemill replay {name}: Unavailable: {asked}")
+    assert line.startswith(f"tidemill replay {name}: {asked}")
     assert "127.0.0.1:1" in line

@@ -112,7 +112,7 @@ def test_a_policy_goes_to_the_hub_and_comes_back_by_its_name(
     assert played[0] == 0, played[1]
     assert "mean" in played[1]
     assert loaded.stdout.startswith("acts 1 CartPole-v1"), loaded.stderr
-    assert "NotFound: hf://me/cart is not on the Hub" in unknown.stderr
+    assert "hf://me/cart is not on the Hub" in unknown.stderr
     outputs = [said for _, said in (refused, unsent, sent, again, hidden, played)]
     for said in (*outputs, loaded.stdout + loaded.stderr, unknown.stdout + unknown.stderr):
         assert TOKEN not in said

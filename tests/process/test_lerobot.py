@@ -131,7 +131,7 @@ def test_dataset_goes_into_a_table(tmp_path: Path) -> None:
         assert episode.actions["action"][0] == -2
     assert lengths == [3, 2]
     for text in (
-        "AlreadyExists: table 'two'",
+        "table 'two' is at",
         "no next.reward: give final_reward",
         "codebase_version 'v1.6', allowed: v2 or v3",
         "episode 1 of",

@@ -100,5 +100,5 @@ def test_machine_alone_gives_up_in_one_line(cluster: LearnerCluster) -> None:
     before = (*options, *meeting, "-m", "tidemill.services.learner")
     machine = cluster.start_learner_process(module="tidemill.services.learner.torchrun", before=before)
     assert machine.wait() == 1
-    assert "learner: Unavailable: the other machines are lost, and there are no restarts left" in machine.text()
+    assert "learner: the other machines are lost, and there are no restarts left" in machine.text()
     assert "Traceback" not in machine.text()

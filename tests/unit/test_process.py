@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.process import StopRequests
+from tidemill.process import NAMES_ERRORS, StopRequests
 
 _BOUND_S = 120.0
 
@@ -89,6 +90,32 @@ sys.exit(main({options}))
     done = subprocess.run(command, capture_output=True, text=True, timeout=_BOUND_S, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "stopped" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error, named, line, code",
+    [
+        ("AlreadyExists", "", "x: there is one", 1),
+        ("AlreadyExists", "1", "x: AlreadyExists: there is one", 1),
+        ("ConfigError", "1", "x: there is one", 2),
+        ("FatalError", "1", "x: there is one", 1),
+    ],
+)
+def test_error_ends_a_process_with_its_message_alone_unless_a_program_asks_for_its_class(
+    error: str, named: str, line: str, code: int
+) -> None:
+    """Names of Python's classes are for programs that raise the error again."""
+    script = f"""
+import sys
+from tidemill import errors, process
+def main():
+    raise errors.{error}("there is one")
+sys.exit(process.run("x", main))
+"""
+    environment = os.environ | {NAMES_ERRORS: named}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_BOUND_S, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (code, f"{line}\n")
 
 
 def test_process_that_leaves_has_done_all_that_was_due() -> None:

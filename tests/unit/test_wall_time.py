@@ -20,7 +20,7 @@ _WALL_TIME = re.compile(r"\btime\.(time|time_ns)\b|\bdatetime\.(now|utcnow|today
 _HOUR_S = 3600.0
 
 _USES = {
-    "services/evaluator/offline.py": "says when a policy was tested",
+    "services/evaluator/eval_report.py": "says when a policy was tested",
     "services/tools/certs.py": "dates certificates, a day before they are made",
     "services/tools/doctor/machine.py": "says how long certificates last",
     "tidemill/curves.py": "dates a line of metrics.jsonl and curves, which is read in the order of its steps",

@@ -21,7 +21,7 @@ from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.observations import observation_format
 from tidemill.envs.pictures import as_picture
-from tidemill.errors import EnvFailed, FatalError, InvalidArgument
+from tidemill.errors import EnvFailed, FatalError, InvalidArgument, described
 from tidemill.observation_parts import stored
 from tidemill.types import EnvSpec
 
@@ -153,7 +153,7 @@ class GymnasiumVectorEnv:
         try:
             self._envs[index] = self._make_one()
         except FAILURES as error:
-            said = f"environment {index} could not be made: {type(error).__name__}: {error}"
+            said = f"environment {index} could not be made: {described(error)}"
             raise failed(said, error, index=index) from error
 
     def step(self, action: NDArray[Any]) -> VectorStep:
@@ -228,7 +228,7 @@ class GymnasiumVectorEnv:
             picture: Any = env.render()
         except FAILURES as error:
             at = place(env_index, self._counter.lengths[env_index])
-            raise FatalError(f"{at} cannot be rendered, {type(error).__name__}: {error}") from error
+            raise FatalError(f"{at} cannot be rendered, {described(error)}") from error
         return as_picture(picture)
 
     def close(self) -> None:

@@ -35,6 +35,8 @@ from tidemill.types import EnvSpec
 _ATARI_VERSION = re.compile(r"(-ram)?(NoFrameskip|Deterministic)?-v\d+$|^ALE/")
 _EXTRAS = ("mujoco", "box2d")  # of gymnasium's own environments, as its errors name what is missing
 
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # it would greet in logs when an environment imports it
+
 
 def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bool = False) -> VectorEnv:
     """Make a batch of environments.

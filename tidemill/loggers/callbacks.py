@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.config.run import RunSettings
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, described
 from tidemill.logger import LateLogger
 from tidemill.scores import Score
 from tidemill.settings.overlay import to_document
@@ -106,7 +106,7 @@ def make_callbacks(setting: str, names: Sequence[str], run: RunSettings, config:
         try:
             callback = factory(context)
         except Exception as error:  # whatever the user's class raises
-            reason = f"{type(error).__name__}: {error}"
+            reason = described(error)
             raise ConfigError(f"{setting} names {name!r}, which could not be made: {reason}") from error
         if not isinstance(callback, Callback):
             raise ConfigError(f"{setting} names {name!r}, which made {type(callback).__name__}, no tidemill.Callback")

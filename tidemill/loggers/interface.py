@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, described
 from tidemill.settings.check import nearest
 from tidemill.settings.user_code import user_object
 
@@ -105,7 +105,7 @@ def make_logger(name: str, run: LoggedRun) -> RunLogger:
     try:
         logger = factory(run)
     except Exception as error:  # whatever the user's class, or a package, raises
-        raise ConfigError(f"--to {name}: it could not be made: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"--to {name}: it could not be made: {described(error)}") from error
     if not isinstance(logger, RunLogger):
         raise ConfigError(f"--to {name} made {type(logger).__name__}, no tidemill.RunLogger")
     return logger

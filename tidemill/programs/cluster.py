@@ -19,7 +19,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, FailedPrecondition, FatalError, TidemillError, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
-from tidemill.process import ENDS_WITH_INPUT
+from tidemill.process import ENDS_WITH_INPUT, NAMES_ERRORS
 from tidemill.programs.result import RunResult
 from tidemill.rpc.channel import DEADLINE_S
 
@@ -85,7 +85,7 @@ class Cluster:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=os.environ | {ENDS_WITH_INPUT: "1"},
+                env=os.environ | {ENDS_WITH_INPUT: "1", NAMES_ERRORS: "1"},
                 start_new_session=True,
             )
 

@@ -14,7 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, described
 from tidemill.settings.check import nearest
 
 
@@ -62,7 +62,7 @@ def user_object(setting: str, path: str) -> Any:  # noqa: ANN401 - whatever the 
     try:
         found: Any = import_user_module(module_name)
     except Exception as error:  # whatever the user's module raises
-        reason = f"{type(error).__name__}: {error}"
+        reason = described(error)
         raise ConfigError(f"{setting} is {path!r}, but importing {module_name} failed: {reason}") from error
     for part in name.split("."):
         if not hasattr(found, part):

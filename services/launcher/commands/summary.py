@@ -10,7 +10,12 @@ from tidemill.installation import activation, command_name, typed
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
-from tidemill.services.launcher.run.folder import has_trained, is_deterministic, plays_in_simulators_alone
+from tidemill.services.launcher.run.folder import (
+    has_policy,
+    has_trained,
+    is_deterministic,
+    plays_in_simulators_alone,
+)
 from tidemill.services.launcher.supervise.supervisor import Outcome
 
 _FILES = (
@@ -57,7 +62,7 @@ def _next_commands(folder: Path, result: dict[str, Any]) -> list[str]:
     commands = [(typed("resume", folder), "continue training")]
     if result.get("solved"):  # with its target it would end at once
         commands = [(f"{typed('resume', folder)} --run.target-return none", "continue training without a target")]
-    if result:
+    if result or has_policy(folder):  # also of a run that was interrupted
         commands.append((typed("export", folder), "write the policy to a folder to pass on"))
         if not plays_in_simulators_alone(folder):
             commands.insert(0, (typed("evaluate", folder), "play fresh episodes with the best policy"))

@@ -13,7 +13,7 @@ from tidemill import formats, linux
 from tidemill.config.fixed import check_fixed, fixed_settings
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, described
 from tidemill.installation import command_name
 from tidemill.learner.status import LearnerStatus
 from tidemill.loggers.interface import check_logger
@@ -185,7 +185,7 @@ async def run_with_view(
         except Exception as error:  # a run does not depend on being watched
             if not has_failed:
                 has_failed = True
-                view.event(f"the run cannot be shown: {type(error).__name__}: {error}")
+                view.event(f"the run cannot be shown: {described(error)}")
 
     async def look() -> None:
         nonlocal has_told, reached

@@ -213,13 +213,16 @@ def has_trained(folder: Path) -> bool:
     """
     if (folder / "result.json").exists() or _has_rows(folder / "scores.csv"):
         return True
-    checkpoints = (folder / "checkpoints").glob("[!.]*.safetensors")
-    versions = (folder / "params").glob("[0-9]*.json")
-    numbers = (int(path.name.partition(".")[0]) for path in versions)  # of a description and of its copy
-    if any(checkpoints) or any(number > _FIRST_VERSION for number in numbers):
+    if has_policy(folder) or any((folder / "checkpoints").glob("[!.]*.safetensors")):
         return True
     log_bytes = sum(path.stat().st_size for path in (folder / "replay").rglob("*") if path.is_file())
     return log_bytes > _WORTH_KEEPING_BYTES
+
+
+def has_policy(folder: Path) -> bool:
+    """True if a run's folder has parameters that were trained."""
+    versions = (folder / "params").glob("[0-9]*.json")  # a description and its copy of each
+    return any(int(path.name.partition(".")[0]) > _FIRST_VERSION for path in versions)
 
 
 def is_deterministic(folder: Path) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -375,3 +378,18 @@ def test_picture_that_cannot_be_drawn_is_an_error_of_the_environment() -> None:
     env.step(np.array([0]))
     with pytest.raises(FatalError, match=naming("environment 0 1 RuntimeError: no GL")):
         env.render()
+
+
+def test_pictures_are_drawn_without_a_greeting_of_pygame() -> None:
+    """Nothing is printed by what an environment imports to draw."""
+    script = """
+from tidemill.envs.make import make_env
+from tidemill.envs.settings import EnvSettings
+env = make_env(EnvSettings("CartPole-v1"), 1, training=False, render=True)
+env.reset(seed=0)
+assert env.render(0).ndim == 3
+"""
+    command = [sys.executable, "-c", script]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYGAME_")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    assert done.stdout == ""

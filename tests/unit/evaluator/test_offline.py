@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
-from tidemill.services.evaluator.offline import main, make_report
+from tidemill.services.evaluator.eval_report import make_report
+from tidemill.services.evaluator.offline import main
 from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.paramserver.version_store import VersionStore
 
@@ -137,3 +140,19 @@ def test_folder_of_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     """Without a config.yaml there is nothing to test."""
     assert main([str(tmp_path)]) != 0
     assert "is not a run: it has no config.yaml" in capsys.readouterr().err
+
+
+def test_command_line_is_read_before_torch_is_imported() -> None:
+    """`--help` and a wrong option are answered without the seconds that torch takes."""
+    script = """
+import sys
+from tidemill.services.evaluator.offline import main
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    print(ended.code, "torch" in sys.modules)
+"""
+    for option, code in (("--help", 0), ("--episode-count", 2)):
+        command = [sys.executable, "-c", script, option]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        assert done.stdout.splitlines()[-1] == f"{code} False"

@@ -46,6 +46,19 @@ def test_summary_names_no_command_that_only_simulators_could_carry_out(tmp_path:
     assert "tidemill evaluate" not in said
 
 
+def test_summary_of_an_interrupted_run_says_how_to_look_at_what_it_has_learned(tmp_path: Path) -> None:
+    """There is no result, and a trained policy, which can be evaluated and exported as that of a finished run."""
+    (tmp_path / "scores.csv").write_text("x\n1\n")
+    first = "\n".join(summarise(tmp_path, Outcome(0, "stopped as asked")))
+    assert f"tidemill resume {tmp_path}" in first
+    assert "evaluate" not in first
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "0000000002.json").touch()
+    said = "\n".join(summarise(tmp_path, Outcome(0, "stopped as asked")))
+    for command in ("evaluate", "resume", "export"):
+        assert f"tidemill {command} {tmp_path}" in said
+
+
 def test_summary_says_that_the_last_checkpoint_failed(tmp_path: Path) -> None:
     """Whoever continues must know where."""
     learner = LearnerStatus(checkpoint_error="cannot write x: No space left on device")

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from tidemill import formats
 from tidemill.arrays import Array, Ints
-from tidemill.errors import DataLoss, InvalidArgument
+from tidemill.errors import DataLoss, InvalidArgument, described
 from tidemill.replay.chunk import check_priorities
 from tidemill.replay.transfer.folder import CHUNK_TENSORS, FORMAT, ITEM_TENSORS, MANIFEST, digest_of
 from tidemill.replay.wire import config_from_json
@@ -61,7 +61,7 @@ class ExportedTable:
                 _check_file(folder, file)
             self._read_index()
         except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
-            raise DataLoss(f"{folder} is damaged: {type(error).__name__}: {error}") from error
+            raise DataLoss(f"{folder} is damaged: {described(error)}") from error
         self.check_items()
 
     def rows(self, start: int, stop: int, names: Sequence[str] | None = None) -> dict[str, Array]:

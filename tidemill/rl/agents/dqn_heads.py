@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, described
 from tidemill.rl.losses import ItemLoss, categorical, quantile_huber_loss, quantile_target, td_item_loss
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.settings.user_code import user_object
@@ -136,7 +136,7 @@ def _check_loss(name: str, head: OwnLossHead, values: int, device: torch.device)
             loss, priority = head.loss(predicted, item, item, torch.zeros_like(predicted).detach())
         shapes = tuple(loss.shape), tuple(priority.shape)
     except Exception as error:  # whatever the user's function raises
-        raise ConfigError(f"{called} failed: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{called} failed: {described(error)}") from error
     if shapes != ((2,), (2,)):
         raise ConfigError(f"{called} returned a loss {shapes[0]} and a priority {shapes[1]}, must be (2,) each: [B]")
     if not loss.requires_grad:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, described
 from tidemill.rl.networks import torsos
 from tidemill.rl.networks.torsos import NetworkSetting, chosen_torso, is_ours
 from tidemill.settings.user_code import import_user_module, user_object
@@ -97,7 +97,7 @@ def _built(
         try:
             torso = build(env_spec, rng, **settings)
         except (TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = described(error)
             raise ConfigError(f"agent.network {name!r} with settings {dict(settings)} failed: {reason}") from error
     if not isinstance(torso, nn.Module):
         made = type(torso).__name__
@@ -124,7 +124,7 @@ def _check_features(name: str, torso: nn.Module, env_spec: EnvSpec) -> None:
         with torch.inference_mode():
             features: Tensor | Any = copy.deepcopy(torso).eval()(observation)
     except Exception as error:  # whatever the user's module raises
-        reason = f"{type(error).__name__}: {error}"
+        reason = described(error)
         raise ConfigError(f"agent.network is {name!r}, which fails on {seen}: {reason}") from error
     made = (
         f"{features.dtype} {tuple(features.shape)}" if isinstance(features, torch.Tensor) else type(features).__name__
