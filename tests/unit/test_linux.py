@@ -211,9 +211,9 @@ def test_variable_turns_the_calls_off(value: str, expected: str) -> None:
     assert said.startswith(expected)
 
 
-_CHILD = "from tidemill import linux; print(linux.resident_bytes())"
-_PARENT = (
-    f"import subprocess, sys; b = bytearray(b'x') * (300 << 20); subprocess.run([sys.executable, '-c', {_CHILD!r}])"
+_WEIGHED = "from tidemill import linux; print(linux.resident_bytes())"
+_LARGE = (
+    f"import subprocess, sys; b = bytearray(b'x') * (300 << 20); subprocess.run([sys.executable, '-c', {_WEIGHED!r}])"
 )
 
 
@@ -221,6 +221,6 @@ _PARENT = (
 def test_memory_of_a_process_is_not_that_of_the_one_that_started_it(value: str) -> None:
     """A worker of some MiB that a large actor starts is not above `env.max_memory_mib`."""
     environment = os.environ | {linux.VARIABLE: value}
-    command = [sys.executable, "-c", _PARENT]
+    command = [sys.executable, "-c", _LARGE]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_BOUND_S, check=True).stdout
     assert 1 << 20 < int(said) < 150 << 20
