@@ -65,6 +65,22 @@ def listening_at(host: str, port: int) -> tuple[socket.AddressFamily, str]:
     return found[0][0], str(found[0][4][0])
 
 
+def can_listen(address: str) -> bool:
+    """True if a server could listen at `host:port` now: the host is one of this machine's, and the port is free."""
+    host, port = host_and_port(address)
+    try:
+        family, host = listening_at(host, port)
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # as gRPC does: connections that an earlier server has left behind do not hold the port
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family is socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            probe.bind((host, port))
+    except OSError:
+        return False
+    return True
+
+
 def _is_host(host: str) -> bool:
     if host.startswith("[") and host.endswith("]"):
         return _is_ip(host[1:-1].partition("%")[0], 6)

@@ -109,7 +109,9 @@ class RpcServer:
         try:
             port = self._bind(address)
         except RuntimeError as error:
-            raise FatalError(f"cannot listen on {address}: {why_not_bound(address)}") from error
+            raise FatalError(
+                f"cannot listen on {address}: {why_not_bound(address, f'{self._service}.server.address')}"
+            ) from error
         await self.grpc.start()
         self._heart = asyncio.create_task(self._beat())
         return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
@@ -140,12 +142,13 @@ class RpcServer:
             await asyncio.sleep(BEAT_S)
 
 
-def why_not_bound(address: str, setting: str = "server.address") -> str:
+def why_not_bound(address: str, setting: str = "server.address", *, takes_any_port: bool = True) -> str:
     """Return why a server could not listen on an address, and what to do.
 
     Args:
         address: `host:port` or `unix:///path`.
         setting: Where it is set.
+        takes_any_port: Whether the setting may have port 0, for a free one.
     """
     another = f"choose another {setting}"
     if address.startswith("unix:"):
@@ -163,4 +166,5 @@ def why_not_bound(address: str, setting: str = "server.address") -> str:
             return f"{host} is not an address of this machine; use 127.0.0.1 or one that is"
         if error.errno == errno.EACCES:
             return f"port {port} needs privileges; {another}, with a port from 1024 up"
-    return f"another process listens there; {another}, or port 0 for a free one"
+    free = ", or port 0 for a free one" if takes_any_port else ", or end that process"
+    return f"another process listens there; {another}{free}"

@@ -25,6 +25,7 @@ from tidemill.services.launcher.page.run_document import with_status_page
 from tidemill.services.launcher.run.continuation import check_limits
 from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import RunFolder, check_free, check_is_run, with_run_paths
+from tidemill.services.launcher.run.free_ports import check_free_ports
 from tidemill.services.launcher.run.loggers import LoggerProcesses
 from tidemill.services.launcher.run.paths import (
     check_addresses,
@@ -71,6 +72,7 @@ def train(argv: Sequence[str]) -> int:
     config = load(RunConfig, arguments, prog="tidemill train", description=_TRAIN)
     check_free(config.run.folder, fresh=fresh)
     check_addresses(config)
+    check_free_ports(config)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
         check_settings(config, forks)
         with RunFolder.create(config, fresh=fresh) as folder:
@@ -94,6 +96,7 @@ def resume(argv: Sequence[str]) -> int:
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
         check_settings(config, forks, before)
         with RunFolder.open(path) as folder:
+            check_free_ports(config)  # now that it is known not to run, and so not to listen itself
             _remove_leftover_sockets(folder)
             folder.write_config(config)
             folder.set_end_aside()

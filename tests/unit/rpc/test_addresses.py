@@ -102,7 +102,9 @@ def test_process_on_a_taken_port_ends_with_one_line() -> None:
     lines = [line for line in ended.stderr.splitlines() if "[info" not in line]
     assert ended.returncode == 1
     assert len(lines) == 1
-    assert lines[0].startswith(f"replay: cannot listen on {address}: another process listens there")
+    assert lines[0].startswith(
+        f"replay: cannot listen on {address}: another process listens there; choose another replay.server.address"
+    )
 
 
 def test_exposed_server_needs_tls_and_tokens() -> None:

@@ -1,0 +1,61 @@
+"""Addresses that another process has, found before a run starts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.naming import naming
+from tidemill.config.load import load_config
+from tidemill.errors import ConfigError
+from tidemill.services.launcher.run.free_ports import check_free_ports
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """An address at which something listens, as the service of another run does."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def _simulators(address: str) -> dict[str, Any]:
+    return {
+        "agent": {"algorithm": "dqn"},
+        "launcher": {"actors": 0, "inference": 1},
+        "inference": {"simulators": 2, "server": {"address": address}},
+    }
+
+
+def test_port_of_simulators_that_another_run_has_is_refused(taken: str) -> None:
+    """The message names the setting as a user writes it, and no port 0, which simulators could not know."""
+    with pytest.raises(ConfigError, match=naming(f"inference.server.address '{taken}' another process")) as refused:
+        check_free_ports(load_config(_simulators(taken)))
+    assert "port 0" not in str(refused.value)
+
+
+@pytest.mark.parametrize("section", ["replay", "paramserver", "learner", "evaluator", "actor"])
+def test_every_address_of_a_started_service_is_checked(taken: str, section: str) -> None:
+    """That of its gRPC server and that of its metrics, each by its name; those of a service started elsewhere not."""
+    names = ["metrics_address"] if section == "actor" else ["address", "metrics_address"]
+    for name in names:
+        config = load_config({section: {"server": {name: taken}}})
+        with pytest.raises(ConfigError, match=naming(f"{section}.server.{name} '{taken}' 0")):
+            check_free_ports(config)
+    check_free_ports(load_config({"replay": {"server": {"address": taken}}, "launcher": {"replay": False}}))
+    check_free_ports(load_config({"inference": {"server": {"metrics_address": taken}}}))
+
+
+def test_free_ports_and_sockets_are_not_refused() -> None:
+    """Nor is one whose server has ended a moment ago, while its connections are not forgotten yet."""
+    check_free_ports(load_config({}))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address), listener.accept()[0]:
+            pass
+    check_free_ports(load_config(_simulators(f"127.0.0.1:{address[1]}")))
