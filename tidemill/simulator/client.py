@@ -16,7 +16,14 @@ import grpc
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, ResourceExhausted, Unavailable
+from tidemill.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    Reason,
+    ResourceExhausted,
+    TidemillError,
+    Unavailable,
+)
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_address, check_number
 from tidemill.rpc.channel import Backoff, open_channel
@@ -28,6 +35,8 @@ from tidemill.simulator.wire import Declared, SeenStep, observed, pack_open, pac
 from tidemill.types import EnvSpec
 
 _CLOSE_S = 1.0
+_SILENT_S = 3.0
+"""How long nothing answers before the client says so."""
 
 _log = LateLogger()
 
@@ -58,7 +67,7 @@ class SimulatorClient:
             address: `host:port` or `unix:///path` of the service.
             spec: Spaces of the environment: shapes, dtypes, actions. The frame stack is the service's own.
             name: Names this client in messages and logs; empty takes one of the machine and the process.
-            timeout_s: How long to try again where no service answers, in seconds.
+            timeout_s: How long to try again where no service answers, in seconds. A warning in the log comes after 3 s.
         """
         check_address(address)
         check_number("timeout_s", timeout_s)
@@ -190,7 +199,7 @@ class SimulatorClient:
 
     def _asked(self, seen: SeenStep) -> pb.Decision:
         """Return the answer to a step, over as many calls as it takes."""
-        backoff, failing_since_s = Backoff(), float("inf")
+        backoff, failing_since_s, is_told = Backoff(), float("inf"), False
         while True:
             try:
                 if self._call is None:
@@ -205,12 +214,29 @@ class SimulatorClient:
                     self._is_playing = False
                     raise
                 failing_since_s = min(failing_since_s, time.monotonic())
-                if time.monotonic() - failing_since_s >= self._timeout_s:
+                failing_s = time.monotonic() - failing_since_s
+                if failing_s >= self._timeout_s:
                     raise type(error)(
-                        f"{self._address} did not answer a step within {self._timeout_s:g} s (timeout_s): {error}",
+                        f"{self._address} did not answer a step within {self._timeout_s:g} s (timeout_s): {error}"
+                        f"{self._remedy(error)}",
                         reason=error.reason,
                     ) from error
-                time.sleep(backoff.next_s())
+                if failing_s >= _SILENT_S and not is_told:
+                    is_told = True
+                    what = "nothing answers" if error.reason is None else "the service cannot answer a step"
+                    _log.warning(
+                        f"{what} at {self._address}; trying again for up to {self._timeout_s:g} s (timeout_s)",
+                        reason=str(error),
+                    )
+                time.sleep(min(backoff.next_s(), self._timeout_s))
+
+    def _remedy(self, error: TidemillError) -> str:
+        """Return what to do if nothing answers; empty if the service has said what is wrong."""
+        if error.reason is not None:
+            return ""
+        if self.run:
+            return f"; if run {self.run!r} has ended, this is the end of the program, otherwise resume the run"
+        return "; start the run first, and give the client the address that it prints: `simulators: HOST:PORT`"
 
     def _opened(self, seen: SeenStep) -> pb.Decision | None:
         """Call, and send again what the service lacks; return the answer to a step that it already had."""

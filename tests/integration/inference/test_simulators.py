@@ -26,6 +26,7 @@ from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.status import translated
 from tidemill.services.launcher.view.curves import training_return
+from tidemill.simulator import client as client_module
 from tidemill.simulator.client import SimulatorClient
 from tidemill.simulator.evaluation import ClientEpisodes, evaluate
 from tidemill.simulator.v1 import simulator_pb2 as pb
@@ -591,3 +592,38 @@ def test_no_service_is_told_after_the_timeout() -> None:
     address = free_address()
     with SimulatorClient(address, _SPEC, timeout_s=0.0) as client, pytest.raises(Unavailable, match=naming(address)):
         client.begin(np.zeros(2, np.float32))
+
+
+def test_client_at_a_wrong_port_says_so_and_goes_on_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning names the address and the time; the error tells the refused connection and what to do."""
+    told: list[str] = []
+    monkeypatch.setattr(client_module, "_SILENT_S", 0.2)
+    monkeypatch.setattr(client_module._log, "warning", lambda event, **fields: told.append(f"{event} {fields}"))
+    address = free_address()
+    with (
+        SimulatorClient(address, _SPEC, timeout_s=1.0) as client,
+        pytest.raises(Unavailable, match=naming(address, 1, "(timeout_s) simulators: HOST:PORT")) as failed,
+    ):
+        client.begin(np.zeros(2, np.float32))
+    assert "refused" in str(failed.value)
+    (warning,) = told
+    assert warning.startswith(f"nothing answers at {address}; trying again for up to 1 s (timeout_s)")
+    assert "refused" in warning
+
+
+def test_client_whose_run_has_ended_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has played in the run, so its address is right; one more attempt has its own warning."""
+    told: list[str] = []
+    monkeypatch.setattr(client_module, "_SILENT_S", 0.0)
+    monkeypatch.setattr(client_module._log, "warning", lambda event, **fields: told.append(event))
+    with local_server() as replay, ExitStack() as stack:
+        create_table(replay.address, _DQN, _SPEC)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC))
+        client = SimulatorClient(service.address, _SPEC, timeout_s=0.5)
+        client.begin(np.zeros(2, np.float32))
+        stack.close()
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="run 'test' has ended"):
+                client.begin(np.zeros(2, np.float32))
+        client.close()
+    assert len(told) == 2
