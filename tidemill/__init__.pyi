@@ -72,6 +72,7 @@ from tidemill.envs.interface import MasksActions as MasksActions
 from tidemill.envs.interface import VectorStep as VectorStep
 from tidemill.envs.interface import EpisodeSummary as EpisodeSummary
 from tidemill.types import EnvSpec as EnvSpec
+from tidemill.envs.declared import declared_spec as declared_spec
 from tidemill.types import ObservationPart as ObservationPart
 
 # Algorithms

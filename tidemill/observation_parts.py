@@ -24,6 +24,11 @@ def in_order(parts: Sequence[ObservationPart]) -> tuple[ObservationPart, ...]:
     return tuple(sorted(parts, key=lambda part: (part.is_image, part.name)))
 
 
+def part_name(key: object) -> str:
+    """Return the name that a key of a mapping of observations, or a position in a tuple, has in the name of a part."""
+    return re.sub(r"[^a-z0-9]+", "_", str(key).lower())
+
+
 def leaves(observation: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - nested as the user likes
     """Yield the name and the value of each leaf of a nest of mappings and tuples; a name joins its keys by `__`."""
     if isinstance(observation, Mapping):
@@ -34,7 +39,7 @@ def leaves(observation: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # no
         yield path, observation
         return
     for key, value in items:
-        name = re.sub(r"[^a-z0-9]+", "_", str(key).lower())
+        name = part_name(key)
         yield from leaves(value, f"{path}__{name}" if path else name)
 
 

@@ -115,8 +115,11 @@ class EnvSpec:
         masks_actions: Whether each step says which of the discrete actions are legal.
         action_sizes: Options of each of D discrete choices that one action makes at once; empty for other actions.
         observation_parts: Named arrays of observations that have several, vectors before images, each by name; empty
-            for those of one array. An observation is then their bytes side by side, `uint8` of shape `(bytes,)`; see
-            `tidemill.observation_parts`.
+            for those of one array. An observation is then their bytes side by side, `uint8` of shape `(bytes,)`, which
+            `declared_spec` counts; see `tidemill.observation_parts`.
+
+    Raises:
+        InvalidArgument: The shape is not a tuple.
     """
 
     observation_shape: tuple[int, ...]
@@ -127,6 +130,14 @@ class EnvSpec:
     masks_actions: bool = False
     action_sizes: tuple[int, ...] = ()
     observation_parts: tuple[ObservationPart, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.observation_shape, tuple):
+            raise InvalidArgument(
+                f"observation_shape is {self.observation_shape!r}, allowed: a tuple of whole numbers, such as (4,). "
+                "For several parts: tidemill.declared_spec({'observation': {'camera': ['uint8', 64, 64, 3], 'speed': "
+                "['float32', 2]}, 'num_actions': 4})"
+            )
 
     @property
     def is_image(self) -> bool:

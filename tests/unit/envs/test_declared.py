@@ -8,11 +8,13 @@ import gymnasium
 import numpy as np
 import pytest
 
+import tidemill
 from tests.support.naming import naming
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.make import make_env, spec_of
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, InvalidArgument
+from tidemill.simulator.wire import observed
 from tidemill.types import EnvSpec
 
 
@@ -69,3 +71,24 @@ def test_environment_that_only_simulators_have_cannot_be_made() -> None:
     settings = EnvSettings("robot", spaces={"observation": ["float32", 4], "num_actions": 2})
     with pytest.raises(ConfigError, match=naming("env.spaces 'robot' launcher.actors 0 evaluator.source")):
         make_env(settings, 1, training=True)
+
+
+def test_program_declares_parts_as_a_config_file_does() -> None:
+    """Tuples and lists are alike, and a key is named as in the observations of a client."""
+    spaces = {"observation": {"Camera": ("uint8", 64, 64, 3), "speed": ["float32", 2]}, "num_actions": 4}
+    spec = tidemill.declared_spec(spaces)
+    assert [part.name for part in spec.observation_parts] == ["speed", "camera"]
+    assert spec.observation_shape == (64 * 64 * 3 + 2 * 4,)
+    assert spec == _spec(**spaces)
+    seen = observed({"Camera": np.zeros((64, 64, 3), np.uint8), "speed": np.zeros(2)}, spec)
+    assert seen.shape == spec.observation_shape
+    with pytest.raises(ConfigError, match=naming("spaces.observation.speed ('int8', 2) float32")) as refused:
+        tidemill.declared_spec({"observation": {"speed": ("int8", 2)}, "num_actions": 4})
+    assert "env.spaces" not in str(refused.value)
+
+
+@pytest.mark.parametrize("shape", [{"camera": (64, 64, 3)}, [4], 4])
+def test_shape_that_is_no_tuple_is_refused_with_what_to_write(shape: Any) -> None:  # noqa: ANN401 - anything
+    """A dict of parts above all."""
+    with pytest.raises(InvalidArgument, match=naming("observation_shape", "tidemill.declared_spec", "(4,)")):
+        EnvSpec(shape, "float32", num_actions=2)
