@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from tidemill.config.algorithm_defaults import merged
 from tidemill.config.presets import preset_names
 from tidemill.config.yaml_text import parse
 from tidemill.errors import ConfigError
@@ -31,7 +32,7 @@ def document_of(words: Sequence[str], settings: object, notes: list[str] | None 
     twice adds up; of any other option the last one counts, and a list that is replaced gets a note. Where there are no
     sections it is `--name VALUE`. A switch is `--section.name` or `--section.no-name`, or has true or false as its
     value. A setting that may be none takes none and null. A list has several values, `64 64` or `64,64`. A mapping has
-    names and values in turn, values as in YAML.
+    names and values in turn, values as in YAML; one of its values is `--section.mapping.name VALUE`.
 
     Args:
         words: The command line without the program's name, `--config` and `--agent.algorithm`.
@@ -52,6 +53,9 @@ def document_of(words: Sequence[str], settings: object, notes: list[str] | None 
             continue
         source = [text] if has_value else rest
         path = option.removeprefix("--").replace("-", "_").split(".")
+        entry: list[str] = []
+        if depth := _depth_of_mapping(settings, path):
+            path, entry = path[:depth], option.removeprefix("--").split(".")[depth:]  # its names are the user's
         owner = _owner(settings, path[:-1])
         kinds = typing.get_type_hints(type(owner)) if owner is not None else {}
         name = path[-1]
@@ -63,7 +67,7 @@ def document_of(words: Sequence[str], settings: object, notes: list[str] | None 
             problems.append(f"unknown option {option}{_hint(path, settings, words_of_value)}")
             continue
         with collecting(problems):
-            value = _value(option, kinds[name], source)
+            value = _entry(option, entry, source) if entry else _value(option, kinds[name], source)
             if has_value and source:
                 raise ConfigError(f"option {option} has the value {text!r}, allowed: true or false")
             place = document
@@ -71,7 +75,7 @@ def document_of(words: Sequence[str], settings: object, notes: list[str] | None 
                 place = place.setdefault(section, {})
             earlier = place.get(name)
             if isinstance(value, dict) and isinstance(earlier, dict):
-                value = earlier | value
+                value = merged(earlier, value)
             elif isinstance(value, list) and earlier not in (None, value) and notes is not None:
                 now, before = " ".join(value), " ".join(earlier)
                 notes.append(f"{option} {now} replaces {before}: a list takes all values at once")
@@ -99,7 +103,7 @@ def _value(option: str, kind: Any, source: list[str]) -> Any:  # noqa: ANN401 - 
     if origin is tuple:
         del source[: len(words)]
         return [each for word in words for each in word.strip("[]() ").replace(",", " ").split()]
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+    if _is_mapping(kind):
         del source[: len(words)]
         return _mapping(option, words)
     if not words:
@@ -118,12 +122,44 @@ def _values(source: Sequence[str]) -> list[str]:
 
 def _mapping(option: str, words: Sequence[str]) -> dict[str, Any]:
     """Return names and values in turn, or one YAML mapping."""
+    if len(words) == 1 and isinstance(whole := _parsed(option, words[0]), dict):
+        return whole
+    if len(words) % 2:
+        raise ConfigError(f"option {option} needs names and values in turn, as in {option} continuous true")
+    return {name: _parsed(option, value) for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def _is_mapping(kind: Any) -> bool:  # noqa: ANN401 - a type, or what typing has for one
+    origin = typing.get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _depth_of_mapping(settings: object, path: Sequence[str]) -> int:
+    """Return how many names of a path lead to a mapping, whose entries the rest names; 0 if none does."""
+    for depth in range(1, len(path)):
+        owner = _owner(settings, path[: depth - 1])
+        if owner is not None and _is_mapping(typing.get_type_hints(type(owner)).get(path[depth - 1])):
+            return depth
+    return 0
+
+
+def _entry(option: str, names: Sequence[str], source: list[str]) -> dict[str, Any]:
+    """Take the words of the value that a mapping has under some names; several words are a list."""
+    words = _values(source)
+    del source[: len(words)]
+    if not words:
+        raise ConfigError(f"option {option} needs a value")
+    values = [_parsed(option, word) for word in words]
+    value: Any = values[0] if len(values) == 1 else values
+    for name in reversed(names):
+        value = {name: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def _parsed(option: str, word: str) -> Any:  # noqa: ANN401 - what YAML has
     try:
-        if len(words) == 1 and isinstance(whole := parse(words[0]), dict):
-            return whole
-        if len(words) % 2:
-            raise ConfigError(f"option {option} needs names and values in turn, as in {option} continuous true")
-        return {name: parse(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+        return parse(word)
     except yaml.YAMLError as error:
         raise ConfigError(f"option {option} has a value that is not YAML: {' '.join(str(error).split())}") from error
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.naming import naming
+from tidemill.config.command_line import document_of
 from tidemill.config.load import load, load_config, read_document, write_document
 from tidemill.config.sections import LearnerConfig, RunConfig
 from tidemill.config.sources import SourceSettings, fractions_of
@@ -65,3 +66,44 @@ def test_runs_that_take_no_sources(sections: dict[str, Any], message: str) -> No
     """Those that learn from each item once, and those in lock-step."""
     with pytest.raises(ConfigError, match=naming("learner.sources demos", message)):
         load_config({**sections, "learner": {"sources": {"demos": {}}}})
+
+
+def test_one_setting_of_a_source_is_set_on_the_command_line(tmp_path: Path) -> None:
+    """It replaces that of the file, the others stay, and a source of either alone is used."""
+    file = tmp_path / "run.yaml"
+    demos = {"fraction": 0.5, "replay": ["10.0.0.2:7401"]}
+    write_document(load_config({"learner": {"sources": {"my-demos": demos, "old": {"fraction": 0.1}}}}), file)
+    words = ["--config", str(file), "--learner.sources.my-demos.fraction", "0.3", "--learner.sources.my-demos.weight=2"]
+    words += ["--learner.sources", "more", "{fraction: 0.2}"]
+    assert load(RunConfig, words, prog="tidemill", description="").learner.sources == {
+        "my-demos": SourceSettings(fraction=0.3, replay=("10.0.0.2:7401",), weight=2.0),
+        "old": SourceSettings(fraction=0.1),
+        "more": SourceSettings(fraction=0.2),
+    }
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--env.kwargs.continuous", "true", "--env.kwargs", "gravity", "-9"], {"continuous": True, "gravity": -9}),
+        (["--env.kwargs", "{a: {b: 1}}", "--env.kwargs.a.c", "[2, 3]"], {"a": {"b": 1, "c": [2, 3]}}),
+        (["--env.kwargs.names", "x", "y"], {"names": ["x", "y"]}),
+    ],
+)
+def test_one_entry_of_any_mapping_is_set_on_the_command_line(words: list[str], expected: dict[str, Any]) -> None:
+    """Values are as in YAML, several words are a list, and what was given before stays."""
+    assert document_of(words, RunConfig()) == {"env": {"kwargs": expected}}
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--learner.sources.demos.fractoin", "0.3"], "'learner.sources.demos.fractoin' fraction"),
+        (["--learner.sources.demos.fraction"], "--learner.sources.demos.fraction value"),
+        (["--learner.sources.demos.replay", "[a"], "--learner.sources.demos.replay YAML"),
+    ],
+)
+def test_wrong_entry_of_a_mapping_is_named(words: list[str], message: str) -> None:
+    """As any other setting."""
+    with pytest.raises(ConfigError, match=naming(message)):
+        load(RunConfig, words, prog="tidemill", description="")
