@@ -33,6 +33,10 @@ from tidemill.settings.user_code import import_user_module
 from tidemill.types import EnvSpec
 
 _ATARI_VERSION = re.compile(r"(-ram)?(NoFrameskip|Deterministic)?-v\d+$|^ALE/")
+_INSTEAD = (
+    "; give an id that gymnasium has registered, module:function for your own (docs/tutorials/own-environment.md), or "
+    "env.spaces if only simulators have it (docs/tutorials/simulators.md)"
+)
 _EXTRAS = ("mujoco", "box2d")  # of gymnasium's own environments, as its errors name what is missing
 
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # it would greet in logs when an environment imports it
@@ -146,7 +150,7 @@ def spec_of(settings: EnvSettings) -> EnvSpec:
         ConfigError: As `make_env`.
     """
     if settings.spaces:
-        return declared_spec(settings.spaces, settings.observation_stack)
+        return declared_spec(settings.spaces, settings.observation_stack, setting="env.spaces")
     env = make_env(settings, 1, training=False)
     env.close()
     return env.spec
@@ -245,7 +249,7 @@ def _make_registered(env_id: str, limit: int | None, arguments: dict[str, Any]) 
         known = _known_ids()
         _refuse_raw_atari(env_id)  # now that its names are registered
         hint = _alike(env_id, known)
-        raise ConfigError(f"env.id is {env_id!r}, which is not a known environment{hint}") from error
+        raise ConfigError(f"env.id is {env_id!r}, which is not a known environment{hint}{_INSTEAD}") from error
     except TypeError as error:
         raise ConfigError(f"env.kwargs are {arguments}, which {env_id} refuses: {error}") from error
 

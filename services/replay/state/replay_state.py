@@ -30,7 +30,7 @@ from tidemill.services.replay.state.memory import MemoryBudget, StoredMemory
 from tidemill.services.replay.state.streams import Epoch, StreamRegistry
 from tidemill.services.replay.tables.insertion_times import LOGGED_EVERY_S
 from tidemill.services.replay.tables.table import Table
-from tidemill.types import Signature, column_names
+from tidemill.types import ColumnSpec, Signature, column_names
 
 MAX_CHUNK_LENGTH = 1024
 MAX_APPEND_TABLES = 16
@@ -444,7 +444,28 @@ def _difference(table: Table, wanted: TableConfig, names: Sequence[str]) -> str:
     """Name the fields in which a client and a table differ."""
     parts = []
     for name in names:
+        if name == "signature":
+            parts.append(f"signature with {_differing_columns(table.config.signature, wanted.signature)}")
+            continue
         now, declared = _values(table, name)[:2]
         before = f" (and {declared} before it was changed in use)" if declared != now else ""
         parts.append(f"{name} {now}{before}, not {getattr(wanted, name)}")
     return "; ".join(parts)
+
+
+def _differing_columns(signature: Signature, wanted: Signature) -> str:
+    """Name the columns in which the signature of a table differs from the one that a client wants."""
+    here, theirs = ({column.name: column for column in each} for each in (signature, wanted))
+    parts = []
+    for name in {**here, **theirs}:
+        if name not in theirs:
+            parts.append(f"column {name!r}, which is not wanted")
+        elif name not in here:
+            parts.append(f"no column {name!r}")
+        elif here[name] != theirs[name]:
+            parts.append(f"column {name!r} {_described(here[name])}, not {_described(theirs[name])}")
+    return ", ".join(parts) or f"columns in the order {list(here)}, not {list(theirs)}"
+
+
+def _described(column: ColumnSpec) -> str:
+    return f"{column.dtype} {list(column.shape)} ({column.codec.value})"

@@ -23,6 +23,7 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.channel import open_channel
 from tidemill.services.replay.__main__ import main
+from tidemill.types import ColumnSpec
 
 HELD_BACK = make_config(limiter=RateLimiterConfig(min_size=4, samples_per_insert=1.0, error_buffer=1.0))
 
@@ -102,6 +103,20 @@ def test_config_that_was_read_between_two_changes_is_no_objection(server: LocalS
     assert client.update_table("t", TableUpdate(min_size=2)).config.max_items == 60
     with pytest.raises(AlreadyExists, match="max_times_sampled"):  # a field that nobody changed
         client.create_table(replace(between, max_times_sampled=7))
+
+
+def test_table_with_other_columns_names_only_those_that_differ(server: LocalServer, client: ReplayClient) -> None:
+    """Not the whole signatures of both."""
+    columns = [ColumnSpec(name, "float32", (2,)) for name in ("alike", "wider", "older")]
+    table = replace(make_config("columns"), signature=tuple(columns))
+    client.create_table(table)
+    wanted = (columns[0], replace(columns[1], shape=(3,)), ColumnSpec("newer", "bool", ()))
+    named = "'wider' [2] [3] 'older' 'newer' signature"
+    with pytest.raises(AlreadyExists, match=naming(f"table 'columns' {named}")) as other:
+        client.create_table(replace(table, signature=wanted))
+    assert "alike" not in str(other.value)
+    with pytest.raises(AlreadyExists, match="in the order"):
+        client.create_table(replace(table, signature=tuple(reversed(columns))))
 
 
 def test_bad_requests_are_refused_by_name(server: LocalServer, client: ReplayClient) -> None:
