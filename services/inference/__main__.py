@@ -34,7 +34,7 @@ from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
 from tidemill.services.inference.batcher import Batcher
 from tidemill.services.inference.forward_thread import ForwardThread, PendingStep
 from tidemill.services.inference.metrics import Metrics
-from tidemill.services.inference.open_simulators import check_simulators, serve_simulators
+from tidemill.services.inference.open_simulators import serve_simulators
 from tidemill.services.inference.servicer import InferenceServicer
 from tidemill.simulator.wire import largest_step_bytes
 from tidemill.types import EnvSpec
@@ -63,8 +63,6 @@ def _start(arguments: Sequence[str]) -> int:
         "cluster.params", config.cluster.params, config.cluster.connect_timeout_s, process.stop_event()
     ):
         return 0
-    if config.inference.simulators:
-        check_simulators(config)
     spec = spec_of(config.env)
     gpu = config.inference.index % max(torch.cuda.device_count(), 1)
     device = named_device("inference.device", config.inference.device, gpu=gpu)

@@ -17,7 +17,6 @@ import torch
 
 from tidemill.acting.writer import open_writer
 from tidemill.config.sections import InferenceConfig
-from tidemill.errors import ConfigError
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import Params
 from tidemill.replay.shards.readiness import wait_for_replay
@@ -37,16 +36,6 @@ from tidemill.types import EnvSpec
 _CHUNKS_IN_FLIGHT = 2  # of each simulator, as of each environment of an actor
 
 _log = structlog.get_logger()
-
-
-def check_simulators(config: InferenceConfig) -> None:
-    """Raise ConfigError if programs that play as clients cannot act for the algorithm."""
-    lag = config.learner.max_policy_lag
-    if lag >= 0:
-        raise ConfigError(
-            f"inference.simulators is {config.inference.simulators}, but learner.max_policy_lag is {lag}: simulators "
-            "cannot keep this bound; use an algorithm that learns from replay, such as dqn, sac or td3"
-        )
 
 
 def writer_name(run: str, index: int) -> str:

@@ -13,12 +13,17 @@ from typing import Any
 import gymnasium
 import pytest
 
+from tests.support.demonstrations import demonstrations, write_demonstrations
 from tests.support.launched import ROOT, launched
 from tests.support.naming import naming
+from tests.support.params_service import free_address
+from tests.support.replay_service import local_server
+from tidemill.config.load import load_config
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
+from tidemill.replay.client import ReplayClient
 from tidemill.services.launcher.run.env_check import check_environment
 
 pytestmark = pytest.mark.process
@@ -53,6 +58,7 @@ def _config(function: str, **launcher: float) -> RunConfig:
     "arguments, words",
     [
         (["--env.id", "LunarLandrContinuous-v3"], "did you mean 'LunarLanderContinuous-v3'?"),
+        (["--env.id", "my-robot"], "env.spaces if only simulators have it"),
         (["--env.id", "CartPole-v1"], "algorithm is 'sac', but the environment's actions are discrete"),
         (["--table.hindsight", "0.8"], "must be a Dict with achieved_goal and desired_goal"),
         (["--replay.shards", "2", "--replay.server.address", "127.0.0.1:7499"], "shards cannot share"),
@@ -104,3 +110,40 @@ def test_launcher_itself_imports_neither_gymnasium_nor_torch() -> None:
     code = "import sys, tidemill.services.launcher.commands.train; print({'gymnasium', 'torch'} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert said.stdout == "set()\n"
+
+
+def _with_source(**source: object) -> RunConfig:
+    demos = {"fraction": 0.5, **source}
+    agent = {"algorithm": "dqn", "n_step": 1}
+    return load_config({"env": {"id": "CartPole-v1"}, "agent": agent, "learner": {"sources": {"demos": demos}}})
+
+
+def test_source_is_checked_before_anything_starts() -> None:
+    """A table that fits is taken; one that is not there, or has other columns, is named with what is allowed."""
+    with local_server() as server:
+        with pytest.raises(ConfigError, match=naming("learner.sources.demos.table 'demos'", server.address)) as missing:
+            check_environment(_with_source(replay=server.address))
+        assert "TableConfig" not in str(missing.value)
+        table = demonstrations(max_item_steps=2)
+        write_demonstrations(server.address, table)
+        check_environment(_with_source(replay=server.address))
+        wider = tuple(
+            dataclasses.replace(column, shape=(3,)) if column.name == "observation" else column
+            for column in table.signature
+        )
+        with ReplayClient(server.address) as client:
+            client.create_table(dataclasses.replace(table, name="wider", signature=wider))
+        with pytest.raises(ConfigError, match=naming("learner.sources.demos 'observation' float32 [3] [4]")):
+            check_environment(_with_source(replay=server.address, table="wider"))
+
+
+def test_source_that_does_not_answer_is_named_with_a_remedy() -> None:
+    """It says which address, and how a server is started there."""
+    address = free_address()
+    with pytest.raises(ConfigError, match=naming(f"learner.sources.demos.replay {address} tidemill replay --listen")):
+        check_environment(_with_source(replay=address))
+
+
+def test_source_on_the_run_s_own_server_is_left_to_the_learner() -> None:
+    """That server is not there yet."""
+    check_environment(_with_source())

@@ -20,6 +20,7 @@ from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
 from tidemill.config.presets import FOLDER, find_config, preset_names
 from tidemill.config.sections import RunConfig
+from tidemill.config.simulators import check_simulators
 from tidemill.config.sources import check_sources
 from tidemill.config.yaml_text import Dumper, parse
 from tidemill.errors import ConfigError
@@ -198,7 +199,7 @@ def _skeleton(config: type[_T], algorithm: str) -> _T:
 def check_together(settings: object) -> None:
     """Raise ConfigError, with a line for each, for settings of several sections that exclude each other."""
     problems: list[str] = []
-    for check in (check_on_policy, check_lock_step, check_hindsight, check_sources):
+    for check in (check_on_policy, check_lock_step, check_hindsight, check_sources, check_simulators):
         with collecting(problems):
             check(settings)
     refuse(problems)

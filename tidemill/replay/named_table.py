@@ -90,13 +90,20 @@ def awaited_table(
         stop.wait(pause.next_s())
 
 
-def read_table(servers: tuple[str, ...] | ShardDirectory, table: TableConfig | str, *, create: bool) -> TableConfig:
+def read_table(
+    servers: tuple[str, ...] | ShardDirectory,
+    table: TableConfig | str,
+    *,
+    create: bool,
+    instead: str = "start what creates the table first, or give a TableConfig and create=True",
+) -> TableConfig:
     """Return the configuration of a table to sample; of a name, that of all servers' parts together.
 
     Args:
         servers: Those that have it.
         table: Its configuration or its name.
         create: Whether the reader may create it. Otherwise the servers are asked whether they have it.
+        instead: What to do if no server has a table of a name, for the message.
 
     Raises:
         TypeError: It is neither a configuration nor a name.
@@ -113,7 +120,6 @@ def read_table(servers: tuple[str, ...] | ShardDirectory, table: TableConfig | s
         return table
     if create:
         raise InvalidArgument(f"create is True with the name {table!r}: give a TableConfig to create a table")
-    instead = "start what creates the table first, or give a TableConfig and create=True"
     part = _found(addresses, table, DEADLINE_S, instead)
     limiter = replace(
         part.rate_limiter,

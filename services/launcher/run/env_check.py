@@ -14,21 +14,25 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import numpy as np
+
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError, InvalidArgument
+from tidemill.errors import ConfigError, InvalidArgument, Unavailable
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.process import run
 from tidemill.programs.fork_client import ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
 from tidemill.programs.group_guard import MARK_VARIABLE
 from tidemill.programs.groups import Groups
-from tidemill.rl.settings.registry import AgentConfig
+from tidemill.rl.settings.registry import AgentConfig, stored_columns
 from tidemill.services.launcher.run.continuation import changed_settings
+from tidemill.services.launcher.run.paths import with_addresses
 from tidemill.settings.user_code import user_object
 
 if TYPE_CHECKING:
     from tidemill.envs.interface import VectorEnv
+    from tidemill.types import EnvSpec
 
 _MODULE = "tidemill.services.launcher.run.env_check"
 _SETTINGS, _BEFORE, _REFUSAL, _NOTICE, _OUTPUT = "settings.yaml", "before.yaml", "refusal", "notice", "output"
@@ -52,8 +56,9 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
         What its user should know, on one line; empty if there is nothing.
 
     Raises:
-        ConfigError: There is no such environment, the algorithm does not fit it, it returns what cannot be stored, or
-            making or playing it failed or took longer than `launcher.start_timeout_s`.
+        ConfigError: There is no such environment, the algorithm does not fit it, it returns what cannot be stored,
+            making or playing it failed or took longer than `launcher.start_timeout_s`, or a table of `learner.sources`
+            cannot be reached or does not fit.
     """
     env_id, timeout_s = config.env.id, config.launcher.start_timeout_s
     with tempfile.TemporaryDirectory(prefix="tidemill-env-check-") as name, closing(Groups()) as groups:
@@ -110,7 +115,6 @@ def try_here(folder: Path) -> int:
     from tidemill.envs.goals import goal_rewards
     from tidemill.envs.make import make_env, spec_of
     from tidemill.replay.table_config import check_signature
-    from tidemill.rl.settings.registry import stored_columns
     from tidemill.services.launcher.run.continuation import check_continues
     from tidemill.services.launcher.run.random_play import play_random_steps
 
@@ -135,9 +139,11 @@ def try_here(folder: Path) -> int:
             from tidemill.rl.agents.build import build_agent  # torch takes seconds to import
 
             build_agent(config.agent, spec)
+        if config.learner.sources:
+            _check_sources(config, spec)
         if notices:
             (folder / _NOTICE).write_text("; ".join(notices), encoding="utf-8")
-    except (ConfigError, InvalidArgument) as error:
+    except (ConfigError, InvalidArgument, Unavailable) as error:
         (folder / _REFUSAL).write_text(str(error), encoding="utf-8")
     return 0
 
@@ -152,6 +158,33 @@ def _notices(config: RunConfig, env: VectorEnv) -> list[str]:
     if not env.has_step_limit and not config.env.max_evaluation_steps:
         notices.append(_ENDLESS.format(config.env.id))
     return notices
+
+
+def _check_sources(config: RunConfig, spec: EnvSpec) -> None:
+    """Check the tables of `learner.sources`, but those on replay servers that the launcher is going to start.
+
+    Raises:
+        ConfigError: One does not fit the run's own table.
+        Unavailable: A server does not answer.
+    """
+    from tidemill.learner.source_table import find_source
+    from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+    from tidemill.rl.agents.build import build_agent
+
+    agent = build_agent(config.agent, spec)
+    own = TableConfig(
+        config.table.name,
+        stored_columns(config.agent, spec),
+        SelectorConfig(SelectorKind.UNIFORM),
+        max_items=config.table.max_items,
+        max_item_steps=agent.window.length,
+        payload_bytes=agent.recurrent_state_size * np.dtype(np.float32).itemsize,
+    )
+    replay = with_addresses(config, Path("/")).cluster.replay  # wherever the sockets of the run will be
+    for name, source in config.learner.sources.items():
+        addresses = source.replay or replay
+        if not (config.launcher.replay and set(addresses) & set(replay)):
+            find_source(name, source, addresses, own)
 
 
 def _check_callbacks(config: RunConfig) -> None:

@@ -17,6 +17,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, FatalError
 from tidemill.linux import LONGEST_SOCKET
 from tidemill.rpc.settings import ServerSettings
+from tidemill.settings.check import refuse
 
 _PREFIX = "tidemill-"
 _LONGEST_NAME = len("/tidemill-12345678/inference-12345.sock")
@@ -129,15 +130,21 @@ def check_simulators(config: RunConfig) -> None:
     """Raise a `ConfigError` unless one inference service with an address serves the simulators, if there are any."""
     settings, started = config.inference, config.launcher.inference
     by_clients = config.evaluator.source == "simulators"
-    if config.env.spaces and (config.launcher.actors or not by_clients):
-        raise ConfigError(
-            f"env.spaces is set, so that only simulators have env.id {config.env.id!r}, but launcher.actors is "
-            f"{config.launcher.actors} and evaluator.source {config.evaluator.source!r}: set them to 0 and 'simulators'"
+    if config.env.spaces:
+        only = f"env.spaces is set, so that only simulators have env.id {config.env.id!r}"
+        refuse(
+            f"{name} is {value!r}, but {only}: set it to {allowed!r}"
+            for name, value, allowed in (
+                ("launcher.actors", config.launcher.actors, 0),
+                ("evaluator.source", config.evaluator.source, "simulators"),
+            )
+            if value != allowed
         )
     if not settings.simulators:
         if by_clients:
             raise ConfigError(
-                "evaluator.source is 'simulators', but inference.simulators is 0: set how many may connect"
+                "evaluator.source is 'simulators', but inference.simulators is 0: set it to the number of clients, or "
+                "evaluator.source to 'env'"
             )
         return
     if started != 1:

@@ -14,20 +14,16 @@ from torch import Tensor
 
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.sources import SourceSettings, fractions_of
-from tidemill.errors import ConfigError, InvalidArgument, NotFound, Unavailable
+from tidemill.learner.source_table import describe, find_source
 from tidemill.learner.status import SourceStatus
-from tidemill.replay.client import ReplayClient
-from tidemill.replay.named_table import addresses_of, read_table
-from tidemill.replay.sampling.mixture import TableAt, mismatch, split_batch
+from tidemill.replay.sampling.mixture import TableAt, split_batch
 from tidemill.replay.sampling.replay_batch import ReplayBatch
-from tidemill.replay.table_config import SelectorKind, TableConfig, TableDescription
+from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.rl.transitions import gather_frame_stacks
 from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT
 from tidemill.services.learner.data.device import DeviceBatch
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.status import metrics
-
-_ASK_S = 10.0
 
 _log = structlog.get_logger()
 
@@ -125,7 +121,8 @@ def open_sources(config: LearnerConfig, table: TableConfig) -> Mixture:
         addresses = source.replay or config.cluster.replay
         for address in set(addresses) & set(config.cluster.replay):
             _warn_of_counted(f"learner.sources.{name}", address, table)
-        found = _found(name, source, addresses, table)
+        found, items = find_source(name, source, addresses, table)
+        _log.info("sampling from a source", source=name, table=found.name, items=items, fraction=source.fraction)
         tables[TableAt(found, addresses)] = fraction
         weights.append(source.weight)
         prioritized.append(found.sampler.kind is SelectorKind.PRIORITIZED)
@@ -154,43 +151,9 @@ def joined_columns(parts: Sequence[ReplayBatch]) -> dict[str, Any]:
     return joined | {DEVICE_BATCH: DeviceBatch(kept, parts[-1].columns[DEVICE_BATCH].event)}
 
 
-def _found(name: str, source: SourceSettings, addresses: tuple[str, ...], own: TableConfig) -> TableConfig:
-    """Return the configuration of a source's table, which fits the run's own."""
-    here, table = f"learner.sources.{name}", source.table or name
-    try:
-        found = read_table(addresses_of(addresses), table, create=False)
-    except (NotFound, InvalidArgument) as error:
-        raise ConfigError(f"{here}.table is {table!r}: {error}") from error
-    except Unavailable as error:
-        raise Unavailable(f"{here}: {error}") from error
-    if why := mismatch(found, own):
-        raise ConfigError(f"{here}: {why}, as in the run's table {own.name!r}")
-    if found.payload_bytes != own.payload_bytes:
-        raise ConfigError(f"{here}: items have {found.payload_bytes} bytes of payload, must have {own.payload_bytes}")
-    if found.sampler.kind not in (SelectorKind.UNIFORM, SelectorKind.PRIORITIZED) or found.max_times_sampled:
-        raise ConfigError(
-            f"{here}: table {table!r} has the sampler {found.sampler.kind.value} and max_times_sampled "
-            f"{found.max_times_sampled}, must have uniform or prioritized and 0"
-        )
-    described = [_described(here, address, table) for address in addresses]
-    limiter, items = found.rate_limiter, sum(each.items for each in described)
-    if limiter.samples_per_insert and not all(each.rate_limiter_off for each in described):
-        raise ConfigError(
-            f"{here}: the rate limiter of table {table!r} would hold the learner back (samples_per_insert "
-            f"{limiter.samples_per_insert:g}): tidemill replay update {addresses[0]} {table} --rate-limiter off"
-        )
-    if items < limiter.min_size:
-        raise ConfigError(
-            f"{here}: table {table!r} at {', '.join(addresses)} has {items} items, must have at least "
-            f"{limiter.min_size}: fill it before the learner starts"
-        )
-    _log.info("sampling from a source", source=name, table=table, items=items, fraction=source.fraction)
-    return found
-
-
 def _warn_of_counted(here: str, address: str, own: TableConfig) -> None:
     """Warn of a server that has counted decisions before the run has any."""
-    described = _described(here, address, own.name)
+    described = describe(here, address, own.name)
     if described.env_steps and not described.inserts:
         _log.warning(
             "steps of other tables on the run's own replay server count among env_steps: write them with "
@@ -198,11 +161,3 @@ def _warn_of_counted(here: str, address: str, own: TableConfig) -> None:
             source=here,
             env_steps=described.env_steps,
         )
-
-
-def _described(here: str, address: str, table: str) -> TableDescription:
-    try:
-        with ReplayClient(address, deadline_s=_ASK_S) as client:
-            return client.describe_table(table)
-    except Unavailable as error:
-        raise Unavailable(f"{here}: {error}") from error

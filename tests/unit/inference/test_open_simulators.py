@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from tests.support.naming import naming
-from tidemill.config.load import from_document
-from tidemill.config.sections import InferenceConfig
-from tidemill.errors import ConfigError
-from tidemill.services.inference.open_simulators import check_simulators, writer_name
+from tidemill.services.inference.open_simulators import writer_name
 from tidemill.services.inference.resume_token import Identity, Place, place_of
 from tidemill.settings.check import is_safe_name
-
-
-def test_algorithm_of_rollouts_is_refused() -> None:
-    """A program with its own main loop cannot wait for a version."""
-    config = from_document(InferenceConfig, {"agent": {"algorithm": "ppo"}, "inference": {"simulators": 2}})
-    with pytest.raises(ConfigError, match=naming("simulators 2 learner.max_policy_lag")):
-        check_simulators(config)
-    check_simulators(from_document(InferenceConfig, {"agent": {"algorithm": "dqn"}}))
 
 
 def test_writer_name_is_one_for_each_service_and_run() -> None:

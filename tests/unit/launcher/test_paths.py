@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
+from tidemill.config.load import load_config
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import StorageSettings
+from tidemill.errors import ConfigError
 from tidemill.services.launcher.commands.summary import describe_restored
-from tidemill.services.launcher.run.paths import with_storage
+from tidemill.services.launcher.run.paths import check_simulators, with_storage
 
 
 @pytest.mark.parametrize(
@@ -36,3 +39,30 @@ def test_resume_says_whether_experience_comes_back(tmp_path: Path) -> None:
     (tmp_path / "replay" / "0").mkdir(parents=True)
     (tmp_path / "replay" / "0" / "00000001.log").touch()
     assert any("from the log" in line for line in describe_restored(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "actors, source, message, right",
+    [
+        (0, "env", "evaluator.source 'env' 'simulators' env.spaces", "launcher.actors"),
+        (2, "simulators", "launcher.actors 2 0 env.spaces", "evaluator.source"),
+        (2, "env", "launcher.actors 2 0 evaluator.source 'env' 'simulators' env.spaces env.spaces", "nothing"),
+    ],
+)
+def test_only_what_is_wrong_with_a_run_of_simulators_is_named(
+    actors: int, source: str, message: str, right: str
+) -> None:
+    """A setting that is as it must be is not asked for."""
+    spaces = {"observation": ["float32", 4], "num_actions": 2}
+    config = load_config(
+        {
+            "env": {"id": "robot", "spaces": spaces},
+            "agent": {"algorithm": "dqn"},
+            "launcher": {"actors": actors, "inference": 1},
+            "inference": {"simulators": 2},
+            "evaluator": {"source": source},
+        }
+    )
+    with pytest.raises(ConfigError, match=naming(message)) as refused:
+        check_simulators(config)
+    assert right not in str(refused.value)
