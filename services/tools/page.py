@@ -84,4 +84,4 @@ def _config_of(run: Path, arguments: Sequence[str]) -> RunConfig:
 
 def _of_the_run(status: ClusterStatus) -> ClusterStatus:
     """Return the status with the time since the run was started, not since someone looked at it."""
-    return replace(status, elapsed_s=status.learner.uptime_s) if status.learner else status
+    return replace(status, elapsed_s=status.learner.uptime_s, earlier_s=0.0) if status.learner else status

@@ -11,7 +11,9 @@ from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import (
+    has_actors,
     has_policy,
+    has_simulators,
     has_trained,
     is_deterministic,
     plays_in_simulators_alone,
@@ -112,8 +114,10 @@ def describe_restored(folder: Path) -> list[str]:
     lines.append(f"  replay       {_replay(folder / 'replay')}")
     if is_deterministic(folder):
         lines.append("  environments played again from the start: every actor continues the round it was in")
-    else:
+    elif has_actors(folder) or not has_simulators(folder):
         lines.append("  environments not restored: every actor starts new episodes, with a new epoch of its streams")
+    if has_simulators(folder):
+        lines.append("  simulators   clients connect again; an episode continues if its client has waited")
     return lines
 
 

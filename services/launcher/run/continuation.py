@@ -59,7 +59,7 @@ def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
     scores = read_scores(folder / "scores.csv")
     newest = scores[-1] if scores else None
     done = {
-        "max_wall_s": _trained_s(folder),
+        "max_wall_s": trained_s(folder),
         "max_env_steps": newest.env_steps if newest else 0,
         "max_learner_steps": newest.learner_steps if newest else 0,
     }
@@ -72,7 +72,8 @@ def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
             )
 
 
-def _trained_s(folder: Path) -> float:
+def trained_s(folder: Path) -> float:
+    """Return the seconds of training that a run has saved so far; 0 for none."""
     try:
         return float(formats.read_json(folder / "wall_clock.json", formats.CLOCK)["wall_s"])
     except (OSError, KeyError, TypeError, ValueError):

@@ -12,10 +12,11 @@ from pathlib import Path
 from tidemill.config.sections import RunConfig
 from tidemill.errors import TidemillError
 from tidemill.learner.client import LearnerClient
-from tidemill.learner.status import LearnerStatus
+from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
 from tidemill.scores import EVALUATING, Score, read_scores
+from tidemill.services.launcher.run.continuation import trained_s
 from tidemill.services.launcher.view.curves import env_failures, training_return
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
@@ -74,7 +75,8 @@ class StatusPoller:
         self._processes = processes
         self._env_rate = RateMeter()
         self._learner: LearnerStatus | None = None
-        self._started_s = time.monotonic()
+        self._started_s, self._earlier_s = time.monotonic(), trained_s(folder)
+        self._min_size = config.table.min_size if config.learner.updates_per_env_step else 0
 
     def poll(self) -> ClusterStatus:
         """Return the state of the run now."""
@@ -87,10 +89,12 @@ class StatusPoller:
         sample = ClusterSample(answer, self._tables.describe(), _free_bytes(self._folder), failed)
         return ClusterStatus(
             elapsed_s=now_s - self._started_s,
+            earlier_s=self._earlier_s,
+            min_size=self._min_size,
             processes=processes,
             learner=self._learner,
             learner_answers=answer is not None,
-            env_steps_per_s=self._env_rate.update(now_s, answer.env_steps) if answer else 0.0,
+            env_steps_per_s=self._env_steps_per_s(now_s, answer),
             newest=scores[-1] if scores else None,
             best=max(scores, key=lambda score: score.mean, default=None),
             first=scores[0] if scores else None,
@@ -112,6 +116,12 @@ class StatusPoller:
         """Close the connections."""
         self._client.close()
         self._tables.close()
+
+    def _env_steps_per_s(self, now_s: float, answer: LearnerStatus | None) -> float:
+        """Return the rate of decisions; a learner that still restores its counts has none."""
+        if answer is None or answer.state is LearnerState.STARTING:
+            return 0.0
+        return self._env_rate.update(now_s, answer.env_steps)
 
     def _learner_status(self) -> LearnerStatus | None:
         with contextlib.suppress(TidemillError):

@@ -65,6 +65,10 @@ class ClusterStatus:
     """Failures of the actors' environments so far, by kind; only kinds that have occurred."""
     warnings: tuple[str, ...] = ()
     """Problems and what to do about them, the most serious first."""
+    earlier_s: float = 0.0
+    """Seconds of training in earlier sessions of the run."""
+    min_size: int = 0
+    """Items with which the learner may begin, if `learner.updates_per_env_step` limits its updates; 0 if not."""
 
     @property
     def waiting(self) -> str:
@@ -76,7 +80,7 @@ class ClusterStatus:
         if not self.learner_answers:
             return "the learner does not answer"
         if self.learner.state is not LearnerState.TRAINING:
-            return _without_training(self.learner)
+            return _without_training(self.learner, self.min_size)
         if self.is_disk_full:
             return "the disk is full"
         share = self.learner.wait_fraction
@@ -136,7 +140,7 @@ class ClusterStatus:
         """Return for each limit how far the run is, the limit (0 for none), and its rate per second."""
         learner = self.learner or LearnerStatus()
         updates_per_s = learner.steps_per_s if self.learner_answers else 0.0
-        trained_s = max(self.elapsed_s, self.newest.wall_s if self.newest else 0.0)
+        trained_s = max(self.earlier_s + self.elapsed_s, self.newest.wall_s if self.newest else 0.0)
         return (
             (learner.env_steps, limits.max_env_steps, self.env_steps_per_s),
             (learner.learner_steps, limits.max_learner_steps, updates_per_s),
@@ -144,8 +148,10 @@ class ClusterStatus:
         )
 
 
-def _without_training(learner: LearnerStatus) -> str:
+def _without_training(learner: LearnerStatus, min_size: int) -> str:
     if learner.state is LearnerState.WAITING:
+        if 0 < min_size <= learner.table_items:
+            return "learner waits for new steps (learner.updates_per_env_step)"
         return f"learner waits for data ({learner.table_items:,} items in the table)"
     if learner.state is LearnerState.ENDED:
         return "the run has ended"

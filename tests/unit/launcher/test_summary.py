@@ -109,3 +109,20 @@ def test_closing_line_says_why_a_run_ended_and_what_was_best(result: dict[str, o
     """A last evaluation below the best one, or none at all, hides neither."""
     shared = {"solved": False, "reason": "run.max_wall_s (15) reached", "wall_s": 15.2, "env_steps": 1056}
     assert describe_result(shared | result) == line
+
+
+@pytest.mark.parametrize(
+    "settings, said, unsaid",
+    [
+        ("launcher: {actors: 0}\ninference: {simulators: 4}", "  simulators ", "  environments "),
+        ("launcher: {actors: 2}\ninference: {simulators: 4}", "  environments not restored", "nothing"),
+        ("launcher: {actors: 2}\ninference: {simulators: 4}", "  simulators   clients connect again", "nothing"),
+        ("launcher: {actors: 2}", "  environments not restored", "  simulators "),
+    ],
+)
+def test_resume_speaks_of_what_plays_in_the_run(tmp_path: Path, settings: str, said: str, unsaid: str) -> None:
+    """Actors have environments, and clients of the service their own."""
+    (tmp_path / "config.yaml").write_text(settings)
+    lines = "\n".join(describe_restored(tmp_path))
+    assert said in lines
+    assert unsaid not in lines

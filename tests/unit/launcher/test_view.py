@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -15,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.naming import naming
-from tidemill.config.run import RunSettings
+from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
 from tidemill.errors import ConfigError
@@ -26,6 +27,7 @@ from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view.curves import env_failures, training_return
 from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.live import LiveView, render, sparkline
+from tidemill.services.launcher.view.poller import StatusPoller
 from tidemill.services.launcher.view.processes import UsageMeter
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow, ProcessUsage
@@ -415,6 +417,42 @@ def test_view_is_live_only_on_a_terminal() -> None:
 def test_snapshot_says_who_waits(learner: LearnerStatus | None, words: str) -> None:
     """The bottleneck in words."""
     assert ClusterStatus(0.0, (), learner).waiting == words
+
+
+@pytest.mark.parametrize("items, words", [(999, "learner waits for data (999 items in the table)"), (1_000, "")])
+def test_learner_whose_table_has_enough_waits_for_new_steps(items: int, words: str) -> None:
+    """Its updates are as many as the decisions allow, as after a resume until somebody plays."""
+    learner = LearnerStatus(LearnerState.WAITING, table_items=items)
+    expected = words or "learner waits for new steps (learner.updates_per_env_step)"
+    assert ClusterStatus(0.0, (), learner, min_size=1_000).waiting == expected
+
+
+def test_time_left_counts_earlier_sessions() -> None:
+    """A run that had trained for 300 of 600 s has 200 left, 100 s after it was resumed."""
+    resumed = ClusterStatus(100.0, (), _LEARNER, earlier_s=300.0)
+    assert resumed.left_s(RunSettings(max_wall_s=600.0)) == 200.0
+    assert resumed.fraction(RunSettings(max_wall_s=600.0)) == pytest.approx(400 / 600)
+
+
+def test_poller_knows_of_earlier_sessions_and_no_rate_of_counts_that_are_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the decisions of all sessions would seem to have been made in a second."""
+    (tmp_path / "wall_clock.json").write_text('{"wall_s": 300.0, "before_s": 0.0, "session_start_s": 1.0}')
+    config = RunConfig(cluster=ClusterSettings(replay=("unix:///nowhere",), learner="unix:///nowhere"))
+    answers = iter(
+        [
+            LearnerStatus(LearnerState.STARTING, env_steps=0),
+            LearnerStatus(LearnerState.WAITING, env_steps=100_000, table_items=config.table.min_size),
+            LearnerStatus(LearnerState.WAITING, env_steps=100_000, table_items=config.table.min_size),
+        ]
+    )
+    with contextlib.closing(StatusPoller(config, tmp_path, tuple)) as poller:
+        monkeypatch.setattr(poller, "_learner_status", lambda: next(answers))
+        polled = [poller.poll() for _ in range(3)]
+    assert [status.env_steps_per_s for status in polled] == [0.0, 0.0, 0.0]
+    assert polled[-1].earlier_s == 300.0
+    assert "new steps" in polled[-1].waiting
 
 
 def test_snapshot_measures_the_way_to_the_nearest_limit() -> None:
