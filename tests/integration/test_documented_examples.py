@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,11 @@ import tidemill
 from tests.support.documented import run_example
 from tests.support.params_service import local_server as params_server
 from tests.support.replay_service import local_server as replay_server
+from tests.support.simulator_service import create_table, local_simulators
 from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.registry import stored_columns
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.learner.servicer import LearnerServicer
@@ -84,9 +89,57 @@ def test_every_example_is_run() -> None:
     assert with_example == {*MAIN, "Cluster"}
 
 
+def _code(page: str) -> list[str]:
+    """Return the blocks of Python of a page."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
 def test_code_on_prior_data_does_what_its_page_says(capsys: pytest.CaptureFixture[str]) -> None:
-    """Half of the batch is from each server, as `tables` says."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "prior-data.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    exec(code, {})
+    """A program's own episodes fit the table of a run of SAC; half of a batch is from each server, as `tables` says."""
+    own, mixed = _code("tutorials/prior-data.md")
+    names: dict[str, Any] = {}
+    with replay_server() as server:
+        exec(own.replace("127.0.0.1:7411", server.address), names)
+        with tidemill.ReplayClient(server.address) as client:
+            (found,) = client.list_tables()
+    assert found.items == sum(len(actions) for _, actions, _ in names["episodes"]) == 30
+    assert found.env_steps == 0
+    assert found.config.signature == stored_columns(SACConfig(), names["spaces"])
+    assert found.config.max_item_steps == SACConfig().window(1).length
+    exec(mixed, {})
     assert "[0 0 0 0 1 1 1 1] [0. 0. 0. 0. 1. 1. 1. 1.]" in capsys.readouterr().out
+
+
+def test_code_on_simulators_plays_until_the_run_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    """Then it says so and ends; the spaces of several parts are those of its page."""
+    plays, declares = _code("tutorials/simulators.md")
+    config = DQNConfig(network="mlp", hidden_sizes=(8,), dueling=False, n_step=1)
+
+    class Game:
+        """Ends with the run, in its third episode."""
+
+        def __init__(self) -> None:
+            self.episodes, self.pushed = 0, 0
+
+        def reset(self) -> list[float]:
+            self.episodes += 1
+            return [0.0] * 4
+
+        def push(self, action: int) -> tuple[list[float], float, bool, bool]:
+            assert action in (0, 1)
+            self.pushed += 1
+            if self.episodes == 3:
+                raise tidemill.Unavailable("the run has ended")
+            return [1.0] * 4, 1.0, self.pushed % 5 == 0, False
+
+    game, spec = Game(), tidemill.EnvSpec((4,), "float32", num_actions=2)
+    with replay_server() as replay:
+        create_table(replay.address, config, spec)
+        with local_simulators(replay.address, config, spec) as service:
+            exec(plays.replace("127.0.0.1:7406", service.address), {"game": game})
+    assert game.pushed == 11
+    assert "the run has ended" in capsys.readouterr().out
+    names: dict[str, Any] = {}
+    exec(declares, names)
+    assert [part.name for part in names["spaces"].observation_parts] == ["speed", "camera"]
