@@ -73,7 +73,7 @@ class InferenceConfig(PolicyConfig):
     table: TableSettings = field(default_factory=TableSettings)
     """Where the steps of simulators are stored, if `inference.simulators` allows any."""
     learner: LearnerSettings = field(default_factory=LearnerSettings)
-    """`learner.tensorboard_every_s` paces the curves of simulators."""
+    """`learner.tensorboard_every_s` paces the curves of simulators, which need a `learner.max_policy_lag` of -1."""
     inference: InferenceSettings = field(default_factory=InferenceSettings)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+import torch
 
 from tests.support.batches import CASES
 from tests.support.inference_service import params_of, state_of
@@ -22,6 +23,10 @@ from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, ResourceExhausted, Unavailable
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.impala import IMPALAAgent
+from tidemill.rl.agents.on_policy import rollouts
+from tidemill.rl.settings.on_policy import IMPALAConfig
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.status import translated
@@ -113,6 +118,36 @@ def test_every_algorithm_of_a_replay_plays(name: str) -> None:
             service.flush()
             assert not service.errors
             assert stored_items(replay.address, table)
+
+
+def test_rollouts_of_simulators_are_corrected_for_nothing_by_the_version_that_acted() -> None:
+    """V-trace's ratios are 1: the probabilities that are stored are those of the actions that were given out."""
+    config, spec = CASES["impala"]
+    assert isinstance(config, IMPALAConfig)
+    rng = np.random.default_rng(0)
+    with local_server() as replay:
+        table = create_table(replay.address, config, spec)
+        with local_simulators(replay.address, config, spec) as service:
+            with SimulatorClient(service.address, spec) as client:
+                for length in (3, 7, 20, 31):
+                    client.begin(rng.normal(size=spec.observation_shape).astype(np.float32))
+                    for step in range(1, length + 1):
+                        seen = rng.normal(size=spec.observation_shape).astype(np.float32)
+                        is_over = step == length
+                        client.step(seen, 0.5, terminated=is_over and length == 7, truncated=is_over and length != 7)
+            service.flush()
+            assert not service.errors
+        items = stored_items(replay.address, table)
+    flat = {key: values.reshape(-1, *values.shape[2:]) for key, values in items.items()}
+    count, length = items["reward"].shape
+    assert count >= 8
+    index = np.arange(count * length).reshape(count, length)
+    batch = rollouts(flat, index, config.window(1), 1, config.gamma)
+    agent = build_agent(config, spec, seed=7)
+    assert isinstance(agent, IMPALAAgent)
+    _, metrics = agent.loss({key: torch.from_numpy(values) for key, values in batch.items()}, torch.ones(count))
+    assert metrics["rho"].item() == pytest.approx(1.0, abs=1e-5)
+    assert 0 < batch["is_trained"].mean() < 1
 
 
 def test_action_that_a_client_takes_by_itself_is_stored() -> None:

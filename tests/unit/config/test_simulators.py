@@ -17,10 +17,20 @@ def test_algorithm_of_rollouts_is_refused_before_anything_starts(
 ) -> None:
     """A program with its own main loop cannot wait for a version; the message names algorithm and setting."""
     words = ["--agent.algorithm", algorithm, "--inference.simulators", "2"]
-    with pytest.raises(ConfigError, match=naming(f"inference.simulators 2 agent.algorithm '{algorithm}' dqn sac td3")):
+    with pytest.raises(
+        ConfigError,
+        match=naming(f"inference.simulators 2 learner.max_policy_lag agent.algorithm '{algorithm}' dqn sac td3 -1"),
+    ):
         load(config, words, prog="tidemill", description="")
 
 
 def test_algorithm_of_a_replay_takes_simulators() -> None:
     """Nothing is refused."""
     load_config({"agent": {"algorithm": "dqn"}, "inference": {"simulators": 2}})
+
+
+def test_algorithm_that_corrects_for_age_takes_simulators_without_a_bound() -> None:
+    """V-trace needs no bound on the age of an item."""
+    over = {"learner": {"max_policy_lag": -1}, "inference": {"simulators": 2}, "launcher": {"actors": 0}}
+    config = load_config({"agent": {"algorithm": "impala"}, **over})
+    assert config.learner.max_policy_lag == -1
