@@ -132,7 +132,7 @@ class InferenceSettings:
     """Most actors that may be connected at the same time, at least 1."""
     simulators: int = 0
     """How many simulators may be connected at the same time; further ones are refused until one leaves. A simulator is
-    a client with an environment of its own, whose steps the service stores (docs/tutorials/simulators.md). 0: none."""
+    a client that plays one environment, whose steps the service stores (docs/tutorials/simulators.md). 0: none."""
     simulator_grace_s: float = 30.0
     """Seconds that the episode of a disconnected simulator stays open, so that it can reconnect and continue. The
     episode then ends as truncated."""

@@ -231,7 +231,7 @@ class SimulatorClient:
                 time.sleep(min(backoff.next_s(), self._timeout_s))
 
     def _remedy(self, error: TidemillError) -> str:
-        """Return what to do if nothing answers; empty if the service has said what is wrong."""
+        """Return the advice for a service that does not answer; empty if it has said what is wrong."""
         if error.reason is not None:
             return ""
         if self.run:
