@@ -277,13 +277,17 @@ def test_every_panel_shows_something(stack: Stack) -> None:
 
 
 def test_every_rule_is_evaluated(stack: Stack) -> None:
-    """Prometheus loads every rule, evaluates it without an error, and a healthy cluster sets no alert off."""
+    """Prometheus loads every rule, evaluates it without an error, and a healthy cluster sets off no alert of a fault.
+
+    A policy that has just begun to learn may truly be far below its best; promtool tests when that alert fires.
+    """
     for query in rule_queries():
         stack.query(query.expression)
     loaded = {rule["name"]: rule for group in stack.rule_groups() for rule in group["rules"]}
     assert loaded.keys() == {rule.get("record") or rule["alert"] for rule in rules()}
     assert {name: rule["lastError"] for name, rule in loaded.items() if rule.get("lastError")} == {}
-    assert [alert["metric"]["alertname"] for alert in stack.query('ALERTS{alertstate="firing"}')] == []
+    assert {name for name, rule in loaded.items() if rule["health"] != "ok"} == set()
+    assert {name for name, _ in stack.firing()} <= {"TidemillScoreDropped"}
 
 
 def test_actors_are_scaled_while_the_cluster_runs(stack: Stack) -> None:
