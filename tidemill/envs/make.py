@@ -39,8 +39,6 @@ _INSTEAD = (
 )
 _EXTRAS = ("mujoco", "box2d")  # of gymnasium's own environments, as its errors name what is missing
 
-os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # it would greet in logs when an environment imports it
-
 
 def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bool = False) -> VectorEnv:
     """Make a batch of environments.
@@ -175,6 +173,7 @@ def make_one(settings: EnvSettings, *, training: bool, render: bool) -> Gymnasiu
 
 
 def _construct(settings: EnvSettings, *, training: bool, render_mode: str | None) -> GymnasiumEnv:
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame would greet in the log of whatever draws
     limit = settings.max_steps(training=training) or None
     arguments = dict(settings.kwargs) | ({"render_mode": render_mode} if render_mode else {})
     function = _function(settings.id)

@@ -57,11 +57,18 @@ _TOO_LARGE = "larger than max"
 """What gRPC says of a message beyond the limit of the side that names itself: the same message will never pass."""
 
 
+_NO_GRPC = "Received http2 header with status"
+"""What gRPC says of an answer that another program gave in place of the service."""
+
+
 def from_rpc_error(error: grpc.RpcError) -> TidemillError:
     """Return the exception a client raises for a failed call, with the server's message."""
     code, details, reason = error.code(), error.details(), _reason(error)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and reason is None and details and _TOO_LARGE in details:
         return InvalidArgument(f"a message has more bytes than one side takes: {details}", reason=Reason.TOO_LARGE)
+    if details and details.startswith(_NO_GRPC):
+        why = "a proxy or another program answered, not the service; no_proxy=HOST calls a host without the proxy"
+        return Unavailable(f"{why} ({details})")
     kind = _ERROR.get(code, TidemillError)
     if kind is Unavailable and details and (why := tls_failure(details)):
         return Unavailable(f"{why} ({details})")

@@ -79,10 +79,10 @@ class ClusterStatus:
             return "waiting for the learner to start"
         if not self.learner_answers:
             return "the learner does not answer"
+        if self.is_disk_full and self.learner.state in (LearnerState.TRAINING, LearnerState.WAITING):
+            return "the disk is full"
         if self.learner.state is not LearnerState.TRAINING:
             return _without_training(self.learner, self.min_size)
-        if self.is_disk_full:
-            return "the disk is full"
         share = self.learner.wait_fraction
         return f"learner waits {share:.0%} of the time" if share >= _MANY_WAITS else "learner is busy"
 

@@ -309,6 +309,8 @@ def test_snapshot_says_what_an_end_now_would_keep() -> None:
     full = dataclasses.replace(_STATUS, is_disk_full=True)
     assert full.keeps == "cannot keep what was learned since the last checkpoint"
     assert full.waiting == "the disk is full"
+    waits = dataclasses.replace(full, learner=LearnerStatus(state=LearnerState.WAITING))
+    assert waits.waiting == "the disk is full"  # which is why no data comes
 
 
 def test_live_view_shows_a_run_of_which_nothing_is_known_yet() -> None:

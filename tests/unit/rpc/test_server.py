@@ -23,6 +23,7 @@ from tidemill.errors import (
     NotFound,
     Reason,
     TidemillError,
+    Unavailable,
 )
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -254,14 +255,14 @@ def test_every_exception_with_a_status_survives_the_wire() -> None:
     """The table of statuses reads the same in both directions."""
 
     class Failed(grpc.RpcError):
-        def __init__(self, code: grpc.StatusCode) -> None:
-            self._code = code
+        def __init__(self, code: grpc.StatusCode, details: str = "why") -> None:
+            self._code, self._details = code, details
 
         def code(self) -> grpc.StatusCode:
             return self._code
 
         def details(self) -> str:
-            return "why"
+            return self._details
 
         def trailing_metadata(self) -> tuple[Any, ...]:
             return ()
@@ -269,5 +270,8 @@ def test_every_exception_with_a_status_survives_the_wire() -> None:
     for kind in TidemillError.__subclasses__():
         if kind is not FatalError:
             assert type(from_rpc_error(Failed(to_status(kind("why"))))) is kind
+    proxied = Failed(grpc.StatusCode.UNIMPLEMENTED, "Received http2 header with status: 404")
+    assert type(from_rpc_error(proxied)) is Unavailable
+    assert "no_proxy" in str(from_rpc_error(proxied))
     assert to_status(ConfigError("x")) is grpc.StatusCode.INVALID_ARGUMENT
     assert to_status(FatalError("x")) is grpc.StatusCode.INTERNAL
