@@ -218,7 +218,7 @@ def test_ctl_of_a_learner_that_cannot_be_reached_fails_in_one_line(
 ) -> None:
     """Exit code 1."""
     assert cli.main(["ctl", "pause", "--learner", f"unix://{tmp_path}/none.sock"]) == 1
-    assert "Unavailable" in capsys.readouterr().err
+    assert "does not answer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error, code", [(ConfigError("a wrong setting"), 2), (Unavailable("nobody there"), 1)])
