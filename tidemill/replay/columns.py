@@ -5,7 +5,7 @@ What takes, joins, rolls, packs or unpacks batches names no column, so a new one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
@@ -89,12 +89,6 @@ class ItemColumns:
         """Return the entries at some places of the columns per item or per chunk, and other fields as given."""
         return replace(self, **{name: _taken(value, places) for name, value in values_of(self, per).items()}, **others)
 
-    def split(self, count: int, **others: Sequence[Any]) -> list[Self]:
-        """Return so many batches, each of as many items as the others, with one value of other fields for each."""
-        size = len(self.lengths) // count
-        named = {name: _split(value, size, count) for name, value in values_of(self, Per.ITEM).items()} | others
-        return [replace(self, **{name: parts[number] for name, parts in named.items()}) for number in range(count)]
-
 
 def columns_of(kind: type[ItemColumns], per: Per) -> tuple[Column, ...]:
     """Return the columns of a class of batches, in the order of its fields."""
@@ -116,6 +110,12 @@ def values_of(batch: ItemColumns, per: Per, kind: type[ItemColumns] | None = Non
     return {column.name: getattr(batch, column.name) for column in columns_of(kind or type(batch), per)}
 
 
+def split(values: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Return columns by name, cut into so many batches of the same number of items."""
+    parts: list[dict[str, Any]] = _split(values, len(values["lengths"]) // count, count)
+    return parts
+
+
 def joined(batches: Sequence[ItemColumns], per: Per) -> dict[str, Any]:
     """Return the columns of batches of one class, one batch behind the other; a column that one lacks is None."""
     counts = [len(batch.lengths) for batch in batches]
@@ -133,10 +133,12 @@ def _taken(value: Any, places: NDArray[Any] | slice) -> Any:  # noqa: ANN401 - w
     return None if value is None else value[places]
 
 
-def _split(value: Any, size: int, count: int) -> Sequence[Any]:  # noqa: ANN401 - what a column may be
+def _split(value: Any, size: int, count: int) -> Any:  # noqa: ANN401 - what a column may be
     if isinstance(value, dict):
         parts = {name: _split(part, size, count) for name, part in value.items()}
         return [{name: part[number] for name, part in parts.items()} for number in range(count)]
+    if count == 1:
+        return (value,)
     if not isinstance(value, np.ndarray) and hasattr(value, "split"):
         return tuple(value.split(size))  # of torch, whose every call gives up the interpreter: one for all parts
     return [None if value is None else value[number * size : (number + 1) * size] for number in range(count)]

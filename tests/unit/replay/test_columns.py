@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.support.encoded_batches import batch_of
 from tidemill.replay.batch import SampledBatch
-from tidemill.replay.columns import ItemColumns, Per, columns_of, joined, per_item, values_of
+from tidemill.replay.columns import ItemColumns, Per, columns_of, joined, per_item, split, values_of
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.v1 import replay_pb2 as pb
 
@@ -57,14 +57,13 @@ def test_all_columns_of_an_item_move_together() -> None:
 
 
 def test_batch_is_split_into_equal_parts_with_all_of_their_columns() -> None:
-    """Torch's tensors as well, and other fields as given for each part."""
+    """Torch's tensors as well."""
     torch = pytest.importorskip("torch")
     batch = replace(marked(3, 1, 4, 5), rows={"a": torch.arange(8).reshape(4, 2)})
-    left, right = batch.split(2, probabilities=[np.array([0.5]), np.array([0.25])])
+    left, right = (Marked(**part) for part in split(values_of(batch, Per.ITEM), 2))
     assert left.keys.tolist() == [3, 1]
     assert right.payloads == (b"\4", b"\5")
     assert [part.rows["a"].tolist() for part in (left, right)] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
-    assert (left.probabilities.tolist(), right.probabilities.tolist()) == ([0.5], [0.25])
     assert left.ages is None
 
 

@@ -65,11 +65,11 @@ def make(samples: _Samples) -> Iterator[_Make]:
 
 
 def test_batches_of_samples_come_in_order(samples: _Samples, make: _Make) -> None:
-    """The batches of one sample are taken one by one, then those of the next."""
+    """The batches of one sample are taken together, then those of the next."""
     samples.queue.put(sample([0.0, 0.0], first_key=1))
     samples.queue.put(sample([0.0], first_key=7))
     batches = make()
-    assert [batches.take(_WAIT_S) for _ in range(3)] == [1, 2, 7]
+    assert [batches.take(_WAIT_S) for _ in range(2)] == [[1, 2], [7]]
 
 
 def test_take_without_data_returns_none(make: _Make) -> None:
@@ -93,7 +93,7 @@ def test_samples_are_not_taken_without_end(samples: _Samples, make: _Make) -> No
     assert [decoded.get(timeout=_WAIT_S) for _ in range(2)] == [1, 2]
     with pytest.raises(queue.Empty):
         decoded.get(timeout=0.1)
-    assert batches.take(_WAIT_S) == 1
+    assert batches.take(_WAIT_S) == [1]
     assert decoded.get(timeout=_WAIT_S) == 3
 
 
@@ -102,7 +102,7 @@ def test_fault_in_a_thread_is_raised_in_the_training_thread(samples: _Samples, m
     samples.queue.put(sample([0.0]))
     samples.queue.put(AlreadyExists("table 'replay' has another configuration"))
     batches = make()
-    assert batches.take(_WAIT_S) == 1
+    assert batches.take(_WAIT_S) == [1]
     with pytest.raises(AlreadyExists, match="another configuration"):
         wait_until(lambda: batches.take(0.01), "the reason")
 

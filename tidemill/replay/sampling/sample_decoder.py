@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from tidemill.arrays import Array, Ints
 from tidemill.replay import codec
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.codec import CorruptBlocks, DecodedBatch, EncodedColumn
-from tidemill.replay.columns import ItemColumns, Per, values_of
+from tidemill.replay.columns import ItemColumns, Per, split, values_of
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.replay_batch import ReplayBatch
@@ -133,11 +133,12 @@ class SampleDecoder:
             decoded_at_once_bytes: Of the batches whose blocks are decoded together.
         """
         self._table, self._size, self._splits, self._corrupt = table, batch_size, splits, corrupt
-        self._exponent, self._number, self._mirror, self._transform = exponent, number, mirror, transform
+        self._exponent, self._number, self._mirror, self._transform = exponent, number, mirror, transform or _arrays
         self._encoded, self._casts = encoded if mirror is None and casts is None else "", casts
         self._history, self._keeps_rest = history, keeps_rest
         self._at_once_bytes, self._decoded_at_once_bytes = at_once_bytes, decoded_at_once_bytes
-        self._ragged = ragged_columns(table.signature)
+        ragged = ragged_columns(table.signature) if transform is None else ()
+        self._lengths = {name: f"{name}{SEPARATOR}{LENGTH}" for name in ragged}
         self._lock = threading.Lock()  # guards the count below
         self.overruns = 0
         """Gathers that were dropped because the mirror's rows were written over meanwhile."""
@@ -156,13 +157,13 @@ class SampleDecoder:
             starts = range(0, count if self._keeps_rest else count - self._size + 1, self._size)
             parts = [sample.take(slice(start, start + self._size)) for start in starts]
             return [batch for part in parts for batch in self._decode(part, 1, taken_at)]
-        order = _dealt(count, self._splits)
+        if self._splits > 1:  # each batch gets every splits-th item, for its share of a sampler's strata
+            sample = sample.take(np.arange(count).reshape(-1, self._splits).T.ravel())
         batches: list[ReplayBatch] = []
-        at_once = self._decoded_at_once(count)
-        for first in range(0, self._splits, at_once):
-            piece = order[first : first + at_once]
-            part = sample if len(piece) == self._splits else sample.take(piece.T.ravel())
-            batches += self._decode(part, len(piece), taken_at)
+        for first, splits in _pieces(self._splits, self._decoded_at_once(count)):
+            items = slice(first * self._size, (first + splits) * self._size)
+            part = sample if splits == self._splits else sample.take(items)
+            batches += self._decode(part, splits, taken_at)
         return batches
 
     @property
@@ -191,8 +192,10 @@ class SampleDecoder:
     def _with_payloads(self, sample: SampledBatch) -> SampledBatch | None:
         """Return a sample without the items whose payload has another size than it must; None if it has no others."""
         size = self._table.payload_bytes
+        if not size:
+            return sample
         payloads = sample.payloads or (b"",) * len(sample.keys)
-        if not size or all(len(payload) == size for payload in payloads):
+        if all(len(payload) == size for payload in payloads):
             return sample
         wrong = np.array([len(payload) != size for payload in payloads], dtype=np.bool_)
         return self._corrupt.replace(sample, wrong, f"a payload has not {size} bytes")
@@ -209,10 +212,14 @@ class SampleDecoder:
             return []
         sample, rows = opened
         decode_s = time.perf_counter() - started
-        order, at_once = _dealt(len(sample.keys), splits), self._gathered_at_once(rows, splits)
+        size = len(sample.keys) // splits
         batches: list[ReplayBatch] = []
-        for first in range(0, splits, at_once):
-            batches += self._gather(sample, rows, order[first : first + at_once], taken_at, decode_s)
+        for first, count in _pieces(splits, self._gathered_at_once(rows, splits)):
+            part, own = sample, rows
+            if count < splits:
+                items = slice(first * size, (first + count) * size)
+                part, own = sample.take(items), replace(rows, index=rows.index[items])
+            batches += self._gather(part, own, count, taken_at, decode_s)
             decode_s = 0.0
         return batches
 
@@ -235,17 +242,14 @@ class SampleDecoder:
         return min(max(self._at_once_bytes // max(batch_bytes, 1), 1), splits)
 
     def _gather(
-        self, sample: SampledBatch, rows: DecodedBatch, order: Ints, taken_at: float, decode_s: float
+        self, items: SampledBatch, rows: DecodedBatch, count: int, taken_at: float, decode_s: float
     ) -> list[ReplayBatch]:
-        """Return the batches of the items at the rows of `order`, [batches, B]; none if they were written over."""
-        # one batch has its sample's order: no column is copied
-        picked = slice(None) if order.shape == (1, len(sample.keys)) else order.ravel()
-        probabilities = sample.probabilities[picked].reshape(order.shape)
-        weights, largest = importance_weights(probabilities, sample.table_items, self._exponent())
-        items = sample.take(picked)
+        """Return so many batches, which are all of these items; none if their rows were written over."""
+        probabilities = items.probabilities.reshape(count, -1)
+        weights, largest = importance_weights(probabilities, items.table_items, self._exponent())
         given = ItemRows(
-            columns=rows.columns,
-            index=rows.index[picked],
+            columns=rows.columns if self._casts is None else _cast(rows.columns, self._casts),
+            index=rows.index,
             weights=weights.ravel(),
             payloads=items.payloads,
             encoded=rows.encoded,
@@ -253,45 +257,53 @@ class SampleDecoder:
             decode_s=decode_s,
             table=self._number,
         )
-        if self._casts is not None:
-            given = replace(given, columns=_cast(given.columns, self._casts))
-        made = self._arrays(given) if self._transform is None else self._transform(given)
-        if self._mirror is not None and not self._mirror.is_intact(sample):
+        columns = dict(self._transform(given))
+        if self._mirror is not None and not self._mirror.is_intact(items):
             with self._lock:
                 self.overruns += 1
             return []
-        params_versions, first_versions = _versions(items, self._history_of(items))
-        sizes = {name: made[_length_of(name)] for name in self._ragged} if self._transform is None else {}
-        is_length = {_length_of(name) for name in sizes}
-        whole = ReplayBatch(
-            **values_of(items, Per.ITEM, ItemColumns),
-            columns={
-                name: value for name, value in made.items() if not isinstance(value, Whole) and name not in is_length
-            },
-            sizes=sizes,
-            weights=given.weights,
-            params_versions=params_versions,
-            first_versions=first_versions,
-            tables=np.full(order.size, self._number),
-            table_items=np.full(order.size, sample.table_items),
-            received_at=sample.received_at,
-            taken_at=taken_at,
-            decoded_at=time.monotonic(),
-        )
-        shared = {name: value.value for name, value in made.items() if isinstance(value, Whole)}
-        batches = whole.split(len(order), largest_weight=largest.tolist())
+        shared = {name: columns.pop(name).value for name in list(columns) if isinstance(columns[name], Whole)}
+        params_versions, first_versions = self._versions(items)
+        values = values_of(items, Per.ITEM, ItemColumns) | {
+            "sizes": {name: columns.pop(length) for name, length in self._lengths.items()},
+            "columns": columns,
+            "weights": given.weights,
+            "params_versions": params_versions,
+            "first_versions": first_versions,
+            "tables": np.full(len(items.keys), self._number),
+            "table_items": np.full(len(items.keys), items.table_items),
+        }
+        decoded_at = time.monotonic()
+        batches = [
+            ReplayBatch(
+                **part,
+                received_at=items.received_at,
+                taken_at=taken_at,
+                decoded_at=decoded_at,
+                largest_weight=weight,
+            )
+            for part, weight in zip(split(values, count), largest.tolist(), strict=True)
+        ]
         for batch in batches:
             batch.columns.update(shared)
         return batches
 
-    @staticmethod
-    def _arrays(rows: ItemRows) -> dict[str, Array]:
-        return {name: values[rows.index] for name, values in rows.columns.items()}
+    def _versions(self, items: SampledBatch) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return the versions of the parameters of each item's last chunk and of that of its first step behind history.
 
-    def _history_of(self, items: SampledBatch) -> Ints:
-        """Return how many steps of history each item has, which are fewer at a stream's start, [N]."""
-        history: Ints = np.maximum(self._history - (self._table.max_item_steps - items.lengths), 0)
-        return history
+        Items are shorter at a stream's start, where they have less history.
+        """
+        ends, last_rows = np.cumsum(items.step_counts), items.first_rows + items.lengths - 1
+        history = np.maximum(items.lengths + (self._history - self._table.max_item_steps), 0)
+        first = np.searchsorted(ends, np.minimum(items.first_rows + history, last_rows), side="right")
+        last = first
+        while (ahead := ends[last] <= last_rows).any():  # once for each further chunk of an item
+            last = last + ahead
+        return items.params_versions[last], items.params_versions[first]
+
+
+def _arrays(rows: ItemRows) -> dict[str, Array]:
+    return {name: values[rows.index] for name, values in rows.columns.items()}
 
 
 def _cast(columns: Mapping[str, Array], dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
@@ -299,20 +311,7 @@ def _cast(columns: Mapping[str, Array], dtypes: Mapping[str, np.dtype[Any]]) -> 
     return {name: columns[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
 
 
-def _length_of(column: str) -> str:
-    return f"{column}{SEPARATOR}{LENGTH}"
-
-
-def _dealt(items: int, splits: int) -> Ints:
-    """Return the items of each batch, [splits, B]: every splits-th, for its share of a sampler's strata."""
-    return np.arange(items).reshape(-1, splits).T
-
-
-def _versions(items: SampledBatch, history: Ints) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the versions of the parameters of each item's last chunk and of that of its first step behind history."""
-    ends, last_rows = np.cumsum(items.step_counts), items.first_rows + items.lengths - 1
-    first = np.searchsorted(ends, np.minimum(items.first_rows + history, last_rows), side="right")
-    last = first
-    while (ahead := ends[last] <= last_rows).any():  # once for each further chunk of an item
-        last = last + ahead
-    return items.params_versions[last], items.params_versions[first]
+def _pieces(count: int, at_once: int) -> Iterator[tuple[int, int]]:
+    """Yield the first of each piece of some batches, and how many it has."""
+    for first in range(0, count, at_once):
+        yield first, min(at_once, count - first)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class DecodePool(Generic[S, T]):
-    """A bounded queue of decoded batches.
+    """A bounded queue of decoded samples.
 
     The threads hand over the batches of a whole sample at once: a hand-over costs the training thread
     more than taking a batch does.
@@ -47,7 +47,6 @@ class DecodePool(Generic[S, T]):
         """
         self._receive_sample, self._decode = receive, decode
         self._ready: queue.Queue[Sequence[T]] = queue.Queue(prefetch_samples)
-        self._current: deque[T] = deque()
         self._closed = threading.Event()
         self._error: BaseException | None = None
         self._receiving = threading.Lock()
@@ -57,23 +56,18 @@ class DecodePool(Generic[S, T]):
         for thread in self._threads:
             thread.start()
 
-    def take(self, timeout_s: float) -> T | None:
-        """Return the next batch, or None if there is none within `timeout_s`; 0 does not wait at all.
+    def take(self, timeout_s: float) -> Sequence[T] | None:
+        """Return the batches of the next sample, or None if there are none in time; 0 does not wait at all.
 
         Raises:
             BaseException: What ended a decoding thread, such as a table of another configuration.
         """
-        while True:
-            try:
-                return self._current.popleft()
-            except IndexError:  # or another thread was faster
-                pass
-            try:
-                self._current.extend(self._ready.get(block=timeout_s > 0, timeout=timeout_s))
-            except queue.Empty:
-                if self._error is not None:
-                    raise self._error from None
-                return None
+        try:
+            return self._ready.get(block=timeout_s > 0, timeout=timeout_s)
+        except queue.Empty:
+            if self._error is not None:
+                raise self._error from None
+            return None
 
     def close(self) -> None:
         """End the threads within a bounded time, once what `receive` waits for has ended. May be called twice."""
@@ -133,6 +127,7 @@ class TableFeed:
         self._pool: DecodePool[SampledBatch, ReplayBatch] | None = None
         if threads:
             self._pool = DecodePool(self._receive, self._decode, threads=threads, prefetch_samples=prefetch_samples)
+        self._more = self._decoded if self._pool is None else self._pool.take
 
     def take(self, timeout_s: float) -> ReplayBatch | None:
         """Return the next batch, or None if none comes within `timeout_s` seconds.
@@ -147,17 +142,13 @@ class TableFeed:
             except IndexError:  # nothing is ready, or another thread was faster
                 pass
             over = self._epochs_are_over.is_set()  # asked first: what was decoded before is in the pool by then
-            if self._pool is not None:
-                batch = self._pool.take(0.0 if over else timeout_s)
-                if batch is not None or not over:
-                    return batch
-            elif not over:
-                if (sample := self._receive(timeout_s)) is not None:
-                    self._ready.extend(self._decode(sample))
-                    continue
-                if not self._epochs_are_over.is_set():
-                    return None
-            break
+            batches = self._more(0.0 if over else timeout_s)
+            if batches is not None:
+                self._ready.extend(batches)
+            elif over:
+                break
+            elif not self._epochs_are_over.is_set():
+                return None
         raise EndOfBatches
 
     def put_back(self, batch: ReplayBatch) -> None:
@@ -191,6 +182,10 @@ class TableFeed:
             return None
         self._on_sample(sample)
         return sample
+
+    def _decoded(self, timeout_s: float) -> Sequence[ReplayBatch] | None:
+        sample = self._receive(timeout_s)
+        return None if sample is None else self._decode(sample)
 
     def _decode(self, sample: SampledBatch) -> list[ReplayBatch]:
         batches = self._decoder.decode(sample)
