@@ -106,10 +106,10 @@ def test_learner_with_sources_resumes(cluster: LearnerCluster) -> None:
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({}, r"learner.sources.demos: table 'demos' at .* has 0 items, must have at least 1: fill it before"),
+        ({}, "learner.sources.demos 'demos' 0 1"),
         (
             {"signature": tuple(c for c in signature_of(SPEC) if c.name != "reward")},
-            r"learner.sources.demos: column 'reward' is missing among observation, action, .*, must be float32 ",
+            "learner.sources.demos 'reward' observation action float32",
         ),
         (
             {
@@ -117,15 +117,15 @@ def test_learner_with_sources_resumes(cluster: LearnerCluster) -> None:
                     dataclasses.replace(c, shape=(3,)) if c.name == "observation" else c for c in signature_of(SPEC)
                 )
             },
-            r"demos: column 'observation' is float32 \[3\], must be float32 \[4\], as in the run's table 'replay'",
+            "demos 'observation' [3] [4] 'replay'",
         ),
-        ({"max_item_steps": 4}, "learner.sources.demos: items have up to 4 steps, must have 2"),
-        ({"payload_bytes": 8}, "learner.sources.demos: items have 8 bytes of payload, must have 0"),
-        ({"sampler": SelectorConfig(SelectorKind.FIFO)}, "has the sampler fifo and max_times_sampled 0, must have"),
-        ({"max_times_sampled": 2}, "has the sampler prioritized and max_times_sampled 2, must have"),
+        ({"max_item_steps": 4}, "learner.sources.demos 4 2"),
+        ({"payload_bytes": 8}, "learner.sources.demos 8 0"),
+        ({"sampler": SelectorConfig(SelectorKind.FIFO)}, "fifo max_times_sampled 0"),
+        ({"max_times_sampled": 2}, "prioritized max_times_sampled 2"),
         (
             {"rate_limiter": RateLimiterConfig(1, 4.0, 100.0)},
-            r"hold the learner back \(samples_per_insert 4\): tidemill replay update unix\S+ demos --rate-limiter off",
+            "samples_per_insert 4 tidemill replay update demos --rate-limiter off",
         ),
     ],
 )
@@ -137,7 +137,7 @@ def test_source_that_cannot_be_used_ends_the_learner(
     learner = cluster.start_learner(*_HALF)
     failure = learner.wait()
     assert isinstance(failure, ConfigError)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(message)):
         raise failure
 
 

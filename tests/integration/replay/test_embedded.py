@@ -130,7 +130,7 @@ def test_priorities_of_a_prioritized_table_may_not_be_negative() -> None:
                 partial(ReplayWriter, server.address, table, windows=window),
             )
             for call in calls:
-                with pytest.raises(InvalidArgument, match=r"is -1.*, must be (finite and not negative|at least 0)"):
+                with pytest.raises(InvalidArgument, match=r"\s-1\b"):
                     call()
 
 

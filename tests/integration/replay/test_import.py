@@ -56,15 +56,15 @@ def _damaged(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     "how,error,said",
     [
-        ("flipped", DataLoss, r"steps-000000.safetensors is damaged: its bytes do not match their SHA-256"),
-        ("cut", DataLoss, r"is damaged: it has \d+ bytes, must have \d+"),
-        ("missing", DataLoss, "steps-000000.safetensors is missing"),
-        ("foreign", InvalidArgument, "is not the manifest of an exported table"),
-        ("no manifest", InvalidArgument, "has no manifest.json: give a folder that `tidemill replay export` wrote"),
-        ("no json", DataLoss, "manifest.json is damaged"),
-        ("newer", FatalError, "format 2; this Tidemill reads up to 1: use a newer Tidemill"),
-        ("edited", DataLoss, "does not match its checksum"),
-        ("outside", DataLoss, "names a file '../../steps-000000.safetensors', must match"),
+        ("flipped", DataLoss, "steps-000000.safetensors SHA-256"),
+        ("cut", DataLoss, "bytes"),
+        ("missing", DataLoss, "steps-000000.safetensors"),
+        ("foreign", InvalidArgument, "manifest.json"),
+        ("no manifest", InvalidArgument, "manifest.json `tidemill replay export`"),
+        ("no json", DataLoss, "manifest.json"),
+        ("newer", FatalError, "2 1"),
+        ("edited", DataLoss, "checksum"),
+        ("outside", DataLoss, "'../../steps-000000.safetensors'"),
     ],
 )
 def test_damaged_or_foreign_folder_is_refused(
@@ -75,7 +75,7 @@ def test_damaged_or_foreign_folder_is_refused(
         fill(source.address)
         export_table(source.address, "t", tmp_path / "out")
     _damaged(tmp_path / "out", how)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=naming(said)):
         import_table(server.address, tmp_path / "out")
     assert client.list_tables() == ()
 

@@ -65,7 +65,7 @@ def test_step_that_never_fits_is_refused_by_append() -> None:
         with ReplayWriter(
             server.address, queue_of(noise(2**20)), windows=ItemWindow(1), max_message_bytes=2**20
         ) as writer:
-            with pytest.raises(InvalidArgument, match=r"a step has 10\d+ bytes, must have at most 1048576"):
+            with pytest.raises(InvalidArgument, match=r"\b10\d+\b.*\b1048576\b"):
                 writer.append(noise(2**20))
             for number in range(3):
                 writer.append({"image": np.zeros(2**20, np.uint8), "number": np.array(number)})
@@ -136,7 +136,7 @@ def test_batch_that_never_fits_is_refused_at_once_and_costs_a_queue_nothing() ->
             writer.flush(WAIT_S)
         with ReplaySampler([server.address], table, 50) as sampler:
             for _ in range(2):
-                with pytest.raises(InvalidArgument, match=r"a batch of 50 items has 5\d+ bytes, .*max_memory_mib"):
+                with pytest.raises(InvalidArgument, match=r"\b50\b.*\b5\d+\b.*max_memory_mib"):
                     sampler.take(WAIT_S)
         described = server.replay.find("t")
         assert (described.size, described.counters.samples) == (60, 0)

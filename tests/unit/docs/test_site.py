@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.docs import site
+from tests.support.naming import naming
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -55,7 +56,7 @@ def test_link_that_leads_nowhere_is_refused(repository: Path, tmp_path: Path) ->
     for target in ("gone.md", "../outside.md"):
         (tmp_path / "outside.md").touch()
         (repository / "README.md").write_text(f"[x]({target})")
-        with pytest.raises(SystemExit, match=re.escape(f"README.md: {target} leads nowhere")):
+        with pytest.raises(SystemExit, match=naming("README.md", target)):
             site.stage(repository, tmp_path / "source")
 
 

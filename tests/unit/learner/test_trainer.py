@@ -19,6 +19,7 @@ from tests.support.learner_fakes import (
     FakeSource,
     batch,
 )
+from tests.support.naming import naming
 from tests.support.waiting import wait_until
 from tidemill.errors import ConfigError, FailedPrecondition, FatalError
 from tidemill.learner.status import LearnerState
@@ -115,14 +116,12 @@ def test_operation_without_a_deterministic_kernel_ends_a_deterministic_run(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(scene.agent, "update", update)
-    expected = (
-        r"^run\.deterministic is true, but put_, which the network's update needs, does not have a deterministic "
-        r"implementation on this device; set learner\.device cpu, or take another agent\.network$"
-    )
+    named = naming("run.deterministic true put_ learner.device cpu agent.network")
     torch.set_deterministic_debug_mode("error")
     try:
-        with pytest.raises(ConfigError, match=expected):
+        with pytest.raises(ConfigError, match=named) as raised:
             scene.trainer.run()
+        assert "\n" not in str(raised.value)
     finally:
         torch.set_deterministic_debug_mode("default")
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -166,7 +166,7 @@ def test_fraction_is_rounded_and_does_not_overflow(as_array: bool) -> None:
         found = np.ravel(reader.read(step, ())["x"])[-1]
         assert np.array_equal(found, np.float32(value), equal_nan=True)
     for value in (1e39, -1e300):
-        with pytest.raises(InvalidArgument, match=r"column 'x' has .*1e\+3.*, must be -3.4.*e\+38 .. 3.4"):
+        with pytest.raises(InvalidArgument, match=r"'x' .*1e\+3.* -3\.4.*e\+38 \.\. 3\.4"):
             reader.read({"x": [0.0, value] if as_array else value}, ())
 
 

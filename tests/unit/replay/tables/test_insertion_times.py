@@ -101,7 +101,7 @@ def test_marks_come_back_from_json_without_those_beyond_the_last_item() -> None:
 )
 def test_what_is_no_range_is_refused_by_name(wanted: tuple[float | None, float | None]) -> None:
     """Negative, infinite, not a number, or ending before it begins."""
-    with pytest.raises(InvalidArgument, match=r"(since|until)_s is .*, must be"):
+    with pytest.raises(InvalidArgument, match=r"(since|until)_s"):
         InsertionTimes().numbers(*wanted, 0)
 
 
