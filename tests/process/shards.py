@@ -17,6 +17,7 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shards.placement import ShardPlacement
 from tidemill.replay.table_config import shard_config
 from tidemill.replay.writing.append_call import StreamRestarted
 from tidemill.replay.writing.appender import StreamAppender
@@ -107,7 +108,14 @@ class Writer:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self.appender = StreamAppender(
-            self.directory, self.name, 1, SIGNATURE, ("t",), CHUNK_LENGTH, max_in_flight_chunks=8
+            self.directory,
+            self.name,
+            1,
+            SIGNATURE,
+            ("t",),
+            CHUNK_LENGTH,
+            max_in_flight_chunks=8,
+            placement=ShardPlacement(self.name, dead_s=2.0, patience_s=1.0),
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

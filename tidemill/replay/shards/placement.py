@@ -44,15 +44,14 @@ class _Health:
         patience_s: How long it must be well before the actor goes to it from another.
     """
 
+    patience_s: float
     answers: bool | None = None
     since_s: float = 0.0
     until_s: float = 0.0
-    patience_s: float = PATIENCE_S
 
-    @property
-    def is_dead(self) -> bool:
-        """Whether it has not answered for too long."""
-        return self.answers is False and self.until_s - self.since_s >= DEAD_S
+    def is_dead(self, dead_s: float) -> bool:
+        """Whether it has not answered for so many seconds."""
+        return self.answers is False and self.until_s - self.since_s >= dead_s
 
     @property
     def is_welcome(self) -> bool:
@@ -69,9 +68,9 @@ class ShardPlacement:
     at changes nothing.
     """
 
-    def __init__(self, actor_id: str) -> None:
-        """Begin without a shard."""
-        self._actor_id = actor_id
+    def __init__(self, actor_id: str, *, dead_s: float = DEAD_S, patience_s: float = PATIENCE_S) -> None:
+        """Begin without a shard; see `DEAD_S` and `PATIENCE_S`."""
+        self._actor_id, self._dead_s, self._patience_s = actor_id, dead_s, patience_s
         self._health: dict[str, _Health] = {}
         self.shard: str | None = None
         """The shard the actor writes to; None before the first `choose`."""
@@ -79,7 +78,7 @@ class ShardPlacement:
     @property
     def is_dead(self) -> bool:
         """Whether the present shard is dead."""
-        return self.shard is not None and self._of(self.shard).is_dead
+        return self.shard is not None and self._is_dead(self.shard)
 
     def record_probe(self, shard: str, asked_s: float, *, answered: bool) -> None:
         """A question to a shard, asked at this time, was answered or was not."""
@@ -104,7 +103,7 @@ class ShardPlacement:
         if not order:
             return None
         if self.shard is None:
-            return next((shard for shard in order if not self._of(shard).is_dead), order[0])
+            return next((shard for shard in order if not self._is_dead(shard)), order[0])
         if self.is_dead:
             return next((shard for shard in order if self._of(shard).answers), self.shard)
         before = order[: order.index(self.shard)]
@@ -117,5 +116,8 @@ class ShardPlacement:
             left.patience_s = min(2 * left.patience_s, _MOST_PATIENCE_S)
         self.shard = shard
 
+    def _is_dead(self, shard: str) -> bool:
+        return self._of(shard).is_dead(self._dead_s)
+
     def _of(self, shard: str) -> _Health:
-        return self._health.setdefault(shard, _Health())
+        return self._health.setdefault(shard, _Health(self._patience_s))

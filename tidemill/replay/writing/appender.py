@@ -58,6 +58,7 @@ class StreamAppender:
         stop: threading.Event | None = None,
         prepare: Callable[[str], None] = lambda _: None,
         state: AppenderState | None = None,
+        placement: ShardPlacement | None = None,
     ) -> None:
         """Choose a shard and start connecting in the background.
 
@@ -76,6 +77,7 @@ class StreamAppender:
                 creates the tables, for instance.
             state: Of an appender of the same streams that is gone: its epoch is resumed, and what was not acknowledged
                 to it is sent again. With one address only.
+            placement: Decides between several servers; None: one with its usual bounds.
 
         Raises:
             InvalidArgument: There is a state, and more than one address.
@@ -90,7 +92,7 @@ class StreamAppender:
         self._env_count = env_count
         self._max_message_bytes = max_message_bytes
         self._lock = threading.Lock()  # guards the placement and the probe
-        self._placement, self._probe = ShardPlacement(actor_id), ShardProbe()
+        self._placement, self._probe = placement or ShardPlacement(actor_id), ShardProbe()
         self._error: BaseException | None = None
 
         def open_appender(address: str) -> AppendCall:
