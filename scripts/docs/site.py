@@ -59,6 +59,8 @@ def stage(root: Path = ROOT, source: Path = SOURCE) -> None:
             )
         else:
             shutil.copyfile(path, out)
+    if (style := root / "docs" / "site.css").exists():
+        shutil.copyfile(style, source / "docs" / "site.css")
 
 
 def staged(path: Path) -> Path:
