@@ -230,7 +230,7 @@ def test_older_learner_gives_way_to_a_newer_one(cluster: LearnerCluster, tmp_pat
     cluster.wait_for_status(lambda s: s.learner_steps > 0, "training")
     cluster.params_client().acquire_fencing_token("another learner")
     assert older.wait() == 1
-    assert "learner: StalePublisher:" in older.text().splitlines()[-1]
+    assert "learner: fencing token 1 was superseded by 2" in older.text().splitlines()[-1]
 
 
 def test_checkpoint_of_another_network_stops_the_start(cluster: LearnerCluster) -> None:
