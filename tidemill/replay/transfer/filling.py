@@ -57,7 +57,11 @@ def fill_table(
     )
     with ReplayClient(address, deadline_s=timeout_s) as client:
         client.wait_for_ready(timeout_s)
-        if not client.create_table(config):
+        try:
+            is_new = client.create_table(config)
+        except AlreadyExists:  # with another configuration
+            is_new = False
+        if not is_new:
             raise AlreadyExists(f"table {table!r} is at {address} already: choose another name")
     windows = ItemWindow(item_steps)
     with ReplayWriter(address, config, windows=windows, timeout_s=timeout_s, counts_decisions=False) as writer:
