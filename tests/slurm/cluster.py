@@ -29,7 +29,7 @@ SlurmctldHost={head}(10.79.0.254)
 SlurmUser=root
 AuthType=auth/munge
 # How long a requeued job waits for its credentials to expire; 120 by default.
-AuthInfo=cred_expire=10
+AuthInfo=cred_expire=15
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
