@@ -198,7 +198,14 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         VECTOR,
     ),
     "impala_continuous": (
-        IMPALAConfig(hidden_sizes=(16,), unroll=5, trace_decay=0.9, max_rho=2.0, learning_rate_decay_updates=1_000),
+        IMPALAConfig(
+            hidden_sizes=(16,),
+            unroll=5,
+            trace_decay=0.9,
+            max_rho=2.0,
+            learning_rate_decay_updates=1_000,
+            update_precision="float32",  # `auto` would be another format on a GPU than on some processors
+        ),
         CONTINUOUS_BYTES,
     ),
     "impala_std_of_observation": (IMPALAConfig(hidden_sizes=(16,), unroll=5, gaussian_std="observation"), CONTINUOUS),
