@@ -217,6 +217,7 @@ _LARGE = (
 )
 
 
+@pytest.mark.skipif(shutil.which("ps") is None, reason="there is no ps")
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_memory_of_a_process_is_not_that_of_the_one_that_started_it(value: str) -> None:
     """A worker of some MiB that a large actor starts is not above `env.max_memory_mib`."""
