@@ -107,9 +107,10 @@ class Pod:
     def _popen(self, container: Object) -> subprocess.Popen[bytes]:
         words = [*self._command(container), *container["args"]]
         told = [re.sub(r"\$\((\w+)\)", lambda match: self.values.get(match[1], "0"), word) for word in words]
+        program, *arguments = told  # of this checkout, which may lie below /tmp
         with (self.folder / f"{container['name']}.log").open("ab") as log:
             return subprocess.Popen(
-                [*self._before(), *(self._local(word) for word in told)],
+                [*self._before(), program, *(self._local(word) for word in arguments)],
                 env=self._environment(container), cwd=self.folder, stdout=log, stderr=log,
             )  # fmt: skip
 

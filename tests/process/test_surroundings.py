@@ -96,15 +96,24 @@ def _trained(folder: Path, kind: str, prepare: str, *settings: str) -> str:
     The script finds the folder of the run in $RUN.
     """
     command = [*_prepared(kind, prepare), _COMMAND, "train", *_SHORT, *settings]
-    said = _done(folder, command, {"RUN": str(folder)})
+    said = _done(folder, command, {"RUN": str(folder), "ROOT": str(_ROOT)})
     logs = "".join(log.read_text() for log in sorted((folder / "runs" / "a" / "logs").iterdir()))
     assert "Traceback" not in said + logs
     assert (folder / "runs" / "a" / "result.json").exists()
     return said + logs
 
 
-_SMALL = """
+# A checkout below /tmp is still there behind the disk that is mounted over it.
+_SMALL_TMP = """
+mkdir "$RUN/checkout"
+mount --bind "$ROOT" "$RUN/checkout"
 mount -t tmpfs -o size=64m small /tmp
+case "$ROOT" in /tmp/*) mkdir -p "$ROOT"; mount --bind "$RUN/checkout" "$ROOT" ;; esac
+umount "$RUN/checkout"
+"""
+
+_SMALL = f"""
+{_SMALL_TMP}
 mount -t tmpfs -o size=64m small /dev/shm
 """
 
@@ -115,11 +124,11 @@ def test_run_needs_little_of_tmp_and_of_shared_memory(folder: Path) -> None:
     assert "sampling for the learners of this machine" in said
 
 
-_READ_ONLY = """
+_READ_ONLY = f"""
 mount --bind "$RUN" "$RUN"
 cd "$RUN"
 chown 54321:54321 "$RUN"
-mount -t tmpfs -o size=64m small /tmp
+{_SMALL_TMP}
 mount -o remount,bind,ro /
 if touch /root/written 2>/dev/null; then echo "the root can be written" >&2; exit 1; fi
 umask 077
