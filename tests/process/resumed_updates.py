@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from tests.support.batches import CASES, sampled_batch
+from tests.support.learner_fakes import batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.checkpoint.resume import ResumableState, seed_rng
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.data.decoder import Batch
-from tidemill.services.learner.data.device import DeviceBatch
 from tidemill.services.learner.status.control import Control
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.progress import Progress
@@ -41,9 +41,7 @@ class Recorded:
         self._position += 1
         columns = sampled_batch(self._agent, self._config, self._env_spec, _BATCH, rng)
         weight = torch.rand(_BATCH) * float(np.random.random())  # the process's own generators are part of the state
-        return Batch(
-            columns, weight, np.arange(_BATCH, dtype=np.uint64), DeviceBatch({}), _BATCH, np.zeros(_BATCH), 0.0
-        )
+        return batch(*range(_BATCH), columns=columns, weight=weight)
 
 
 def train(case: str, folder: Path, steps: int, seed: int, *, on_to: int = 0) -> bytes:

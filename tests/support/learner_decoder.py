@@ -81,4 +81,4 @@ class LearnerDecoder:
             history=self.agent.window.history,
             **self.options,
         )
-        return [Batch.of(batch) for batch in decoder.decode(replace(sample, received_at=received_at))]
+        return [Batch(batch) for batch in decoder.decode(replace(sample, received_at=received_at))]

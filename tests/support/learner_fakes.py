@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.replay.sampling.priorities import PrioritySender
+from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import ProcessGroup
-from tidemill.services.learner.data.decoder import Batch
+from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT, Batch
 from tidemill.services.learner.data.device import DeviceBatch
 from tidemill.types import WindowSpec
 
@@ -122,7 +123,33 @@ class FakePublisher:
             raise self.error
 
 
-def batch(*keys: int) -> Batch:
-    """Return a batch of items with these keys."""
-    weight = torch.ones(len(keys))
-    return Batch({}, weight, np.array(keys, np.uint64), DeviceBatch({}), 10, np.zeros(len(keys)), 0.0)
+def batch(
+    *keys: int,
+    columns: Mapping[str, Tensor] | None = None,
+    weight: Tensor | None = None,
+    largest_weight: float = 1.0,
+    on_device: DeviceBatch | None = None,
+) -> Batch:
+    """Return a batch of items with these keys, of a table of 10 items; without columns, of weight 1 unless given."""
+    count = len(keys)
+    versions = np.zeros(count, np.uint64)
+    return Batch(
+        ReplayBatch(
+            keys=np.array(keys, np.uint64),
+            probabilities=np.full(count, 1 / 10),
+            lengths=np.ones(count, np.int64),
+            payloads=(),
+            columns={
+                **(columns or {}),
+                WEIGHT: torch.ones(count) if weight is None else weight,
+                DEVICE_BATCH: on_device or DeviceBatch({}),
+            },
+            sizes={},
+            weights=np.ones(count, np.float32),
+            params_versions=versions,
+            tables=np.zeros(count, np.int64),
+            table_items=np.full(count, 10),
+            first_versions=versions,
+            largest_weight=largest_weight,
+        )
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,78 +30,61 @@ RECURRENT_STATE = "recurrent_state"
 
 WEIGHT = "importance_weight"
 DEVICE_BATCH = "device_batch"
-"""With the weights, what `Batch.of` takes out of the columns of a dataset's batch: the copy to the device."""
+"""With the weights, what `Batch` takes out of the columns of a dataset's batch: the copy to the device."""
 
 _DECODE_S, _COPY_S = (metrics.STAGE_SECONDS.labels(stage) for stage in ("decode", "copy"))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The input of one update.
+    """The input of one update: a batch of a dataset whose columns a `ToDevice` made, as the trainer reads it.
 
     Attributes:
+        replay: The dataset's batch.
         columns: What `Agent.decode` returned, on the device, each [B, ...] except the `frames` that batches of one
             sample may share; and `recurrent_state` if the items have one.
         weight: Importance weights, float32 [B].
-        keys: Keys of the items, uint64 [B].
         device_batch: The copy to the device; wait for it before use.
-        table_items: Items in the table when it was drawn.
-        params_versions: Version of the parameters that chose the first action of each item of the run's own table.
-        received_at: When it arrived, by `time.monotonic`, in seconds.
-        taken_at: When decoding it began, by the same clock.
-        decoded_at: When it was ready, by the same clock.
-        table_s: How long each item had been in the table, in seconds, float32; of the
-            run's own table, and None if the server does not say.
-        traces: Trace context of each item, empty for one that is not traced; empty when none is.
-        largest_weight: The largest importance weight before they were divided by it; other ranks have another.
-        sizes: Items of each of the dataset's tables, one behind the other; empty if all are of one.
-        source_items: Items in each table but the first when the batch was drawn.
-        source_table_s: For each table but the first, how long each of its items had been there, in seconds, float32;
-            empty if a server does not say.
+        sizes: Items of each of the dataset's tables, one behind the other, the run's own table first; empty if all
+            are of one.
     """
 
-    columns: dict[str, Tensor]
-    weight: Tensor
-    keys: NDArray[np.uint64]
-    device_batch: DeviceBatch
-    table_items: int
-    params_versions: NDArray[np.float64]
-    received_at: float
-    largest_weight: float = 1.0
-    sizes: tuple[int, ...] = ()
-    source_items: tuple[int, ...] = ()
-    source_table_s: tuple[NDArray[np.float32], ...] = ()
-    taken_at: float = 0.0
-    decoded_at: float = 0.0
-    table_s: NDArray[np.float32] | None = None
-    traces: tuple[bytes, ...] = ()
+    __slots__ = ("columns", "device_batch", "replay", "sizes", "weight")
 
-    @classmethod
-    def of(cls, batch: ReplayBatch) -> Batch:
-        """Return a batch whose columns a `ToDevice` made."""
-        columns = dict(batch.columns)
-        weight, device_batch = columns.pop(WEIGHT), columns.pop(DEVICE_BATCH)
-        others = _of_other_tables(batch) if batch.tables[-1] else {}
-        own = others["sizes"][0] if others else len(batch)
-        return cls(
-            columns=columns,
-            weight=weight,
-            keys=batch.keys,
-            device_batch=device_batch,
-            table_items=int(batch.table_items[0]),
-            params_versions=batch.first_versions[:own].astype(np.float64),
-            received_at=batch.received_at,
-            taken_at=batch.taken_at,
-            decoded_at=batch.decoded_at,
-            table_s=None if batch.table_s is None else batch.table_s[:own],
-            traces=batch.traces,
-            largest_weight=batch.largest_weight,
-            **others,
-        )
+    def __init__(self, replay: ReplayBatch) -> None:
+        """Take the dataset's batch.
+
+        The training thread does this for each update: what few readers need is worked out when they ask.
+        """
+        columns = dict(replay.columns)
+        self.weight: Tensor = columns.pop(WEIGHT)
+        self.device_batch: DeviceBatch = columns.pop(DEVICE_BATCH)
+        self.columns: dict[str, Tensor] = columns
+        self.replay = replay
+        self.sizes: tuple[int, ...] = tuple(np.bincount(replay.tables).tolist()) if replay.tables[-1] else ()
+
+    @property
+    def keys(self) -> NDArray[np.uint64]:
+        """Keys of the items, uint64 [B]."""
+        return self.replay.keys
+
+    @property
+    def largest_weight(self) -> float:
+        """The largest importance weight before they were divided by it; other ranks have another."""
+        return self.replay.largest_weight
+
+    @property
+    def params_versions(self) -> NDArray[np.float64]:
+        """Version of the parameters that chose the first action of each item of the run's own table, [own_items]."""
+        return self.replay.first_versions[: self.own_items].astype(np.float64)
+
+    @property
+    def own_items(self) -> int:
+        """Items of the run's own table."""
+        return self.sizes[0] if self.sizes else len(self.replay)
 
     def tables(self) -> list[tuple[int, slice]]:
         """Return the number of each of the dataset's tables, and where its items are."""
-        ends = np.cumsum(self.sizes or (len(self.keys),)).tolist()
+        ends = np.cumsum(self.sizes or (len(self.replay),)).tolist()
         return [(table, slice(start, end)) for table, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
 
 
@@ -130,7 +112,7 @@ class DatasetBatches:
         while batch is not None and self._skip:
             self._skip -= 1
             batch = self._dataset.take(timeout_s)
-        return None if batch is None else Batch.of(batch)
+        return None if batch is None else Batch(batch)
 
 
 class ToDevice:
@@ -221,21 +203,6 @@ def _own_frames(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         own[name] = places[first : first + arrays[name].size].reshape(arrays[name].shape)
         first += arrays[name].size
     return own
-
-
-def _of_other_tables(batch: ReplayBatch) -> dict[str, Any]:
-    """Return the fields of a `Batch` that one of several tables has, whose items lie behind one another.
-
-    The training thread does this for each batch: one of a single table is spared it, some 25 us.
-    """
-    sizes = np.bincount(batch.tables)
-    ends = np.cumsum(sizes)[:-1]
-    ages = () if batch.table_s is None else tuple(np.split(batch.table_s, ends)[1:])
-    return {
-        "sizes": tuple(sizes.tolist()),
-        "source_items": tuple(batch.table_items[ends].tolist()),
-        "source_table_s": ages,
-    }
 
 
 def recurrent_states(payloads: Sequence[bytes], size: int) -> NDArray[np.float32]:

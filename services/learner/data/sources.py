@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import structlog
@@ -20,7 +20,7 @@ from tidemill.replay.sampling.mixture import TableAt, split_batch
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.rl.transitions import gather_frame_stacks
-from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT
+from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT, Batch
 from tidemill.services.learner.data.device import DeviceBatch
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.status import metrics
@@ -43,26 +43,6 @@ class Mixture:
     prioritized: frozenset[int]
 
 
-class Mixed(Protocol):
-    """A batch of the run's own table and of sources; see `services.learner.data.decoder.Batch`."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Items of each table, the run's own first; empty without sources."""
-
-    @property
-    def source_items(self) -> tuple[int, ...]:
-        """Items in the table of each source when the batch was drawn."""
-
-    @property
-    def source_table_s(self) -> tuple[NDArray[np.float32], ...]:
-        """Seconds that the items of each source had been in their table; empty if a server does not say."""
-
-    @property
-    def received_at(self) -> float:
-        """When it arrived, by `time.monotonic`."""
-
-
 class SourceReports:
     """What each source has given, for the status and Prometheus.
 
@@ -80,18 +60,20 @@ class SourceReports:
         """Return the newest report of each source."""
         return self._newest
 
-    def record(self, batch: Mixed, now: float) -> None:
+    def record(self, batch: Batch, now: float) -> None:
         """Count the items of a batch whose update begins now, by `time.monotonic`."""
         if not self._newest:
             return
-        since_s = max(now - batch.received_at, 0.0)
-        ages = [_mean_age(table_s, since_s) for table_s in batch.source_table_s] or [0.0] * len(self._newest)
+        replay = batch.replay
+        since_s = max(now - replay.received_at, 0.0)
         reports = []
-        for source, samples, items, age_s in zip(self._newest, batch.sizes[1:], batch.source_items, ages, strict=True):
+        for source, (_, items) in zip(self._newest, batch.tables()[1:], strict=True):
+            samples, held = items.stop - items.start, int(replay.table_items[items.start])
+            age_s = 0.0 if replay.table_s is None else _mean_age(replay.table_s[items], since_s)
             metrics.SOURCE_SAMPLES.labels(source.name).inc(samples)
-            metrics.SOURCE_ITEMS.labels(source.name).set(items)
+            metrics.SOURCE_ITEMS.labels(source.name).set(held)
             metrics.SOURCE_AGE_SECONDS.labels(source.name).set(age_s)
-            reports.append(replace(source, items=items, samples=source.samples + samples, age_s=age_s))
+            reports.append(replace(source, items=held, samples=source.samples + samples, age_s=age_s))
         self._newest = tuple(reports)
 
 

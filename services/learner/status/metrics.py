@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from tidemill.replay.sampling.dataset import ReplayDataset
+from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.sampling.shard import ShardReport
 
 _PREFIX = "tidemill_learner"
@@ -113,16 +114,15 @@ class ItemAges(Collector):
             ItemHistogram(_AGE_NAME, _AGE_HELP, _AGE_BOUNDS, part) for part in ("table", "queue", "decode", "whole")
         ]
 
-    def observe(self, batch: Consumed, now: float) -> None:
-        """Count the items of a batch whose update begins now, by `time.monotonic`."""
+    def observe(self, batch: ReplayBatch, items: int, now: float) -> None:
+        """Count the first items of a batch whose update begins now, by `time.monotonic`."""
         decode_s = batch.decoded_at - batch.taken_at
         since_s = max(now - batch.received_at, 0.0)
-        items = len(batch.params_versions)
         self._queue.observe_all(max(since_s - decode_s, 0.0), items)
         self._decode.observe_all(decode_s, items)
         if batch.table_s is None:
             return
-        table_s = batch.table_s.astype(np.float64)
+        table_s = batch.table_s[:items].astype(np.float64)
         if np.isnan(table_s).any():
             table_s = table_s[~np.isnan(table_s)]
         self._table.observe(table_s)
@@ -134,30 +134,6 @@ class ItemAges(Collector):
         for part in self._parts:
             part.add_to(family)
         yield family
-
-
-class Consumed(Protocol):
-    """A batch with the times of its way, by `time.monotonic`; see `ReplayBatch`."""
-
-    @property
-    def params_versions(self) -> NDArray[np.float64]:
-        """One entry for each item of the run's own table, [B]."""
-
-    @property
-    def table_s(self) -> NDArray[np.float32] | None:
-        """Seconds that each item had been in the table, [B]."""
-
-    @property
-    def received_at(self) -> float:
-        """When it arrived."""
-
-    @property
-    def taken_at(self) -> float:
-        """When decoding it began."""
-
-    @property
-    def decoded_at(self) -> float:
-        """When it was decoded."""
 
 
 STEPS = Counter("tidemill_learner_steps_total", "Updates this process has taken.")

@@ -223,8 +223,8 @@ class Trainer:
         self._backlog.add(batch.device_batch)
         seconds = launched - started + self._clock() - voted
         self._record(batch, started)
-        if batch.traces and (own := tracer()) is not None:
-            own.used(batch, started, self._clock(), {"learner_steps": self._counters.learner_steps})
+        if batch.replay.traces and (own := tracer()) is not None:
+            own.used(batch.replay, started, self._clock(), {"learner_steps": self._counters.learner_steps})
         self._progress.record_step(seconds, update.metrics)
 
     def _send_priorities(self, sender: PrioritySender, batch: Batch, priority: Tensor) -> None:
@@ -284,12 +284,13 @@ class Trainer:
             self._publisher.check()
 
     def _record(self, batch: Batch, now: float) -> None:
-        self._progress.table_items = batch.table_items
-        metrics.BATCH_AGE_SECONDS.set(now - batch.received_at)
-        self._progress.policy_lag = max(self._counters.version - float(batch.params_versions.mean()), 0.0)
+        replay, lag = batch.replay, self._counters.version - batch.params_versions
+        self._progress.table_items = int(replay.table_items[0])
+        metrics.BATCH_AGE_SECONDS.set(now - replay.received_at)
+        self._progress.policy_lag = max(float(lag.mean()), 0.0)
         metrics.POLICY_LAG.set(self._progress.policy_lag)
-        metrics.ITEM_POLICY_LAG.observe(np.maximum(self._counters.version - batch.params_versions, 0.0))
-        metrics.ITEM_AGES.observe(batch, now)
+        metrics.ITEM_POLICY_LAG.observe(np.maximum(lag, 0.0))
+        metrics.ITEM_AGES.observe(replay, batch.own_items, now)
         self._sources.record(batch, now)
 
 

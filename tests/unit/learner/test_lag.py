@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.services.learner.status.metrics import ItemAges, ItemHistogram
 
 
@@ -37,7 +39,10 @@ class _Batch:
     received_at: float = 100.0
     taken_at: float = 102.0
     decoded_at: float = 103.0
-    params_versions: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
+
+
+def _batch(table_s: NDArray[np.float32] | None) -> ReplayBatch:
+    return cast(ReplayBatch, _Batch(table_s))
 
 
 def _sums(ages: ItemAges) -> dict[tuple[str, str], float]:
@@ -52,7 +57,7 @@ def _sums(ages: ItemAges) -> dict[tuple[str, str], float]:
 def test_an_items_age_is_the_time_in_the_table_and_what_it_waited_since() -> None:
     """Received at 100 s, decoded from 102 to 103 s, trained on at 107 s: 6 s in queues, 1 s of decoding."""
     ages = ItemAges()
-    ages.observe(_Batch(np.array([0.5, 20.0], np.float32)), now=107.0)
+    ages.observe(_batch(np.array([0.5, 20.0, 999.0], np.float32)), 2, now=107.0)
     found = _sums(ages)
     assert {part: found[part, "sum"] for part in ("table", "queue", "decode", "whole")} == pytest.approx(
         {"table": 20.5, "queue": 12.0, "decode": 2.0, "whole": 34.5}
@@ -66,6 +71,6 @@ def test_items_whose_insertion_time_is_unknown_count_only_in_the_parts_that_are_
 ) -> None:
     """A server of an earlier release does not say, and a restored table may not know."""
     ages = ItemAges()
-    ages.observe(_Batch(table_s), now=107.0)
+    ages.observe(_batch(table_s), 2, now=107.0)
     found = _sums(ages)
     assert [found[part, "count"] for part in ("table", "queue", "decode", "whole")] == [0, 2, 2, 0]

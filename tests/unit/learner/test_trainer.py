@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -150,7 +149,7 @@ def test_host_is_at_most_four_updates_ahead_of_a_gpu(
     monkeypatch.setattr(DeviceBatch, "wait", lambda batch: None)
     scene = _scene(scenes, tmp_path, Limits(max_learner_steps=8))
     on_gpu = DeviceBatch({}, Event(blocking=True))  # type: ignore[arg-type]
-    scene.source.batches += [dataclasses.replace(batch(key), device_batch=on_gpu) for key in range(1, 9)]
+    scene.source.batches += [batch(key, on_device=on_gpu) for key in range(1, 9)]
     scene.trainer.run()
     assert seen == ["1 after 5", "2 after 6", "3 after 7", "4 after 8"]
 

@@ -51,7 +51,7 @@ def test_one_batch_keeps_the_order_of_its_sample() -> None:
     (batch,) = _decode(TableSettings(), splits=1)
     assert batch.columns["reward"].tolist() == _REWARDS
     assert batch.keys.tolist() == [1, 2, 3, 4, 5, 6]
-    assert (batch.table_items, batch.received_at) == (10, 7.0)
+    assert (batch.replay.table_items.tolist(), batch.replay.received_at) == ([10] * 6, 7.0)
     assert batch.params_versions.tolist() == [4.0] * 6
 
 

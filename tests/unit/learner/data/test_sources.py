@@ -43,13 +43,13 @@ def _part(table: int, items: int, largest: float, **columns: Any) -> ReplayBatch
 def test_parts_are_joined_in_order_with_weights_by_the_largest_of_all() -> None:
     """The batch knows which items are whose; the policy lag and the table's size are those of the run's own table."""
     parts = [_part(0, 3, 2.0), _part(1, 2, 4.0), _part(2, 1, 1.0)]
-    batch = Batch.of(ReplayBatch.joined(parts, joined_columns))
+    batch = Batch(ReplayBatch.joined(parts, joined_columns))
     assert batch.columns["action"].tolist() == [0, 0, 0, 1, 1, 2]
     assert batch.weight.tolist() == [0.5] * 3 + [1.0] * 2 + [0.25]
     assert batch.tables() == [(0, slice(0, 3)), (1, slice(3, 5)), (2, slice(5, 6))]
     assert batch.keys[batch.tables()[1][1]].tolist() == [10, 11]
     assert batch.params_versions.tolist() == [7.0] * 3
-    assert (batch.table_items, batch.largest_weight, batch.sizes) == (100, 4.0, (3, 2, 1))
+    assert (batch.replay.table_items[0], batch.largest_weight, batch.sizes) == (100, 4.0, (3, 2, 1))
 
 
 def test_reports_count_what_each_source_gave() -> None:
@@ -57,9 +57,9 @@ def test_reports_count_what_each_source_gave() -> None:
     reports = SourceReports({"demos": SourceSettings(0.3), "yesterday": SourceSettings(0.2)})
     assert reports.read() == (SourceStatus("demos", 0.3), SourceStatus("yesterday", 0.2))
     whole = ReplayBatch.joined([_part(0, 3, 2.0), _part(1, 2, 4.0), _part(2, 1, 1.0)], joined_columns)
-    reports.record(Batch.of(whole), now=8.0)
+    reports.record(Batch(whole), now=8.0)
     table_s = np.array([1.0, 1.0, 1.0, 4.0, 6.0, np.nan], np.float32)
-    reports.record(Batch.of(dataclasses.replace(whole, table_s=table_s, received_at=5.0)), now=8.0)
+    reports.record(Batch(dataclasses.replace(whole, table_s=table_s, received_at=5.0)), now=8.0)
     assert reports.read() == (SourceStatus("demos", 0.3, 101, 4, 8.0), SourceStatus("yesterday", 0.2, 102, 2, 0.0))
     with_labels = {"source": "demos"}
     assert REGISTRY.get_sample_value("tidemill_learner_source_ratio", with_labels) == 0.3

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tests.support.learner_fakes import Clock, FakeAgent, FakePriorities, FakeSource
+from tests.support.learner_fakes import Clock, FakeAgent, FakePriorities, FakeSource, batch
 from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import Update
@@ -18,7 +17,7 @@ from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal, draw_uniform
 from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.learner.data.decoder import Batch
-from tidemill.services.learner.data.device import DeviceBacklog, DeviceBatch, resolve_device
+from tidemill.services.learner.data.device import DeviceBacklog, resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
 from tidemill.services.learner.status.control import Control
 from tidemill.services.learner.status.counters import Counters
@@ -59,8 +58,7 @@ class _Agent(FakeAgent):
 
 
 def _batch(largest_weight: float = 1.0) -> Batch:
-    keys = np.arange(2, dtype=np.uint64)
-    return Batch({}, torch.tensor([1.0, 0.5]), keys, DeviceBatch({}), 10, np.zeros(2), 0.0, largest_weight)
+    return batch(0, 1, weight=torch.tensor([1.0, 0.5]), largest_weight=largest_weight)
 
 
 def _trainer(ranks: _Others, agent: FakeAgent, batches: list[Batch], steps: int) -> Trainer:
