@@ -30,10 +30,10 @@ class LockStepCluster:
         self._forkery, self._folder, self._sockets = forkery, folder, sockets
         self._processes: dict[str, ForkedProcess] = {}
         folder.mkdir()
-        run = {"name": "run", "root": str(folder), "seed": seed, "deterministic": True, **settings.get("run", {})}
+        given = {"seed": seed, "deterministic": True, **settings.get("run", {})}
         document = {
             **settings,
-            "run": run,
+            "run": {**given, "name": "run", "root": str(folder)},
             "cluster": {"replay": [self._at("replay")], "params": self._at("params"), "learner": self._at("learner")},
             "replay": {
                 "server": {"address": self._at("replay")},
