@@ -34,10 +34,15 @@ class Results:
         return next((row for row in self.rows if _key(row) == (task, contender, seed)), None)
 
     def put(self, row: Row) -> None:
-        """Add a row, in place of an earlier one of the same training, and write the file."""
+        """Add a row, in place of an earlier one of the same training, and write the file; it says on which processor.
+
+        Tasks may be raced on different machines, the contenders of one task are not.
+        """
+        here = machine()
+        row = {"cpu": here["cpu"]} | row
         self.rows = [each for each in self.rows if _key(each) != _key(row)] + [row]
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._file, {"machine": machine(), "rows": self.rows})
+        write_json(self._file, {"machine": here, "rows": self.rows})
 
 
 def to_target(curve: Sequence[Row], target: float) -> Row:

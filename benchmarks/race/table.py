@@ -26,9 +26,10 @@ make race ARGS=--table                            # only write this page
 ```
 
 Each peer is installed into `build/race/`. `benchmarks/results/race.json` has every training, its curve and its
-versions. Machine, task, network, updates, batch and number of decisions are the same for all. Time counts from the
-start of a contender's first process to the end of its last, imports and evaluations included. Everything runs in turns
-on two cores of one quiet machine, with {len(SEEDS)} seeds that were declared before.
+versions. Machine, task, network, updates, batch and number of decisions are the same for all contenders of a task; the
+processor is named below its table. Time counts from the start of a contender's first process to the end of its last,
+imports and evaluations included. Everything runs in turns on two cores of a quiet machine, with {len(SEEDS)} seeds that
+were declared before.
 
 ## Wall time
 
@@ -108,7 +109,8 @@ def _details(task: Task, rows: Sequence[Row]) -> str:
             _to_target(rows, task, name),
         ]
         lines.append(f"| {' | '.join(cells)} |\n")
-    return "".join(lines)
+    processors = {row["cpu"] for name in measured for row in _of(rows, task, name) if row["quiet"]}
+    return "".join([*lines, "\n", "; ".join(sorted(processors)), "\n"] if processors else lines)
 
 
 def _of(rows: Sequence[Row], task: Task, contender: str) -> list[Row]:

@@ -45,7 +45,7 @@ def row_of(contender: str, seed: int, **changes: Any) -> dict[str, Any]:  # noqa
     """Return a row of CartPole's PPO."""
     row = {"task": "cartpole_ppo", "contender": contender, "seed": seed, "quiet": True, "wall_s": 30.0}
     row |= {"processor_s": 50.0, "peak_mib": 700.0, "decisions_per_s": 3_333.0, "updates": 7_580, "score": 500.0}
-    row |= {"to_target_s": 12.5, "versions": {"torch": "2.13.0"}}
+    row |= {"to_target_s": 12.5, "versions": {"torch": "2.13.0"}, "cpu": "a processor"}
     return row | changes
 
 
@@ -117,6 +117,15 @@ def test_time_of_a_loaded_machine_is_not_published(tmp_path: Path) -> None:
     assert "500.0" in line
     assert "99.0" not in page
     assert "**30.0**" in page
+
+
+def test_contenders_of_a_task_ran_on_one_kind_of_processor(tmp_path: Path) -> None:
+    """Its name stands below their table; no times of two kinds are compared."""
+    assert "a processor\n" in write_page([row_of("tidemill", 1), row_of("sb3", 1)], tmp_path / "race.md")
+    found: dict[str, set[str]] = {}
+    for row in Results(ROOT / "benchmarks" / "results" / "race.json").rows:
+        found.setdefault(row["task"], set()).add(row["cpu"])
+    assert all(len(processors) == 1 for processors in found.values())
 
 
 def test_page_is_made_from_the_rows(tmp_path: Path) -> None:
