@@ -194,15 +194,6 @@ bench-replay: $(VENV)/.dev $(VENV)-reverb/.installed ## the replay service besid
 	$(BIN)/python -m benchmarks.replay --peer $(VENV)-reverb/bin/python $(BENCH)
 	$(BIN)/python -m benchmarks.replay_tls
 
-.PHONY: dm-env-rpc
-dm-env-rpc: $(VENV)/.dev $(VENV)-dm-env-rpc/.installed ## environments of a dm_env_rpc server, which it installs
-	$(BIN)/python -m pytest tests/integration/test_dm_env_rpc.py
-
-$(VENV)-dm-env-rpc/.installed: requirements/dm_env_rpc.txt
-	$(PYTHON) -m venv $(VENV)-dm-env-rpc
-	$(VENV)-dm-env-rpc/bin/pip install --quiet --requirement requirements/dm_env_rpc.txt
-	touch $@
-
 $(VENV)-reverb/.installed: requirements/reverb.txt
 	$(PYTHON) -m venv $(VENV)-reverb
 	$(VENV)-reverb/bin/pip install --quiet --requirement requirements/reverb.txt

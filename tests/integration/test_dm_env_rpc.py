@@ -1,9 +1,10 @@
-"""Environments of dm_env_rpc: a server of the package itself, in a process of an interpreter that has it."""
+"""Environments of dm_env_rpc: a server of the package itself, in another process."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,7 +24,7 @@ from tidemill.errors import ConfigError, EnvFailed, FatalError
 from tidemill.types import EnvSpec
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PYTHON = Path(os.environ.get("TIDEMILL_DM_ENV_RPC_PYTHON", _ROOT / ".venv-dm-env-rpc" / "bin" / "python"))
+_PACKAGES = _ROOT / ".venv-extras"
 _SERVER = _ROOT / "tests" / "support" / "dm_env_rpc_server.py"
 
 
@@ -32,8 +33,10 @@ class _Server:
 
     def __init__(self) -> None:
         """Start it."""
-        command = [str(_PYTHON), str(_SERVER)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command, environment = [sys.executable, str(_SERVER)], os.environ | {"PYTHONPATH": str(_PACKAGES)}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         assert self._process.stdout is not None
         self.address = f"127.0.0.1:{self._process.stdout.readline().strip()}"
 
@@ -50,8 +53,8 @@ class _Server:
 @pytest.fixture(scope="module")
 def server() -> Iterator[_Server]:
     """A server for the tests of this file."""
-    if not _PYTHON.exists():
-        pytest.skip("needs an interpreter with dm_env_rpc: make dm-env-rpc")
+    if not (_PACKAGES / "dm_env_rpc").exists():
+        pytest.skip("needs make .venv-extras/.installed")
     with closing(_Server()) as started:
         yield started
 

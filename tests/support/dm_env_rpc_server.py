@@ -1,4 +1,4 @@
-"""A dm_env_rpc server of the package `dm_env_rpc`: catch a ball that falls. Run by an interpreter that has it.
+"""A dm_env_rpc server of the package `dm_env_rpc`: catch a ball that falls. Run with .venv-extras on PYTHONPATH.
 
 python dm_env_rpc_server.py      prints the port
 """

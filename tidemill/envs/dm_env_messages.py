@@ -1,8 +1,8 @@
 """Messages of dm_env_rpc, wire-compatible with its dm_env_rpc.proto (version 1).
 
-The package `dm_env_rpc` has stubs of protobuf 5, which protobuf 7 refuses to import. Names and numbers of the fields
-are those of https://github.com/google-deepmind/dm_env_rpc; the messages are made when this module is imported, in a
-package of another name, so that both may be imported by one process.
+The stubs of the package `dm_env_rpc` are of protobuf 5, for which protobuf 7 promises nothing. Names and numbers of the
+fields are those of https://github.com/google-deepmind/dm_env_rpc; the messages are made when this module is imported,
+in a package of another name, so that both may be imported by one process.
 """
 
 from __future__ import annotations
