@@ -59,6 +59,7 @@ _SELDOM: Mapping[str, set[str]] = {
     "tidemill_learner_source_samples_total": {"source"},
     "tidemill_run_end_info": {"end"},
     "tidemill_simulator_episodes_total": {"end"},
+    "tidemill_simulator_refused_total": {"setting"},
 }
 """Labels of what has counted nothing after a few seconds, and so shows none."""
 _TRAIN = (

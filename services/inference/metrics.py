@@ -53,6 +53,9 @@ class SimulatorMetrics:
             return Summary(f"{_SIMULATORS}_{name}", text, registry=registry)
 
         self.simulators = Gauge("tidemill_simulators", "Simulators with a slot.", registry=registry)
+        self.refused = counter(
+            "refused", "Simulators that got no slot, by the setting of `inference` that is the limit.", ("setting",)
+        )
         self.steps = counter("steps", "Steps answered.")
         self.blocked_seconds = counter("blocked_seconds", "Time that steps waited to be stored.")
         self.episodes = counter(

@@ -17,6 +17,7 @@ import torch
 
 from tidemill.acting.writer import open_writer
 from tidemill.config.sections import InferenceConfig
+from tidemill.config.services import InferenceSettings
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import Params
 from tidemill.replay.shards.readiness import wait_for_replay
@@ -25,6 +26,7 @@ from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy, SplitPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.settings.registry import extra_columns_of
+from tidemill.rpc.tls import is_local
 from tidemill.services.inference.episode import Episode
 from tidemill.services.inference.forward_thread import ForwardThread
 from tidemill.services.inference.metrics import SimulatorCurves, SimulatorMetrics
@@ -42,6 +44,14 @@ def writer_name(run: str, index: int) -> str:
     """Return the name of the writer of the service with an index on this machine."""
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64]
     return f"simulators-{host}-{zlib.crc32(run.encode()):08x}-{index}"
+
+
+def most_per_client(settings: InferenceSettings) -> int:
+    """Return how many simulators of one address may be connected."""
+    if settings.simulators_per_client > 0:
+        return settings.simulators_per_client
+    # programs on this machine have one address, and are of one user
+    return settings.simulators if is_local(settings.server.address) else -(-settings.simulators // 2)
 
 
 def open_identity(config: InferenceConfig, name: str) -> Identity:
@@ -93,7 +103,7 @@ async def serve_simulators(
     stop: threading.Event,
 ) -> SimulatorServicer | None:
     """Return the host of programs that play as clients; None if there are none, or `stop` was set before."""
-    settings, seed = config.inference, config.run.seed
+    settings, seed, each = config.inference, config.run.seed, most_per_client(config.inference)
     if not settings.simulators:
         return None
     name = writer_name(config.run.name, settings.index)
@@ -118,14 +128,13 @@ async def serve_simulators(
         SimulatorMetrics(),
         fail,
         slots=settings.simulators,
+        slots_per_caller=each,
         grace_s=settings.simulator_grace_s,
         max_wait_s=settings.max_wait_ms / 1000.0,
         device=device,
         rng=np.random.default_rng(seed),
         curves=open_curves(config),
     )
-    # of clients that come back before their former call is known to have broken off
-    max_calls = 2 * settings.simulators
     client = ParamsClient(config.cluster.params, folder=config.run.params_folder)
 
     def fetch(version: int) -> Params:
@@ -134,5 +143,12 @@ async def serve_simulators(
         return params
 
     return SimulatorServicer(
-        simulators, spec, config.run.name, fetch, max_calls=max_calls, timeout_s=settings.simulator_timeout_s
+        simulators,
+        spec,
+        config.run.name,
+        fetch,
+        # twice: of clients that come back before their former call is known to have broken off
+        max_calls=2 * settings.simulators,
+        max_calls_per_caller=2 * each,
+        timeout_s=settings.simulator_timeout_s,
     )

@@ -11,6 +11,7 @@ import structlog
 
 from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, Unavailable
 from tidemill.params.version import Params
+from tidemill.rpc.addresses import caller_of
 from tidemill.rpc.open_calls import OpenCalls, first_of
 from tidemill.rpc.server import RpcServer
 from tidemill.services.inference.evaluation import Evaluation
@@ -51,6 +52,7 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
         fetch: Callable[[int], Params],
         *,
         max_calls: int,
+        max_calls_per_caller: int,
         timeout_s: float,
     ) -> None:
         """Create the servicer.
@@ -61,10 +63,17 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
             run: Name of the run.
             fetch: Returns a version of the parameters.
             max_calls: Most calls at a time.
+            max_calls_per_caller: Most calls at a time of one caller.
             timeout_s: Longest wait for a step, in seconds.
         """
         self._simulators, self._spec, self._run, self._timeout_s = simulators, spec, run, timeout_s
-        self._calls = OpenCalls("inference service", max_calls, "inference.simulators")
+        self._calls = OpenCalls(
+            "inference service",
+            max_calls,
+            "inference.simulators",
+            most_each=max_calls_per_caller,
+            setting_each="inference.simulators_per_client",
+        )
         self._evaluations, self._fetch = OpenCalls("inference service", _MAX_EVALUATIONS, "one per run"), fetch
 
     def add_to(self, server: RpcServer) -> None:
@@ -82,13 +91,14 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
         self, request_iterator: AsyncIterator[pb.PlayRequest], context: Context
     ) -> AsyncIterator[pb.PlayResponse]:
         """Play the episodes of one client's environment."""
-        with self._calls.running():
+        caller = caller_of(context.peer())
+        with self._calls.running(caller):
             declared = unpack_open(await first_of(request_iterator, pb.PlayRequest()))
             self._check_spaces(declared)
-            seat = await self._simulators.join(declared)
+            seat = await self._simulators.join(declared, caller)
             call, is_over = seat.calls, False
             opened = self._opened(seat)
-            _log.info("simulator connected", client=declared.client, slot=seat.slot, resumed=opened.resumed)
+            _log.info("simulator connected", client=declared.client, slot=seat.slot, resumed=opened.resumed, caller=caller)
             try:
                 yield pb.PlayResponse(opened=opened)
                 while (request := await self._next(request_iterator, declared)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -59,6 +60,7 @@ class Seat:
     Attributes:
         slot: Number of its stream.
         client: Name of the client.
+        caller: Address of the machine that it calls from.
         policy: Chooses its actions.
         noise: Where the noise of a noisy network comes from.
         episode: The one that is played; None between two.
@@ -73,6 +75,7 @@ class Seat:
 
     slot: int
     client: str
+    caller: str
     policy: SplitPolicy
     noise: NoiseRows
     episode: Episode | None = None
@@ -99,6 +102,7 @@ class Simulators:
         on_error: Callable[[BaseException], None],
         *,
         slots: int,
+        slots_per_caller: int,
         grace_s: float,
         max_wait_s: float,
         device: torch.device,
@@ -116,6 +120,7 @@ class Simulators:
             metrics: Counts.
             on_error: Called with what ends the service: the writer can store nothing more.
             slots: Most clients at a time.
+            slots_per_caller: Most clients at a time of one caller.
             grace_s: How long an episode is kept whose client is gone, in seconds.
             max_wait_s: Longest wait of a batch for others, in seconds.
             device: Where noise is drawn.
@@ -132,6 +137,7 @@ class Simulators:
         # slots whose streams end with rows of an episode that its client may still continue
         self._untouched = set(range(slots)) if continues else set[int]()
         self._free, self._slots = list(range(slots)), slots
+        self._taken, self._slots_per_caller = Counter[str](), slots_per_caller
         identity.keep(writer.epoch)
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -139,14 +145,18 @@ class Simulators:
         self._evaluation: Evaluation | None = None
         self._stores = True
 
-    async def join(self, declared: Declared) -> Seat:
+    async def join(self, declared: Declared, caller: str) -> Seat:
         """Return the seat of a client: the one of its token, or a free one.
 
+        Args:
+            declared: What the client declares.
+            caller: Address of the machine that it calls from. A name can be made up, so the address has a budget.
+
         Raises:
-            ResourceExhausted: All seats are taken.
+            ResourceExhausted: All seats are taken, or the caller has as many as one may have.
         """
         place = place_of(declared.resume_token, self._identity.key)
-        if place is not None and (seat := self._continued(place, declared.client)) is not None:
+        if place is not None and (seat := self._continued(place, declared, caller)) is not None:
             if seat.expiry is not None:
                 seat.expiry.cancel()
                 seat.expiry = None
@@ -155,13 +165,14 @@ class Simulators:
             if self._seats.get(seat.slot) is seat:
                 return seat
         if not self._free:
+            self._metrics.refused.labels("simulators").inc()
             raise ResourceExhausted(
                 f"{self._slots} clients are connected, the maximum (inference.simulators); call again later",
                 reason=Reason.TOO_MANY_CALLS,
             )
         # a slot whose episode may be continued is taken last
         slot = min(self._free, key=lambda each: (each in self._untouched, each))
-        return self._seat(slot, declared.client)
+        return self._seat(slot, declared, caller)
 
     async def play(self, seat: Seat, call: int, seen: SeenStep) -> Choice:
         """Answer a step of a client.
@@ -234,7 +245,7 @@ class Simulators:
         if self._curves is not None:
             self._curves.close()
 
-    def _continued(self, place: Place, client: str) -> Seat | None:
+    def _continued(self, place: Place, declared: Declared, caller: str) -> Seat | None:
         """Return the seat of an episode: as it was left, or from what an earlier service has stored of it."""
         seat = self._seats.get(place.slot)
         if seat is not None:
@@ -247,17 +258,26 @@ class Simulators:
         stored = int(self._writer.next_steps[place.slot]) - place.begin
         if stored < 0:
             return None
-        seat = self._seat(place.slot, client)
+        seat = self._seat(place.slot, declared, caller)
         seat.episode, seat.place = self._new_episode(stored), place
         return seat
 
-    def _seat(self, slot: int, client: str) -> Seat:
+    def _seat(self, slot: int, declared: Declared, caller: str) -> Seat:
+        if self._taken[caller] >= self._slots_per_caller:
+            self._metrics.refused.labels("simulators_per_client").inc()
+            raise ResourceExhausted(
+                f"client {declared.client!r}: {self._taken[caller]} clients play from {caller}, allowed: "
+                f"{self._slots_per_caller} (inference.simulators_per_client); call again when one of them has left, or "
+                "raise the setting",
+                reason=Reason.TOO_MANY_CALLS,
+            )
+        self._taken[caller] += 1
         self._free.remove(slot)
         self._untouched.discard(slot)
         if slot not in self._policies:
             self._policies[slot] = self._make_policy(slot)
         noise = NoiseRows(torch.Generator(self._device).manual_seed(int(self._rng.integers(2**62))), 1)
-        seat = self._seats[slot] = Seat(slot, client, self._policies[slot], noise)
+        seat = self._seats[slot] = Seat(slot, declared.client, caller, self._policies[slot], noise)
         self._metrics.simulators.set(len(self._seats))
         return seat
 
@@ -354,6 +374,8 @@ class Simulators:
             await asyncio.wait((seat.under_way,))
         await self._abandon(seat)
         self._free.append(seat.slot)
+        self._taken[seat.caller] -= 1
+        self._taken += Counter()  # without those who have none
 
     def _count_episode(self, episode: Episode, end: str) -> None:
         if episode.evaluate and episode.has_reported:

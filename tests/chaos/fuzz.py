@@ -106,6 +106,7 @@ async def is_well(door: Door) -> bool:
     codes = [await door.call_over_http(case) for case in good]
     return (
         codes == [_Code.OK] * len(good)
+        and await door.lets_others_play()
         and len(door.replay.tables) <= MOST_TABLES
         and door.replay.streams.count <= MOST_STREAMS
         and door.replay.budget.size_bytes + door.replay.budget.beside_bytes <= STORED_BYTES

@@ -57,7 +57,9 @@ from tidemill.types import EnvSpec, signature_of
 
 MOST_TABLES, MOST_STREAMS, STORED_BYTES = 4, 200, 8 * MEBIBYTE
 _ENVS = 2
-_SIMULATORS = 8
+_SIMULATORS, _SIMULATORS_PER_CLIENT = 8, 6
+_ATTACKER, _OTHER = "ipv4:192.0.2.1:1", "ipv4:192.0.2.2:1"
+_PLAY = "/tidemill.simulator.v1.SimulatorService/Play"
 _MOST_ANSWERS = 8
 _LONGEST_S = 0.05
 """How long a call that may wait is let wait."""
@@ -128,9 +130,9 @@ class Door:
         tables = [(table.config, table.counters.inserts, table.size) for table in self.replay.tables]
         return (tables, self.replay.chunks, sorted(self.store.catalog.versions), self.store.catalog.all_tags)
 
-    async def call(self, case: Case, longest_s: float = _LONGEST_S) -> grpc.StatusCode:
+    async def call(self, case: Case, longest_s: float = _LONGEST_S, peer: str = _ATTACKER) -> grpc.StatusCode:
         """Make a call as the server's own code would see it, for at most so many seconds; return its status."""
-        method, context = METHODS[case.path], _Context()
+        method, context = METHODS[case.path], _Context(peer)
         handler = await self._collected.handler(case.path)
         try:
             async with asyncio.timeout(_REFUSED_S if case.refused else longest_s):
@@ -146,6 +148,11 @@ class Door:
         except TimeoutError:
             return _Code.DEADLINE_EXCEEDED
         return _Code.OK
+
+    async def lets_others_play(self) -> bool:
+        """True if a simulator on another machine than those that attack gets a slot and an action."""
+        case = Case(_PLAY, tuple(self.corpus.raw(_PLAY)), refused=True)
+        return await self.call(case, peer=_OTHER) is _Code.OK
 
     async def call_over_http(self, case: Case) -> grpc.StatusCode:
         """Make a call through a connection; return its status."""
@@ -209,12 +216,21 @@ def _simulators(forward: ForwardThread, errors: list[BaseException], params: Par
         SimulatorMetrics(CollectorRegistry()),
         errors.append,
         slots=_SIMULATORS,
+        slots_per_caller=_SIMULATORS_PER_CLIENT,
         grace_s=0.01,
         max_wait_s=0.001,
         device=torch.device("cpu"),
         rng=np.random.default_rng(0),
     )
-    return SimulatorServicer(simulators, _SPEC, "fuzzed", lambda _: params, max_calls=100, timeout_s=_LONGEST_S)
+    return SimulatorServicer(
+        simulators,
+        _SPEC,
+        "fuzzed",
+        lambda _: params,
+        max_calls=100,
+        max_calls_per_caller=90,
+        timeout_s=_LONGEST_S,
+    )
 
 
 class _Rows:
@@ -277,6 +293,9 @@ class _Context:
 
     status = _Code.UNKNOWN
 
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+
     async def abort(self, code: grpc.StatusCode, _details: str = "", _trailing_metadata: object = ()) -> None:
         """End the call."""
         self.status = code
@@ -287,8 +306,8 @@ class _Context:
         return self.status
 
     def peer(self) -> str:
-        """Return who calls: somebody on another machine."""
-        return "ipv4:192.0.2.1:1"
+        """Return who calls."""
+        return self._peer
 
 
 def _returning(handler: Any) -> Any:  # noqa: ANN401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import grpc
@@ -41,6 +42,25 @@ async def test_good_calls_of_the_corpus_are_answered(tmp_path: Path) -> None:
 
 def _case(door: Door, path: str) -> Case:
     return Case(path, tuple(door.corpus.raw(path)))
+
+
+async def test_flood_of_simulators_leaves_other_addresses_their_slots(tmp_path: Path) -> None:
+    """Forty loops from one address call as fast as they can for eight slots; another still plays, each time."""
+    async with Door(tmp_path / "params") as door:
+        path = "/tidemill.simulator.v1.SimulatorService/Play"
+        opening_alone, is_over = Case(path, (door.corpus.raw(path)[0],)), asyncio.Event()
+
+        async def flood() -> None:
+            while not is_over.is_set():
+                await door.call(opening_alone)
+                await asyncio.sleep(0)  # as a connection would
+
+        floods = [asyncio.create_task(flood()) for _ in range(40)]
+        await asyncio.sleep(0)
+        has_played = [await door.lets_others_play() for _ in range(20)]
+        is_over.set()
+        await asyncio.gather(*floods)
+    assert all(has_played)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -92,6 +92,7 @@ def local_simulators(
     *,
     address: str = "127.0.0.1:0",
     slots: int = 4,
+    slots_per_caller: int = 4,
     grace_s: float = 60.0,
     timeout_s: float = 60.0,
     identity: Path | None = None,
@@ -146,6 +147,7 @@ def local_simulators(
         SimulatorMetrics(registry),
         errors.append,
         slots=slots,
+        slots_per_caller=slots_per_caller,
         grace_s=grace_s,
         max_wait_s=0.002,
         device=torch.device("cpu"),
@@ -155,7 +157,15 @@ def local_simulators(
     try:
         with BackgroundServer("inference", ServerSettings(address, grace_s=0.2)) as background:
             fetch = (versions or {}).__getitem__
-            servicer = SimulatorServicer(simulators, spec, "test", fetch, max_calls=2 * slots, timeout_s=timeout_s)
+            servicer = SimulatorServicer(
+                simulators,
+                spec,
+                "test",
+                fetch,
+                max_calls=2 * slots,
+                max_calls_per_caller=2 * slots_per_caller,
+                timeout_s=timeout_s,
+            )
             servicer.add_to(background.server)
             yield LocalSimulators(background.start(), writer, registry, background.loop, errors)
             background.loop.call_soon_threadsafe(servicer.close)

@@ -133,6 +133,9 @@ class InferenceSettings:
     simulators: int = 0
     """How many simulators may be connected at the same time; further ones are refused until one leaves. A simulator is
     a client that plays one environment, whose steps the service stores (docs/tutorials/simulators.md). 0: none."""
+    simulators_per_client: int = -1
+    """Most of these simulators that may connect from the same address, so that one program leaves room for others. -1:
+    half of `inference.simulators`, or all of them if only this machine can reach the service."""
     simulator_grace_s: float = 30.0
     """Seconds that the episode of a disconnected simulator stays open, so that it can reconnect and continue. The
     episode then ends as truncated."""
@@ -142,6 +145,8 @@ class InferenceSettings:
     def __post_init__(self) -> None:
         _check_device("inference.device", self.device)
         check(0 <= self.simulators <= 4096, "inference.simulators", self.simulators, "0 to 4096")
+        each = self.simulators_per_client
+        check(each == -1 or each >= 1, "inference.simulators_per_client", each, "-1, or 1 or more")
         check(self.simulator_grace_s >= 0, "inference.simulator_grace_s", self.simulator_grace_s, "0 or more")
         check(self.simulator_timeout_s > 0, "inference.simulator_timeout_s", self.simulator_timeout_s, "more than 0")
         for name in ("threads", "max_batch", "max_streams"):

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import socket
+from urllib.parse import unquote
 
 from tidemill.linux import LONGEST_SOCKET
 
@@ -63,6 +64,12 @@ def listening_at(host: str, port: int) -> tuple[socket.AddressFamily, str]:
         return socket.AF_INET6, "::"
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return found[0][0], str(found[0][4][0])
+
+
+def caller_of(peer: str) -> str:
+    """Return the address of a machine that calls, without its port, or `unix`, given what gRPC names a peer."""
+    scheme, _, address = unquote(peer).partition(":")
+    return scheme if scheme == "unix" else address.rpartition(":")[0].strip("[]")
 
 
 def can_listen(address: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, TypeVar
 
@@ -18,28 +19,44 @@ OPEN_TIMEOUT_S = 30.0
 class OpenCalls:
     """Counts calls of one RPC and ends them."""
 
-    def __init__(self, service: str, most: int | None = None, setting: str = "") -> None:
+    def __init__(
+        self,
+        service: str,
+        most: int | None = None,
+        setting: str = "",
+        *,
+        most_each: int | None = None,
+        setting_each: str = "",
+    ) -> None:
         """Begin without calls.
 
         Args:
             service: Names the server in messages, such as `inference service`.
             most: Calls at a time; None for any number.
             setting: Name of the setting that says `most`.
+            most_each: Calls of one caller at a time; None for any number.
+            setting_each: Name of the setting that says `most_each`.
         """
         self._stopping = f"the {service} is stopping"
         self._most = most
+        self._most_each = most_each
+        self._callers = Counter[str]()
         self._setting = setting
+        self._setting_each = setting_each
         self._tasks: set[asyncio.Task[Any]] = set()
         self._newest: dict[int, asyncio.Task[Any]] = {}  # call of each epoch
         self._closed = False
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, caller: str = "") -> Iterator[None]:
         """Count the present call, its wait for the first message included, and let `close` end it.
+
+        Args:
+            caller: Who makes the call.
 
         Raises:
             Unavailable: The server stops.
-            ResourceExhausted: As many calls are open as may be.
+            ResourceExhausted: As many calls are open as may be, of all callers or of this one.
         """
         if self._closed:
             raise Unavailable(self._stopping, reason=Reason.STOPPING)
@@ -48,8 +65,14 @@ class OpenCalls:
                 f"{self._most} calls are open, the maximum ({self._setting}); call again later",
                 reason=Reason.TOO_MANY_CALLS,
             )
+        if self._most_each is not None and self._callers[caller] >= self._most_each:
+            raise ResourceExhausted(
+                f"{caller} has {self._most_each} calls open, the maximum ({self._setting_each}); call again later",
+                reason=Reason.TOO_MANY_CALLS,
+            )
         task = _present_task()
         self._tasks.add(task)
+        self._callers[caller] += 1
         try:
             yield
         except asyncio.CancelledError:
@@ -58,6 +81,10 @@ class OpenCalls:
             raise
         finally:
             self._tasks.discard(task)
+            if self._callers[caller] == 1:
+                del self._callers[caller]
+            else:
+                self._callers[caller] -= 1
 
     @contextlib.contextmanager
     def appending_to(self, epoch: int) -> Iterator[None]:

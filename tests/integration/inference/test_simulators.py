@@ -587,6 +587,29 @@ def _refused(stub: simulator_pb2_grpc.SimulatorServiceStub) -> bool:
     return False
 
 
+def test_address_has_a_share_of_the_slots() -> None:
+    """A client too many is told so by name; when one leaves, the next gets its slot."""
+    with local_server() as replay, ExitStack() as stack:
+        create_table(replay.address, _DQN, _SPEC)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC, slots_per_caller=2))
+        first, second = (stack.enter_context(SimulatorClient(service.address, _SPEC)) for _ in range(2))
+        _begin(first, 3)
+        _begin(second, 3)
+        with (
+            SimulatorClient(service.address, _SPEC, name="game-3", timeout_s=0.0) as third,
+            pytest.raises(
+                ResourceExhausted,
+                match=naming("'game-3' 2 127.0.0.1 2 (inference.simulators_per_client)"),
+                check=because(Reason.TOO_MANY_CALLS),
+            ),
+        ):
+            third.begin(np.zeros(2, np.float32))
+        second.close()
+        with SimulatorClient(service.address, _SPEC, timeout_s=WAIT_S) as fourth:
+            _begin(fourth, 3)
+        _begin(first, 3)
+
+
 def test_first_message_must_open() -> None:
     """A step without it is refused, and so is a name that is none."""
     with local_server() as replay, ExitStack() as stack:

@@ -24,6 +24,13 @@ def test_algorithm_of_rollouts_is_refused_before_anything_starts(
         load(config, words, prog="tidemill", description="")
 
 
+@pytest.mark.parametrize("each", [0, -2])
+def test_share_of_a_client_is_at_least_one(each: int) -> None:
+    """-1 is the default."""
+    with pytest.raises(ConfigError, match=naming(f"inference.simulators_per_client {each} -1 1")):
+        load_config({"inference": {"simulators": 2, "simulators_per_client": each}})
+
+
 def test_algorithm_of_a_replay_takes_simulators() -> None:
     """Nothing is refused."""
     load_config({"agent": {"algorithm": "dqn"}, "inference": {"simulators": 2}})

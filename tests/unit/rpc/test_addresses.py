@@ -14,7 +14,7 @@ from tests.support.naming import naming
 from tidemill.config.run import ClusterSettings
 from tidemill.errors import ConfigError, FatalError
 from tidemill.rpc.access import Tokens
-from tidemill.rpc.addresses import host_and_port, is_client_address, is_server_address, joined
+from tidemill.rpc.addresses import caller_of, host_and_port, is_client_address, is_server_address, joined
 from tidemill.rpc.server import why_not_bound
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.telemetry import serve_metrics
@@ -26,6 +26,20 @@ def test_port_beyond_the_last_is_refused() -> None:
     with pytest.raises(ConfigError, match=naming("'127.0.0.1:99999' 65535")):
         check_exposure("127.0.0.1:99999", insecure=False)
     check_exposure("127.0.0.1:65535", insecure=False)
+
+
+@pytest.mark.parametrize(
+    "peer, caller",
+    [
+        ("ipv4:10.0.0.1:4321", "10.0.0.1"),
+        ("ipv6:%5B2001:db8::1%5D:4321", "2001:db8::1"),
+        ("unix:", "unix"),
+        ("unix:/run/x:1", "unix"),
+    ],
+)
+def test_caller_is_the_address_without_the_port(peer: str, caller: str) -> None:
+    """A program may call from any number of ports."""
+    assert caller_of(peer) == caller
 
 
 @pytest.mark.parametrize(

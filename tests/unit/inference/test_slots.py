@@ -1,0 +1,111 @@
+"""Who gets a slot for an episode: so many clients at a time, and of one address no more than its share."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from tests.support.naming import because, naming
+from tidemill.config.services import InferenceSettings
+from tidemill.errors import Reason, ResourceExhausted
+from tidemill.rpc.settings import ServerSettings
+from tidemill.services.inference.metrics import SimulatorMetrics
+from tidemill.services.inference.open_simulators import most_per_client
+from tidemill.services.inference.resume_token import Identity, Place
+from tidemill.services.inference.simulators import Simulators
+from tidemill.simulator.wire import Declared
+from tidemill.types import EnvSpec
+
+_SPEC = EnvSpec((2,), "float32", num_actions=3)
+_EPOCH, _SLOTS = 7, 4
+
+
+def _simulators(identity: Identity, registry: CollectorRegistry | None = None) -> Simulators:
+    """Return slots whose streams have ten rows each, two for each caller."""
+    writer: Any = Mock(epoch=_EPOCH, next_steps=np.full(_SLOTS, 10), stored_steps=np.full(_SLOTS, 10))
+    return Simulators(
+        writer,
+        Mock(),
+        lambda first_step: Mock(next_step=first_step, is_over=False),
+        Mock(),
+        identity,
+        SimulatorMetrics(registry or CollectorRegistry()),
+        Mock(),
+        slots=_SLOTS,
+        slots_per_caller=2,
+        grace_s=60.0,
+        max_wait_s=0.001,
+        device=torch.device("cpu"),
+        rng=np.random.default_rng(0),
+    )
+
+
+def _refused(message: str) -> Any:  # noqa: ANN401 - pytest's own
+    return pytest.raises(ResourceExhausted, match=naming(message), check=because(Reason.TOO_MANY_CALLS))
+
+
+async def test_address_takes_no_more_slots_than_its_share() -> None:
+    """Whatever its clients call themselves; another address gets the slots that are left."""
+    registry = CollectorRegistry()
+    simulators = _simulators(Identity(None), registry)
+    seats = [await simulators.join(Declared(name, _SPEC), "10.0.0.1") for name in ("a", "b")]
+    with _refused("'c' 2 10.0.0.1 2 (inference.simulators_per_client)"):
+        await simulators.join(Declared("c", _SPEC), "10.0.0.1")
+    for name in ("a", "b"):
+        await simulators.join(Declared(name, _SPEC), "10.0.0.2")
+    with _refused("4 (inference.simulators)"):
+        await simulators.join(Declared("a", _SPEC), "10.0.0.3")
+    for setting in ("simulators", "simulators_per_client"):
+        assert registry.get_sample_value("tidemill_simulator_refused_total", {"setting": setting}) == 1
+    for seat in seats:
+        simulators.leave(seat, seat.calls, at_once=True)
+        with _refused("4 (inference.simulators)"):  # its episode is yet to be ended
+            await simulators.join(Declared("c", _SPEC), "10.0.0.1")
+        await asyncio.gather(*simulators._tasks)
+        await simulators.join(Declared("c", _SPEC), "10.0.0.1")
+
+
+async def test_address_that_has_left_is_forgotten() -> None:
+    """However many have come, nothing is kept of them."""
+    simulators = _simulators(Identity(None))
+    for number in range(100):
+        seat = await simulators.join(Declared("a", _SPEC), f"10.0.0.{number}")
+        simulators.leave(seat, seat.calls, at_once=True)
+        await asyncio.gather(*simulators._tasks)
+    assert not simulators._taken
+
+
+async def test_tokens_bring_no_address_beyond_its_share(tmp_path: Path) -> None:
+    """After a restart, too, each episode that continues takes a slot of whoever continues it."""
+    identity = Identity(tmp_path / "kept.json")
+    identity.keep(_EPOCH)
+    simulators = _simulators(Identity(tmp_path / "kept.json"))
+    tokens = [Place(_EPOCH, slot, 5, bytes(16)).signed(identity.key) for slot in range(3)]
+    for token in tokens[:2]:
+        seat = await simulators.join(Declared("a", _SPEC, token), "10.0.0.1")
+        assert seat.episode is not None
+    with _refused("'a' 2 10.0.0.1 2 (inference.simulators_per_client)"):
+        await simulators.join(Declared("a", _SPEC, tokens[2]), "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "address, each, allowed",
+    [
+        ("127.0.0.1:7406", -1, 9),
+        ("unix:///x", -1, 9),
+        ("0.0.0.0:7406", -1, 5),
+        ("0.0.0.0:7406", 3, 3),
+        ("[::1]:7406", 3, 3),
+    ],
+)
+def test_share_is_half_where_other_machines_call(address: str, each: int, allowed: int) -> None:
+    """Programs on one machine have the same address and belong together; a share that is set counts anywhere."""
+    settings = InferenceSettings(ServerSettings(address), simulators=9, simulators_per_client=each)
+    assert most_per_client(settings) == allowed
