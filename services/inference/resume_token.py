@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -70,22 +70,39 @@ class Identity:
             file: Where they are kept; None: nowhere, so that a restart ends the episodes.
         """
         self._file, self.key, self.epoch = file, secrets.token_bytes(_KEY_BYTES), 0
+        self._moved: dict[str, tuple[str, int]] = {}  # nonce and first row of the episode that was moved, by slot
         if file is not None:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 kept = json.loads(file.read_text(encoding="utf-8"))
                 self.key, self.epoch = bytes.fromhex(kept["key"]), int(kept["epoch"])
+                self._moved = {str(slot): (str(nonce), int(begin)) for slot, (nonce, begin) in kept["moved"].items()}
 
     def keep(self, epoch: int) -> None:
         """Note the epoch of the streams; a disk that refuses it costs no more than what a restart would save."""
         if epoch == self.epoch:
             return
         self.epoch = epoch
+        self._moved.clear()
+        self._write()
+
+    def move(self, place: Place, begin: int) -> Place:
+        """Note that an episode begins at another row than its token says; return its place."""
+        self._moved[str(place.slot)] = place.nonce.hex(), begin
+        self._write()
+        return replace(place, begin=begin)
+
+    def moved(self, place: Place) -> Place:
+        """Return where the episode of a token is."""
+        nonce, begin = self._moved.get(str(place.slot), ("", 0))
+        return replace(place, begin=begin) if nonce == place.nonce.hex() else place
+
+    def _write(self) -> None:
         if self._file is None:
             return
         try:
             make_folder(self._file.parent)
             os.chmod(self._file.parent, 0o700)  # before the file is there
-            write_atomically(self._file, json.dumps({"epoch": epoch, "key": self.key.hex()}))
+            write_atomically(self._file, json.dumps({"epoch": self.epoch, "key": self.key.hex(), "moved": self._moved}))
             os.chmod(self._file, 0o600)
         except OSError as error:
             _log.warning("episodes will not survive a restart of this service", file=str(self._file), reason=str(error))

@@ -155,7 +155,8 @@ class Simulators:
         Raises:
             ResourceExhausted: All seats are taken, or the caller has as many as one may have.
         """
-        place = place_of(declared.resume_token, self._identity.key)
+        signed = place_of(declared.resume_token, self._identity.key)
+        place = None if signed is None else self._identity.moved(signed)
         if place is not None and (seat := self._continued(place, declared, caller)) is not None:
             if seat.expiry is not None:
                 seat.expiry.cancel()
@@ -255,10 +256,10 @@ class Simulators:
             return seat
         if place.slot not in self._untouched or place.epoch != self._writer.epoch:
             return None
-        stored = int(self._writer.next_steps[place.slot]) - place.begin
-        if stored < 0:
-            return None
         seat = self._seat(place.slot, declared, caller)
+        stored = int(self._writer.next_steps[place.slot]) - place.begin
+        if stored < 0:  # the end of the episode before was lost; this one, of which nothing is stored, takes its place
+            place, stored = self._identity.move(place, place.begin + stored), 0
         seat.episode, seat.place = self._new_episode(stored), place
         return seat
 

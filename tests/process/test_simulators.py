@@ -52,9 +52,7 @@ def test_simulators_train_a_run_whose_service_is_killed(tmp_path: Path) -> None:
     """They wait for it and continue their episodes, and the learner keeps learning from them."""
     address, folder = free_address(), tmp_path / "cartpole_simulators"
     example = (sys.executable, str(_EXAMPLES / "cartpole.py"), address, "--envs", "3")
-    # an episode that began within a chunk that was lost is not continued, and those of a beginner are short
-    chunks = ("--table.chunk-length", "2")
-    with _train(tmp_path, address, *chunks) as cluster, _playing(*example) as games:
+    with _train(tmp_path, address) as cluster, _playing(*example) as games:
         assert cluster.until("simulators: ").endswith(f"simulators: {address} (docs/tutorials/simulators.md)")
         cluster.until("learner is ready")
         with learner_of(folder) as learner:

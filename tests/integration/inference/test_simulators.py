@@ -425,6 +425,33 @@ def test_service_that_is_restarted_loses_and_doubles_no_step(kept: bool, tmp_pat
         assert len(firsts) >= 40 - 2  # an item across the restart is not made
 
 
+@pytest.mark.parametrize("length", [1, 5, 7])
+def test_episode_continues_whose_service_lost_the_end_of_the_one_before(length: int, tmp_path: Path) -> None:
+    """Its first steps were in the chunk that was lost; each of its steps is stored once, over further restarts, too."""
+    with local_server() as replay, ExitStack() as stack:
+        table, address = create_table(replay.address, _DQN, _SPEC), free_address()
+        client = stack.enter_context(SimulatorClient(address, _SPEC, timeout_s=WAIT_S))
+        reached = 0
+        for newest in (2, 3, 20, 21, 40):
+            with local_simulators(replay.address, _DQN, _SPEC, address=address, identity=tmp_path / "kept") as service:
+                if not reached:
+                    _play(client, 0, length)
+                    client.begin(np.array([1, 0], np.float32))
+                for step in range(reached + 1, newest + 1):
+                    assert client.step(np.array([1, step], np.float32), step) is not None
+                reached = newest
+                if newest == 40:
+                    client.close()
+                    wait_until(lambda: service.metric("tidemill_simulator_episodes_total", end="abandoned") == 1, "it")  # noqa: B023
+                    service.flush()
+        items = stored_items(replay.address, table)
+    firsts = [step for episode, step in _firsts(items) if episode == 1]
+    assert len(set(firsts)) == len(firsts)
+    steps = items["observation"].reshape(-1, 2)
+    assert {int(step) for episode, step in steps if episode == 1} == set(range(41))
+    assert len(firsts) >= 40 - 4  # an item across a restart is not made
+
+
 def test_client_that_is_gone_frees_its_slot_after_a_while() -> None:
     """Its episode ends as truncated, and another may come; until then all slots are taken."""
     with local_server() as replay:

@@ -37,6 +37,12 @@ def test_identity_outlives_the_process(tmp_path: Path) -> None:
     second = Identity(file)
     assert (second.key, second.epoch) == (first.key, 5)
     assert file.stat().st_mode & 0o077 == 0
+    place = Place(epoch=5, slot=3, begin=9, nonce=bytes(16))
+    assert second.moved(place) == place
+    moved = second.move(place, 4)
+    assert (moved.begin, Identity(file).moved(place)) == (4, moved)
+    another = Place(epoch=5, slot=3, begin=9, nonce=bytes(15) + b"1")
+    assert Identity(file).moved(another) == another
     file.write_text("{")
     third = Identity(file)
     assert third.epoch == 0
