@@ -98,7 +98,9 @@ class SimulatorServicer(simulator_pb2_grpc.SimulatorServiceServicer):
             seat = await self._simulators.join(declared, caller)
             call, is_over = seat.calls, False
             opened = self._opened(seat)
-            _log.info("simulator connected", client=declared.client, slot=seat.slot, resumed=opened.resumed, caller=caller)
+            _log.info(
+                "simulator connected", client=declared.client, slot=seat.slot, resumed=opened.resumed, caller=caller
+            )
             try:
                 yield pb.PlayResponse(opened=opened)
                 while (request := await self._next(request_iterator, declared)) is not None:

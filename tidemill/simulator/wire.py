@@ -161,7 +161,7 @@ def unpack_step(request: pb.PlayRequest, spec: EnvSpec) -> SeenStep:
         reward=step.reward,
         terminated=step.terminated,
         truncated=step.truncated and not step.terminated,
-        action_mask=_unpack_mask(step.action_mask, spec, step.step),
+        action_mask=None if step.terminated else _unpack_mask(step.action_mask, spec, step.step),
         reported=unpack_action(step.reported, spec) if step.HasField("reported") else None,
         evaluate=step.evaluate,
     )

@@ -442,7 +442,7 @@ def test_episode_continues_whose_service_lost_the_end_of_the_one_before(length: 
                 reached = newest
                 if newest == 40:
                     client.close()
-                    wait_until(lambda: service.metric("tidemill_simulator_episodes_total", end="abandoned") == 1, "it")  # noqa: B023
+                    wait_until(lambda: service.metric("tidemill_simulator_episodes_total", end="abandoned") == 1, "it")
                     service.flush()
         items = stored_items(replay.address, table)
     firsts = [step for episode, step in _firsts(items) if episode == 1]
@@ -561,6 +561,24 @@ def test_spaces_are_compared_by_name() -> None:
                     ),
                 ):
                     client.begin(np.zeros(spec.observation_shape, spec.observation_dtype))
+
+
+def test_step_that_ends_the_game_needs_no_mask() -> None:
+    """There is no legal action any more; before the end, each step has at least one."""
+    spec = EnvSpec((2,), "float32", num_actions=3, masks_actions=True)
+    mask = [False, True, False]
+    with local_server() as replay:
+        create_table(replay.address, _DQN, spec)
+        with (
+            local_simulators(replay.address, _DQN, spec) as service,
+            SimulatorClient(service.address, spec) as client,
+        ):
+            for last in ({}, {"action_mask": [False] * 3}):
+                assert client.begin(np.zeros(2, np.float32), action_mask=mask) == 1
+                assert client.step(np.zeros(2, np.float32), 1.0, action_mask=mask) == 1
+                assert client.step(np.zeros(2, np.float32), 1.0, terminated=True, **last) is None  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match=naming("action_mask 0 3")):
+                client.begin(np.zeros(2, np.float32))
 
 
 def test_bad_step_is_refused_by_name() -> None:

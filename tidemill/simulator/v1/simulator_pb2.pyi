@@ -136,12 +136,14 @@ class Open(_message.Message):
     ACTION_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     client: _builtins.str
-    """Name of the client, for messages and logs: 1 to 128 letters, digits, `_`, `-` and `.`."""
+    """Name of the client, for messages and logs: 1 to 128 letters, digits, `_`, `-` and `.`. Several may have the same."""
     resume_token: _builtins.bytes
     """Token of an episode that broke off, see `Decision.resume_token`. Empty: the first step begins an episode."""
     @_builtins.property
     def observation(self) -> _containers.RepeatedCompositeFieldContainer[Global___Space]:
-        """The arrays of one observation: one with the name `observation`, or the named parts of a Dict or Tuple."""
+        """The arrays of one observation: one with the name `observation`, or the named parts of a Dict or Tuple. Parts come in
+        this order: those of float32 first, then those of uint8, each by name in the order of their bytes.
+        """
 
     @_builtins.property
     def action(self) -> Global___ActionSpace:
@@ -173,12 +175,14 @@ class Space(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """`observation`, or the name of the part: keys of a Dict joined by `__`, in lower case."""
+    """`observation`, or the name of the part: the keys that lead to it in a Dict, or positions in a Tuple, joined by `__`;
+    in lower case, with `_` for each run of other characters than letters and digits. Example: `arm__joint_1`.
+    """
     dtype: _builtins.str
     """`uint8` for images, `float32` for anything else."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Shape of the array, without a stack of frames."""
+        """Shape of the array, without a stack of frames; empty for a single number."""
 
     def __init__(
         self,
@@ -197,7 +201,7 @@ Global___Space: _TypeAlias = Space  # noqa: Y015
 
 @_typing.final
 class ActionSpace(_message.Message):
-    """The actions of an environment; exactly one of the three kinds is set."""
+    """The actions of an environment; exactly one of the three kinds is set, as in the run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -208,7 +212,7 @@ class ActionSpace(_message.Message):
     num_actions: _builtins.int
     """Number of actions of a single discrete choice, 0 .. num_actions - 1; 0 for other kinds."""
     masks_actions: _builtins.bool
-    """Whether each step has a mask of its legal discrete actions."""
+    """Whether each step has a mask of its legal discrete actions, see `Step.action_mask`."""
     @_builtins.property
     def action_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Number of options of each discrete choice, for actions that make several choices; empty for other kinds."""
@@ -248,7 +252,9 @@ class Step(_message.Message):
     REPORTED_FIELD_NUMBER: _builtins.int
     EVALUATE_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    """Number of the observation in its episode. 0 begins an episode; each further observation adds one."""
+    """Number of the observation in its episode. 0 begins an episode, and ends one that is not over as truncated; each further
+    observation adds one.
+    """
     reward: _builtins.float
     """Reward of the previous action. Must be finite, and 0 at step 0."""
     terminated: _builtins.bool
@@ -256,8 +262,8 @@ class Step(_message.Message):
     truncated: _builtins.bool
     """Whether a limit cuts the episode here; its value continues beyond. Not at step 0. `terminated` takes precedence."""
     action_mask: _builtins.bytes
-    """Legal discrete actions: one byte per action, 1 if it is legal, else 0. At least one is legal. Only with
-    `masks_actions`.
+    """Legal discrete actions: one byte per action, 1 if it is legal, else 0; with `action_sizes` those of all choices, one
+    choice after the other. At least one is legal. Only with `masks_actions`; ignored if `terminated`.
     """
     evaluate: _builtins.bool
     """At step 0: whether the episode is played without exploration. Its return is counted, but its steps are not stored.
@@ -265,11 +271,13 @@ class Step(_message.Message):
     """
     @_builtins.property
     def observation(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The arrays, in the order of `Open.observation`: raw bytes, little-endian, in C order. Floats must be finite."""
+        """The arrays, in the order of `Open.observation`: raw bytes, little-endian, in C order (the last axis is contiguous).
+        Floats must be finite. The observation after the last action is needed, too.
+        """
 
     @_builtins.property
     def reported(self) -> Global___Action:
-        """Action that the client has chosen itself at this observation. Unset: the service chooses."""
+        """Action that the client has chosen itself at this observation. Unset: the service chooses. Ignored if `terminated`."""
 
     def __init__(
         self,
@@ -305,7 +313,7 @@ class Action(_message.Message):
 
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The numbers of a continuous action, in C order, each in [-1, 1]."""
+        """The numbers of a continuous action, in C order, each in [-1, 1]. The client scales them to the range it needs."""
 
     def __init__(
         self,
@@ -407,14 +415,17 @@ class Decision(_message.Message):
     params_version: _builtins.int
     """Version of the parameters that chose the action; 0 if it was reported."""
     resume_token: _builtins.bytes
-    """At step 0: token with which a later call continues this episode. Empty if the episode cannot be continued."""
+    """At step 0: token with which a later call continues this episode, until it is over. Empty if the episode cannot be
+    continued.
+    """
     stored_steps: _builtins.int
     """Number of leading steps of the episode whose transitions survive a restart of the service. A client that must lose
-    nothing keeps all later steps, which are few.
+    nothing keeps all later steps, which are few. Steps of an episode that is over cannot be sent again: if the service
+    is killed, its newest ones are lost.
     """
     @_builtins.property
     def action(self) -> Global___Action:
-        """The action to take: the reported one if there was one. Unset if the episode is over."""
+        """The action to take: the reported one if there was one. Unset if the episode is over; step 0 of another comes next."""
 
     def __init__(
         self,

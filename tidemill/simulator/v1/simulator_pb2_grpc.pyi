@@ -49,19 +49,26 @@ class SimulatorServiceStub:
     service reads the next step only after it has sent the previous decision.
 
     An answer waits until the first parameters have been published, and while the replay service's rate limiter blocks
-    inserts. In this way the learner paces simulators.
+    inserts. In this way the learner paces simulators. Set no deadline for the call: it lasts as long as the program
+    plays. Only `open` must come within 30 s, and each step within `inference.simulator_timeout_s` of the answer before.
+    A connection carries up to `server.max_calls_per_connection` calls (1024 by default). The service closes one whose
+    client does not answer gRPC's keepalive pings for 9 s, as a program that is stopped in a debugger does not.
 
     The episode of a call that breaks off stays open for `inference.simulator_grace_s` seconds. A client that calls again
     within that time with the token of the episode continues it; `opened.next_step` is the step that the service expects.
     Otherwise the episode ends as truncated at its last whole step. Half-closing the call ends it at once.
 
     A service with tokens requires the metadata `authorization: Bearer TOKEN` with a TOKEN of the role simulator or
-    operator. Otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. gRPC refuses a message with more bytes
-    than the spaces need with RESOURCE_EXHAUSTED.
+    operator. Otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. A service with TLS is verified by the
+    run's CA certificate. gRPC refuses a message with more bytes than the spaces need with RESOURCE_EXHAUSTED.
+
+    An error ends the call. Call again for more episodes, after a pause that grows with each failure.
     INVALID_ARGUMENT: a field is malformed or out of range; the episode ends. FAILED_PRECONDITION: the declared spaces
-    are not those of the run. RESOURCE_EXHAUSTED: the service has its maximum number of clients; call again later.
-    UNAVAILABLE: the service is stopping, or nothing came for `inference.simulator_timeout_s` seconds; call again with
-    the token.
+    are not those of the run; calling again does not help. RESOURCE_EXHAUSTED: the service has its maximum number of
+    clients, or of clients from this address (REASON_TOO_MANY_CALLS); call again later.
+    UNAVAILABLE: the service is stopping or not there, it cannot store steps, or nothing came for
+    `inference.simulator_timeout_s` seconds; call again with the token. With REASON_CALL_REPLACED another call has
+    continued the episode with its token; call again without it.
     """
     Evaluate: _grpc.UnaryStreamMultiCallable[_simulator_pb2.EvaluateRequest, _simulator_pb2.EvaluateResponse]
     """Measures a version of the parameters by episodes of the clients, for the evaluator of the run.
@@ -92,19 +99,26 @@ class SimulatorServiceAsyncStub(SimulatorServiceStub):
     service reads the next step only after it has sent the previous decision.
 
     An answer waits until the first parameters have been published, and while the replay service's rate limiter blocks
-    inserts. In this way the learner paces simulators.
+    inserts. In this way the learner paces simulators. Set no deadline for the call: it lasts as long as the program
+    plays. Only `open` must come within 30 s, and each step within `inference.simulator_timeout_s` of the answer before.
+    A connection carries up to `server.max_calls_per_connection` calls (1024 by default). The service closes one whose
+    client does not answer gRPC's keepalive pings for 9 s, as a program that is stopped in a debugger does not.
 
     The episode of a call that breaks off stays open for `inference.simulator_grace_s` seconds. A client that calls again
     within that time with the token of the episode continues it; `opened.next_step` is the step that the service expects.
     Otherwise the episode ends as truncated at its last whole step. Half-closing the call ends it at once.
 
     A service with tokens requires the metadata `authorization: Bearer TOKEN` with a TOKEN of the role simulator or
-    operator. Otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. gRPC refuses a message with more bytes
-    than the spaces need with RESOURCE_EXHAUSTED.
+    operator. Otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. A service with TLS is verified by the
+    run's CA certificate. gRPC refuses a message with more bytes than the spaces need with RESOURCE_EXHAUSTED.
+
+    An error ends the call. Call again for more episodes, after a pause that grows with each failure.
     INVALID_ARGUMENT: a field is malformed or out of range; the episode ends. FAILED_PRECONDITION: the declared spaces
-    are not those of the run. RESOURCE_EXHAUSTED: the service has its maximum number of clients; call again later.
-    UNAVAILABLE: the service is stopping, or nothing came for `inference.simulator_timeout_s` seconds; call again with
-    the token.
+    are not those of the run; calling again does not help. RESOURCE_EXHAUSTED: the service has its maximum number of
+    clients, or of clients from this address (REASON_TOO_MANY_CALLS); call again later.
+    UNAVAILABLE: the service is stopping or not there, it cannot store steps, or nothing came for
+    `inference.simulator_timeout_s` seconds; call again with the token. With REASON_CALL_REPLACED another call has
+    continued the episode with its token; call again without it.
     """
     Evaluate: _aio.UnaryStreamMultiCallable[_simulator_pb2.EvaluateRequest, _simulator_pb2.EvaluateResponse]  # type: ignore[assignment]
     """Measures a version of the parameters by episodes of the clients, for the evaluator of the run.
@@ -137,19 +151,26 @@ class SimulatorServiceServicer:
         service reads the next step only after it has sent the previous decision.
 
         An answer waits until the first parameters have been published, and while the replay service's rate limiter blocks
-        inserts. In this way the learner paces simulators.
+        inserts. In this way the learner paces simulators. Set no deadline for the call: it lasts as long as the program
+        plays. Only `open` must come within 30 s, and each step within `inference.simulator_timeout_s` of the answer before.
+        A connection carries up to `server.max_calls_per_connection` calls (1024 by default). The service closes one whose
+        client does not answer gRPC's keepalive pings for 9 s, as a program that is stopped in a debugger does not.
 
         The episode of a call that breaks off stays open for `inference.simulator_grace_s` seconds. A client that calls again
         within that time with the token of the episode continues it; `opened.next_step` is the step that the service expects.
         Otherwise the episode ends as truncated at its last whole step. Half-closing the call ends it at once.
 
         A service with tokens requires the metadata `authorization: Bearer TOKEN` with a TOKEN of the role simulator or
-        operator. Otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. gRPC refuses a message with more bytes
-        than the spaces need with RESOURCE_EXHAUSTED.
+        operator. Otherwise the call ends with UNAUTHENTICATED or PERMISSION_DENIED. A service with TLS is verified by the
+        run's CA certificate. gRPC refuses a message with more bytes than the spaces need with RESOURCE_EXHAUSTED.
+
+        An error ends the call. Call again for more episodes, after a pause that grows with each failure.
         INVALID_ARGUMENT: a field is malformed or out of range; the episode ends. FAILED_PRECONDITION: the declared spaces
-        are not those of the run. RESOURCE_EXHAUSTED: the service has its maximum number of clients; call again later.
-        UNAVAILABLE: the service is stopping, or nothing came for `inference.simulator_timeout_s` seconds; call again with
-        the token.
+        are not those of the run; calling again does not help. RESOURCE_EXHAUSTED: the service has its maximum number of
+        clients, or of clients from this address (REASON_TOO_MANY_CALLS); call again later.
+        UNAVAILABLE: the service is stopping or not there, it cannot store steps, or nothing came for
+        `inference.simulator_timeout_s` seconds; call again with the token. With REASON_CALL_REPLACED another call has
+        continued the episode with its token; call again without it.
         """
 
     def Evaluate(
