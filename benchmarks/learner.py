@@ -90,7 +90,7 @@ def _measure(name: str, path: str, arguments: argparse.Namespace) -> list[Row]:
     with servers(config, path, arguments.env_steps) as options:
         for _ in range(arguments.rounds):
             alone.append(_alone(path, arguments.seconds))
-            rate, spent = _learner(path, options, arguments.seconds)
+            rate, spent = learner_rate(path, options, arguments.seconds)
             fed.append(rate)
             for stage, share in spent.items():
                 shares[stage].append(share)
@@ -159,7 +159,7 @@ def batches_in_memory(config: RunConfig, agent: Agent, device: torch.device) -> 
     return [{name: torch.from_numpy(array).to(device) for name, array in arrays.items()} for arrays in decoded]
 
 
-def _learner(path: str, options: list[str], seconds: float) -> tuple[float, dict[str, float]]:
+def learner_rate(path: str, options: list[str], seconds: float) -> tuple[float, dict[str, float]]:
     """Return the rate of a real learner, and the share of the time that each stage took; stages run beside another."""
     with tempfile.TemporaryDirectory(prefix="tm-") as folder:
         address, metrics = f"unix://{folder}/l", f"127.0.0.1:{_free_port()}"

@@ -32,7 +32,7 @@ def test_learner_is_pinned_on_a_cpu_alone(on_gpu: bool, core: str | None, monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
     monkeypatch.setattr(learner, "process", process)
     with pytest.raises(_StartedError):
-        learner._learner("config.yaml", [], 1.0)
+        learner.learner_rate("config.yaml", [], 1.0)
     assert cores == [core]
 
 
