@@ -165,8 +165,9 @@ $(VENV)-rllib/.installed: requirements/rllib.txt
 	touch $@
 
 .PHONY: bench-cluster
-bench-cluster: $(VENV)/.dev ## a whole cluster: its rate with 1, 2, 4 and 8 actors, its cost by actors, shards and batch, its start, its plan
+bench-cluster: $(VENV)/.dev ## a whole cluster: its rate with 1 to 16 actors, and of recorded traffic of up to 1,000, its cost by actors, shards and batch, its start, its plan
 	$(BIN)/python -m benchmarks.cluster $(BENCH)
+	$(BIN)/python -m benchmarks.traffic
 	$(BIN)/python -m benchmarks.cluster_cost
 	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m scripts.plan_rates

@@ -135,7 +135,7 @@ def _actor(config: RunConfig, path: str, seconds: float) -> tuple[float, float]:
         stack.enter_context(_process("1", "paramserver", path, *address))
         client = stack.enter_context(ReplayClient(replay))
         client.wait_for_ready(_START_S)
-        _prepare(config, client, params)
+        prepare(config, client, params)
         before = _resident_bytes(server.pid)
         stack.enter_context(_process("0", "actor", path, "--actor.log-every-s", "5", *places))
         _wait_for_steps(client, config.table.name)
@@ -146,7 +146,7 @@ def _actor(config: RunConfig, path: str, seconds: float) -> tuple[float, float]:
         return (last - first) / elapsed, (_resident_bytes(server.pid) - before) / last
 
 
-def _prepare(config: RunConfig, client: ReplayClient, params: str) -> None:
+def prepare(config: RunConfig, client: ReplayClient, params: str) -> None:
     """Create the table and publish random parameters, as the learner would."""
     env = make_env(config.env, 1, training=True)
     agent = build_agent(config.agent, env.spec, seed=1)
