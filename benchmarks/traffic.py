@@ -124,6 +124,7 @@ def _outcomes(run: Run, a: argparse.Namespace) -> Iterator[Outcome]:
 def _line(outcome: Outcome) -> str:
     """Return the main figures as a row of a table in Markdown."""
     senders = outcome.figures["senders"]
+    versions = senders.missed + len(senders.versions_ms)
     p50_ms, p99_ms = np.percentile(senders.acknowledged_ms or [np.nan], [50, 99])
     cells = [
         f"{outcome.actors:,}",
@@ -131,7 +132,7 @@ def _line(outcome: Outcome) -> str:
         f"{outcome.accepted:,.0f}",
         f"{outcome.sampled:,.0f}",
         f"{p50_ms:,.0f}, {p99_ms:,.0f}",
-        f"{senders.missed / max(senders.missed + len(senders.versions_ms), 1):.0%}",
+        f"{senders.missed / versions:.0%}" if versions else "none came",
         *(f"{share:.2f}" for share in outcome.shares.values()),
         *(f"{outcome.peaks_mib[name]:,.0f}" for name in _SERVICES),
     ]

@@ -43,6 +43,7 @@ CONNECTIONS_PER_S = 100.0
 """Actors that connect per second before traffic begins: all at once wait for each other until gRPC gives up."""
 _STAGGER_S = 1.0  # over which actors begin
 _WAIT_S = 60.0  # of a fetch, as actors have it
+_BACKOFF_S = 0.1  # after a fetch that failed
 _CHUNKS_PER_ENV = 2  # unacknowledged, as actors have it
 _AHEAD = 4  # calls of the sampler that the server may answer beforehand
 
@@ -118,7 +119,11 @@ class Actor:
                     precision=params_pb.PRECISION_HALF,
                     accepts_file=from_file,
                 )
-                responses = [response async for response in fetch(request, wait_for_ready=True)]
+                try:
+                    responses = [response async for response in fetch(request, wait_for_ready=True)]
+                except grpc.aio.AioRpcError:  # too many at a time: the next one comes with what was missed
+                    await asyncio.sleep(_BACKOFF_S)
+                    continue
                 version = params_pb.FetchResponse.FromString(responses[0]).header.version
                 if version.version and time.monotonic() in self._span:
                     self._figures.versions_ms.append(1e3 * time.time() - version.created.ToNanoseconds() / 1e6)
