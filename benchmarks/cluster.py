@@ -2,7 +2,7 @@
 
 Every size is a separate run, in turns; the learner makes few updates, so that the actors have the cores to
 themselves. The peer of N actors is N times the rate of one: `ratio` is the efficiency of adding actors. More actors
-than cores share them. The updates of the same runs follow, against those that the settings allow for these steps.
+than cores share them. The updates of the same runs follow: what the actors leave the learner of the cores.
 
     python -m benchmarks.cluster [--config configs/pong_dqn.yaml] [--actors 1 2 4 8 16] [--rounds 3] [--seconds 20]
 """
@@ -18,7 +18,7 @@ from benchmarks.running_cluster import Work, running_cluster
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 
-_UPDATES_PER_STEP = 0.001
+_UPDATES_PER_STEP = "0.001"
 
 
 def main() -> None:
@@ -51,19 +51,18 @@ def _rows(path: str, works: dict[int, list[Work]]) -> list[Row]:
         for count, found in rates.items()
     ]
     updates = [
-        row(
-            f"updates/s, {env}, {count} actors on {cores} cores against {_UPDATES_PER_STEP:g} of their env steps",
-            "1/s",
-            [work.learner_steps / work.seconds for work in found],
-            [work.env_steps_per_s * _UPDATES_PER_STEP for work in found],
-        )
+        row(f"updates/s, {env}, {count} actors on {cores} cores", "1/s", [_updates_per_s(work) for work in found])
         for count, found in works.items()
     ]
     return steps + updates
 
 
+def _updates_per_s(work: Work) -> float:
+    return work.learner_steps / work.seconds
+
+
 def _work(path: str, actors: int, seconds: float) -> Work:
-    with running_cluster(path, actors, {"--learner.updates-per-env-step": str(_UPDATES_PER_STEP)}) as cluster:
+    with running_cluster(path, actors, {"--learner.updates-per-env-step": _UPDATES_PER_STEP}) as cluster:
         return cluster.work_in(seconds)
 
 
