@@ -11,7 +11,7 @@ import pytest
 
 from tests.compose.engine import NoEngine, running_engine
 from tests.compose.manifests import copy_manifests
-from tests.compose.stack import OURS, Stack
+from tests.compose.stack import Stack
 from tests.compose.stand_ins import image_settings
 
 
@@ -30,8 +30,11 @@ def stack() -> Iterator[Stack]:
                 raise
             pytest.skip(str(reason))
         resources.callback(cluster.remove)
-        images = ("certs", *(service for service in OURS if service != "replay-1"))  # its image is replay-0's
-        cluster.compose("--profile", "inference", "build", *images, "inference", bound_s=900)
+        # The learner's first: torch is installed in one stage while another builds the wheel. Compose would begin with
+        # `certs`, which waits for the wheel and has no torch.
+        cluster.compose("build", "learner", bound_s=900)
+        images = ("certs", "replay-0", "paramserver", "actor", "evaluator", "inference")  # replay-1 shares replay-0's
+        cluster.compose("--profile", "inference", "build", *images, bound_s=900)
         cluster.up(actors=2)
         yield cluster
 
