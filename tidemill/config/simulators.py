@@ -14,6 +14,7 @@ def check_simulators(settings: Any) -> None:  # noqa: ANN401 - the dataclass of 
         return
     raise ConfigError(
         f"inference.simulators is {inference.simulators}, but learner.max_policy_lag is {learner.max_policy_lag} for "
-        f"agent.algorithm {agent.algorithm!r}, and simulators cannot wait for a version of the parameters: use an "
-        "algorithm that learns from a replay, such as dqn, sac or td3, or impala with learner.max_policy_lag -1"
+        f"agent.algorithm {agent.algorithm!r}, and simulators cannot wait for a version of the parameters: set "
+        "learner.max_policy_lag to -1 (of these algorithms only impala corrects for the age of an item), or use one "
+        "that learns from a replay, such as dqn, sac or td3"
     )

@@ -56,6 +56,10 @@ _PLAYED = (
     "d4pg",
     "dqn_normalized",
     "sac_normalized",
+    "ppo",
+    "ppo_lstm",
+    "ppo_normalized",
+    "pqn",
 )
 
 
@@ -100,7 +104,7 @@ def test_episodes_are_stored_whole(end: str) -> None:
 
 
 @pytest.mark.parametrize("name", _PLAYED)
-def test_every_algorithm_of_a_replay_plays(name: str) -> None:
+def test_every_algorithm_plays(name: str) -> None:
     """With its stacks, recurrent states and payloads, on a prioritized table."""
     config, spec = CASES[name]
     if spec.masks_actions:

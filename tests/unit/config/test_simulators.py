@@ -36,8 +36,9 @@ def test_algorithm_of_a_replay_takes_simulators() -> None:
     load_config({"agent": {"algorithm": "dqn"}, "inference": {"simulators": 2}})
 
 
-def test_algorithm_that_corrects_for_age_takes_simulators_without_a_bound() -> None:
-    """V-trace needs no bound on the age of an item."""
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "pqn"])
+def test_algorithm_of_rollouts_takes_simulators_without_a_bound(algorithm: str) -> None:
+    """The user has decided that no item is too old."""
     over = {"learner": {"max_policy_lag": -1}, "inference": {"simulators": 2}, "launcher": {"actors": 0}}
-    config = load_config({"agent": {"algorithm": "impala"}, **over})
+    config = load_config({"agent": {"algorithm": algorithm}, **over})
     assert config.learner.max_policy_lag == -1
