@@ -160,10 +160,15 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         CONTINUOUS,
     ),
     "ppo_normalized": (
-        PPOConfig(hidden_sizes=(16,), unroll=5, epochs=2, normalize_observations=True, normalize_rewards=True),
+        PPOConfig(
+            hidden_sizes=(16,), unroll=5, epochs=2, minibatches=2, normalize_observations=True, normalize_rewards=True
+        ),
         CONTINUOUS,
     ),
-    "ppo_std_of_observation": (PPOConfig(hidden_sizes=(16,), unroll=5, gaussian_std="observation"), CONTINUOUS),
+    "ppo_std_of_observation": (
+        PPOConfig(hidden_sizes=(16,), unroll=5, epochs=1, minibatches=2, gaussian_std="observation"),
+        CONTINUOUS,
+    ),
     "ppo_image": (
         PPOConfig(
             network="nature",
@@ -177,7 +182,15 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         IMAGE,
     ),
     "ppo_lstm": (
-        PPOConfig(lstm_size=8, encoder_sizes=(16,), hidden_sizes=(16,), unroll=5, minibatches=3, clip_decay_updates=9),
+        PPOConfig(
+            lstm_size=8,
+            encoder_sizes=(16,),
+            hidden_sizes=(16,),
+            unroll=5,
+            epochs=2,
+            minibatches=3,
+            clip_decay_updates=9,
+        ),
         VECTOR,
     ),
     "ppo_lstm_image": (
