@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 _ATEN = torch.ops.aten
+_DEVICE_OF = torch.ops.prim.device.default
+"""Nearly every second call: torch asks pretended tensors where they are."""
 _WAITING = {
     _ATEN._local_scalar_dense.default,
     _ATEN.item.default,  # in inference mode, which does not take it apart
@@ -118,16 +119,17 @@ class Watch(TorchDispatchMode):
         self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> object:
         """Look at an operation, and have it done."""
+        if func is _DEVICE_OF:
+            return func(*args)
         kwargs = kwargs or {}
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        on_device = any(tensor.device.type == "cuda" for tensor in inputs)
+        inputs = _tensors((args, tuple(kwargs.values())))
+        on_device = _is_on_device(inputs)
         name = func._schema.name.removeprefix("aten::")
         if on_device:
             self._look_at_devices(func, name, args, inputs)
         if name in ("_to_copy", "copy_", "_copy_from"):
             self._look_at_copy(func, args, kwargs)
-        if name.startswith("_fused_adam"):
-            self._look_at_fused(func, args)
+        self._look_at_fused(func, name, args)
         self._look_at_generator(func, kwargs.get("generator"))
         if func in (_ATEN._local_scalar_dense.default, _ATEN.item.default):  # there is no number: any will do
             dtype = args[0].dtype
@@ -145,8 +147,7 @@ class Watch(TorchDispatchMode):
         except RuntimeError as error:
             self.note("refused", func, str(error).splitlines()[0][:120])
             raise
-        made = any(isinstance(leaf, Tensor) and leaf.device.type == "cuda" for leaf in tree_leaves(returned))
-        if (on_device or made) and name not in _VIEWS:
+        if (on_device or _is_on_device(_tensors(returned))) and name not in _VIEWS:
             self.launches += _launches(name, args)
         return returned
 
@@ -181,7 +182,9 @@ class Watch(TorchDispatchMode):
         elif self.capturing:
             self.note("host number", func, "memory of the host")
 
-    def _look_at_fused(self, func: OpOverload, args: Sequence[Any]) -> None:
+    def _look_at_fused(self, func: OpOverload, name: str, args: Sequence[Any]) -> None:
+        if not name.startswith("_fused_adam"):
+            return
         parameters, gradients, means, squares = args[:4]
         for parameter, *others in zip(parameters, gradients, means, squares, strict=True):
             for other in others:
@@ -200,6 +203,19 @@ class Watch(TorchDispatchMode):
 def key_of(generator: torch.Generator | None) -> int:
     """The address of a generator in torch: equal for all Python objects that stand for one generator."""
     return int(generator._cdata)  # type: ignore[union-attr]  # torch's
+
+
+def _tensors(value: object) -> list[Tensor]:
+    """Return the tensors of an operation's arguments or results, which hold them in lists and tuples at most."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return []
+
+
+def _is_on_device(tensors: Sequence[Tensor]) -> bool:
+    return any(tensor.device.type == "cuda" for tensor in tensors)
 
 
 def _launches(name: str, args: Sequence[Any]) -> int:
