@@ -24,7 +24,7 @@ from benchmarks.rows import Row, row, write
 from benchmarks.running_cluster import Work, running_cluster
 from tidemill.config.load import from_document, load_run, read_document, write_document
 from tidemill.config.sections import RunConfig
-from tidemill.services.tools.plan import Plan, PlanOptions, make_plan, measured_rates
+from tidemill.services.tools.plan import Plan, PlanOptions, make_plan, measured_rates, updates_per_core_s
 
 _PLANS = (("configs/breakout_dqn.yaml", "nature_dueling_dqn", 32), ("configs/quickstart.yaml", "quickstart", 128))
 """Configs, their cases in the learner's benchmark, and batch sizes."""
@@ -76,7 +76,7 @@ def _rows(case: str, options: PlanOptions, trials: list[Trial]) -> Iterator[Row]
     cores = [work.processor_s["learner"] / work.seconds for work in works]
     everything = [sum(work.processor_s.values()) / work.seconds for work in works]
     yield row(f"cores, {case}, of the learner against all services", "1", cores, everything)
-    packaged = [measured_rates(options).update] * len(rates)
+    packaged = [updates_per_core_s(options.case, options.batch_size)] * len(rates)
     name = f"updates per core second, {case}, of the learner alone against the package's rate"
     yield row(name, "1/s", rates, packaged)
 

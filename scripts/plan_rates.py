@@ -41,8 +41,18 @@ def measured() -> dict[str, Any]:
         "cpu": actor["machine"]["cpu"],
         "actor_env_steps_per_s": {env: rate for env, rate in envs.items() if " " not in env},  # no variants
         "updates_per_core_s": updates,
+        "update_in_run_s": _update_in_run_s(),
         "replay_transitions_per_s": {what: _figure(*source) for what, source in _REPLAY.items()},
     }
+
+
+def _update_in_run_s() -> float:
+    """Return how many seconds of a core an update costs more in a run than for a learner alone, from small updates."""
+    rows = _results("plan_check")["rows"]
+    row = next(
+        row for row in rows if "quickstart" in row["name"] and "in the run against the learner alone" in row["name"]
+    )
+    return round(float(1 / row["ours"] - 1 / row["peer"]), 6)
 
 
 def main() -> int:

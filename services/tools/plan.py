@@ -56,7 +56,7 @@ class PlanOptions:
     case: str = ""
     """Network, by its name in the learner's benchmark. Empty: `nature_dueling_dqn` for Atari, else `sac_256_256`."""
     updates_per_s: float = 0.0
-    """Updates per second of one learner that never waits for data. 0: the measured rate of one core."""
+    """Updates per second of one learner alone that never waits for data. 0: the measured rate of one core."""
     actor_steps_per_s: float = 0.0
     """Env steps per second of one actor on one core. 0: the measured rate."""
     mirror: bool = True
@@ -199,6 +199,9 @@ def _threads(work: float, two_threads: float) -> int:
 def measured_rates(options: PlanOptions) -> Rates:
     """Return the measured rates, overridden by those that the options give.
 
+    The rate of a learner was measured alone, with a table that nobody wrote to. In a run its core also follows the
+    table and publishes; on a GPU that is not its training thread's work.
+
     The replay service was measured with images. For vectors, which are a hundred times smaller, sampling never
     asks for a second shard here.
 
@@ -211,9 +214,12 @@ def measured_rates(options: PlanOptions) -> Rates:
     replay = _measured()["replay_transitions_per_s"]
     kind = "mirrored" if options.mirror else "whole"
     case = options.case or ("nature_dueling_dqn" if is_atari else "sac_256_256")
+    update = options.updates_per_s or updates_per_core_s(case, options.batch_size)
+    if not options.gpus:
+        update = 1 / (1 / update + _measured()["update_in_run_s"])
     return Rates(
         actor=options.actor_steps_per_s or actor_steps_per_s(options.env),
-        update=options.updates_per_s or updates_per_core_s(case, options.batch_size),
+        update=update,
         decode=replay[f"decoded_{kind}"],
         two_threads=replay["two_threads"],
         shard_inserts=replay["inserted"],

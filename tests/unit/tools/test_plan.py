@@ -97,6 +97,16 @@ def test_what_was_not_measured_is_not_guessed() -> None:
         measured_rates(PlanOptions(cores=8, env="ALE/Pong-v5", gpus=1))
 
 
+def test_update_on_a_core_takes_longer_in_a_run_than_alone() -> None:
+    """Its core also follows the table and publishes, the training thread of a GPU does not."""
+    options = PlanOptions(cores=2, env="LunarLanderContinuous-v3", batch_size=128, case="quickstart")
+    in_run_s = json.loads(RATES_FILE.read_text(encoding="utf-8"))["update_in_run_s"]
+    assert 1 / measured_rates(options).update == pytest.approx(1 / updates_per_core_s("quickstart", 128) + in_run_s)
+    on_gpu = dataclasses.replace(options, gpus=1, updates_per_s=500.0)
+    assert measured_rates(on_gpu).update == 500.0
+    assert 0.0 < in_run_s < 2e-3
+
+
 def test_time_of_an_update_is_interpolated_between_measured_batches() -> None:
     """From 32 to 256 items: 128 are three sevenths of the way."""
     at_32, at_256 = (1 / updates_per_core_s("nature_dueling_dqn", size) for size in (32, 256))
