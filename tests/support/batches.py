@@ -227,10 +227,7 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
         IMPALAConfig(network="impala", hidden_sizes=(), unroll=5, update_precision="float32"),
         COLOURS,
     ),
-    "pqn": (
-        PQNConfig(hidden_sizes=(16, 16), unroll=5, epochs=2, minibatches=3, learning_rate_decay_updates=1_000),
-        VECTOR,
-    ),
+    "pqn": (PQNConfig(hidden_sizes=(16, 16), unroll=5, epochs=2, minibatches=3), VECTOR),
     "pqn_image": (
         PQNConfig(
             network="nature_group_norm",

@@ -12,7 +12,7 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from tests.support.batches import CASES, CONTINUOUS, WithIdleRank, sampled_batch
+from tests.support.batches import CASES, CONTINUOUS, VECTOR, WithIdleRank, sampled_batch
 from tests.support.naming import naming
 from tests.support.recorded_operations import OperationRecorder
 from tidemill.errors import ConfigError, Unavailable
@@ -23,6 +23,7 @@ from tidemill.rl.agents.capture_trial import can_record
 from tidemill.rl.agents.interface import Agent, Update
 from tidemill.rl.agents.update_graph import RecordedUpdates
 from tidemill.rl.settings.deterministic import TD3Config
+from tidemill.rl.settings.on_policy import PQNConfig
 from tidemill.rl.settings.registry import AgentConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.rl.train_state import TrainState
@@ -36,6 +37,10 @@ RECORDABLE = {name: case for name, case in CASES.items() if can_record(case[0])}
     "sac_crossq_after_warm_up": (
         SACConfig(hidden_sizes=(16,), crossq=True, crossq_warmup_updates=8, policy_delay=2),
         CONTINUOUS,
+    ),
+    "pqn_falling": (
+        PQNConfig(hidden_sizes=(16, 16), unroll=5, epochs=2, minibatches=3, learning_rate_decay_updates=1_000),
+        VECTOR,
     ),
 }
 every_recordable = pytest.mark.parametrize("name", RECORDABLE)
