@@ -97,7 +97,7 @@ def trainings_of(arguments: argparse.Namespace) -> Iterator[tuple[Task, Peer, in
             task = TASKS[name]
             if arguments.decisions:
                 task = dataclasses.replace(task, decisions=arguments.decisions)
-            able = [CONTENDERS[peer] for peer in group if task.algorithm in CONTENDERS[peer].algorithms]
+            able = [CONTENDERS[peer] for peer in group if CONTENDERS[peer].takes(task)]
             for turn, seed in enumerate(arguments.seeds):
                 yield from ((task, peer, seed) for peer in (able if turn % 2 == 0 else reversed(able)))
 
@@ -105,7 +105,8 @@ def trainings_of(arguments: argparse.Namespace) -> Iterator[tuple[Task, Peer, in
 def _has_environment(task: Task) -> bool:
     """True if the package of a task's environment is installed; otherwise print how to install it."""
     if task.package and importlib.util.find_spec(task.package) is None:
-        print(f"race: {task.name} is left out, {task.package} is not installed: make {task.package.lower()}")
+        target = {"ale_py": "atari"}.get(task.package, task.package.lower())
+        print(f"race: {task.name} is left out, {task.package} is not installed: make {target}")
         return False
     return True
 

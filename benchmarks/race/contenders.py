@@ -33,11 +33,16 @@ class Peer:
     shape: str
     """Its processes and their threads."""
     algorithms: tuple[str, ...] = ("ppo", "dqn", "sac")
+    plays_atari: bool = False
 
     @property
     def requirements(self) -> Path:
         """Pins of the packages that it imports besides the project's own; none if there is no such file."""
         return ROOT / "requirements" / f"race_{self.name}.txt"
+
+    def takes(self, task: Task) -> bool:
+        """Whether it trains on a task."""
+        return task.algorithm in self.algorithms and (self.plays_atari or not task.is_atari)
 
     def train_command(self, task: Task, seed: int, folder: Path) -> list[str]:
         """Return the command that trains it into a folder."""
@@ -112,10 +117,11 @@ class Tidemill(Peer):
 
 
 _ONE = "1 process, 1 thread"
+_ONE_OR_TWO = f"{_ONE}, 2 with images"
 _CONTENDERS: Sequence[Peer] = (
-    Tidemill("tidemill", "Tidemill", "6 processes, 1 thread of torch in each that computes"),
-    Peer("sb3", "Stable-Baselines3", _ONE),
-    Peer("cleanrl", "CleanRL's way", _ONE),
+    Tidemill("tidemill", "Tidemill", "6 processes, 1 thread of torch in each that computes", plays_atari=True),
+    Peer("sb3", "Stable-Baselines3", _ONE_OR_TWO, plays_atari=True),
+    Peer("cleanrl", "CleanRL's way", _ONE_OR_TWO, plays_atari=True),
     Peer("torchrl", "TorchRL", _ONE),
     Peer("rllib", "RLlib", "Ray, env runner and learner in the driver"),
     Peer(

@@ -45,9 +45,9 @@ class Results:
         write_json(self._file, {"machine": here, "rows": self.rows})
 
 
-def to_target(curve: Sequence[Row], target: float) -> Row:
+def to_target(curve: Sequence[Row], target: float | None) -> Row:
     """Return seconds and decisions of the first evaluation with a mean at the target; None if there is none."""
-    reached = next((point for point in curve if point["mean"] >= target), None)
+    reached = next((point for point in curve if target is not None and point["mean"] >= target), None)
     return {
         "to_target_s": reached["seconds"] if reached else None,
         "to_target_decisions": reached["decisions"] if reached else None,

@@ -94,8 +94,9 @@ def _details(task: Task, rows: Sequence[Row]) -> str:
     if not measured:
         return ""
     lines = [f"\n## {task.title}, {task.decisions:,} decisions\n\n"]
-    lines.append(f"| | Wall s | Processor s | Memory MiB | Decisions/s | Updates | Score | To {task.target:g}, s |\n")
-    lines.append("|---|---|---|---|---|---|---|---|\n")
+    head = ["", "Wall s", "Processor s", "Memory MiB", "Decisions/s", "Updates", "Score"]
+    head += [] if task.target is None else [f"To {task.target:g}, s"]
+    lines.append(f"| {' | '.join(head).lstrip()} |\n|{'---|' * len(head)}\n")
     for name in measured:
         own = _of(rows, task, name)
         cells = [
@@ -106,8 +107,8 @@ def _details(task: Task, rows: Sequence[Row]) -> str:
             _spread(_times(rows, task, name, "decisions_per_s"), digits=0),
             _spread([row["updates"] for row in own], digits=0),
             _spread([row["score"] for row in own if row.get("score") is not None], middle=statistics.fmean),
-            _to_target(rows, task, name),
         ]
+        cells += [] if task.target is None else [_to_target(rows, task, name)]
         lines.append(f"| {' | '.join(cells)} |\n")
     processors = {row["cpu"] for name in measured for row in _of(rows, task, name) if row["quiet"]}
     return "".join([*lines, "\n", "; ".join(sorted(processors)), "\n"] if processors else lines)
@@ -162,7 +163,7 @@ def _to_target(rows: Sequence[Row], task: Task, contender: str) -> str:
 
 def _settings(task: Task) -> str:
     settings = task.settings
-    layers = ", ".join(map(str, settings.hidden))
+    layers = ", ".join([*(["Nature convolutions"] if task.is_atari else []), *map(str, settings.hidden)])
     if isinstance(settings, PPO):
         words = f"PPO: rollouts of {settings.rollout}, {settings.epochs} epochs, {settings.minibatches} minibatches"
     else:

@@ -81,13 +81,18 @@ class Task:
     env_id: str
     num_envs: int
     decisions: int
-    target: float
-    """Mean return that the time to the target is measured to."""
+    target: float | None
+    """Mean return that the time to the target is measured to; None: too few decisions for any."""
     settings: PPO | DQN | SAC
     source: str
     """Where the settings are from."""
     package: str = ""
     """That the environment needs besides gymnasium."""
+    evaluations: int = EVALUATIONS
+    evaluation_episodes: int = EVALUATION_EPISODES
+    test_episodes: int = TEST_EPISODES
+    threads: int = 1
+    """Threads of torch in a program of one process. Small layers are slower with two."""
 
     @property
     def algorithm(self) -> str:
@@ -97,7 +102,12 @@ class Task:
     @property
     def every(self) -> int:
         """Decisions from one evaluation to the next."""
-        return max(self.decisions // EVALUATIONS, 1)
+        return max(self.decisions // self.evaluations, 1)
+
+    @property
+    def is_atari(self) -> bool:
+        """Whether the network sees four frames of a game, through the Nature convolutions and one layer."""
+        return self.env_id.startswith("ALE/")
 
 
 _ZOO = "RL Baselines3 Zoo"
@@ -216,6 +226,56 @@ _TASKS = (
         settings=PPO(rollout=512, epochs=10, minibatches=32, learning_rate=3e-4, gamma=0.99, gae_lambda=0.95),
         source="CleanRL, cut at 100,000 decisions and without its normalisation",
         package="mujoco",
+    ),
+    Task(
+        "pong_ppo",
+        "Pong, PPO",
+        "ALE/Pong-v5",
+        num_envs=8,
+        decisions=20_480,
+        target=None,
+        settings=PPO(
+            rollout=128,
+            epochs=4,
+            minibatches=4,
+            learning_rate=2.5e-4,
+            gamma=0.99,
+            gae_lambda=0.95,
+            entropy_coefficient=0.01,
+            clip=0.1,
+            hidden=(512,),
+        ),
+        source="CleanRL, cut at 20 rollouts",
+        package="ale_py",
+        evaluations=1,
+        evaluation_episodes=5,
+        test_episodes=10,
+        threads=2,
+    ),
+    Task(
+        "pong_dqn",
+        "Pong, DQN",
+        "ALE/Pong-v5",
+        num_envs=4,
+        decisions=20_000,
+        target=None,
+        settings=DQN(
+            batch_size=32,
+            learning_rate=1e-4,
+            updates_per_decision=0.25,
+            target_period=250,
+            epsilon_final=0.01,
+            epsilon_decisions=2_000,
+            replay_size=100_000,
+            learning_starts=1_000,
+            hidden=(512,),
+        ),
+        source=f"{_ZOO}, cut at 20,000 decisions, with updates from 1,000 on",
+        package="ale_py",
+        evaluations=1,
+        evaluation_episodes=5,
+        test_episodes=10,
+        threads=2,
     ),
 )
 TASKS = {task.name: task for task in _TASKS}

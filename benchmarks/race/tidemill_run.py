@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.race.tasks import DQN, EVALUATION_EPISODES, EVALUATION_SEED, PPO, SAC, Task
+from benchmarks.race.tasks import DQN, EVALUATION_SEED, PPO, SAC, Task
 from tidemill.scores import read_scores
 
 Document = dict[str, Any]
@@ -21,9 +21,11 @@ def config_of(task: Task) -> Document:
         sections = _ppo(settings, task)
     else:
         sections = _dqn(settings) if isinstance(settings, DQN) else _sac(settings)
+    if task.is_atari:
+        sections["agent"] |= {"update_precision": "float32"} | _images(settings)
     evaluator = {
-        "episodes": EVALUATION_EPISODES,
-        "num_envs": EVALUATION_EPISODES,
+        "episodes": task.evaluation_episodes,
+        "num_envs": task.evaluation_episodes,
         "seed": EVALUATION_SEED,
         "every_env_steps": task.every,
         "start_env_steps": task.every,
@@ -66,6 +68,14 @@ def _ppo(settings: PPO, task: Task) -> dict[str, Document]:
     }
     learner = {"updates_per_env_step": 0, "publish_every": 1, "publish_half": False, "max_policy_lag": 0}
     return {"agent": agent, "table": table, "learner": learner}
+
+
+def _images(settings: PPO | DQN | SAC) -> Document:
+    """Return the network of a game: the Nature convolutions, and the layer that follows them."""
+    if isinstance(settings, PPO):
+        layers = {"encoder_sizes": list(settings.hidden), "hidden_sizes": [], "activation": "relu"}
+        return {"network": "nature", **layers}
+    return {"network": "nature"}
 
 
 def _chunk_length(window: int) -> int:

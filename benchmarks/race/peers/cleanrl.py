@@ -1,7 +1,8 @@
 """CleanRL's way as a contender: each algorithm from top to bottom in this file, one process, no library but torch.
 
-Written after CleanRL's ppo.py, ppo_continuous_action.py, dqn.py and sac_continuous_action.py: their networks, their
-initialisation, their order of steps, gymnasium's SyncVectorEnv. Hyperparameters are the task's.
+Written after CleanRL's ppo.py, ppo_continuous_action.py, ppo_atari_envpool.py, dqn.py, dqn_atari.py and
+sac_continuous_action.py: their networks, their initialisation, their order of steps, gymnasium's SyncVectorEnv or, for
+a game, a vector environment in C++. Hyperparameters are the task's.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 from torch.nn import functional
 
-from benchmarks.race.evaluation import Act
+from benchmarks.race.evaluation import Act, make_atari
 from benchmarks.race.peers.course import Course, run
 from benchmarks.race.tasks import DQN, PPO, SAC, Task
 
 
 def make_envs(task: Task) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
     """Return the environments; an episode's end and the next one's first observation come with the same step."""
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    if task.is_atari:
+        return make_atari(task.env_id, task.num_envs, episodic_life=True, autoreset_mode=mode)
     return gymnasium.vector.SyncVectorEnv(
         [lambda: gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make(task.env_id))] * task.num_envs,
-        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+        autoreset_mode=mode,
     )
 
 
@@ -45,22 +49,43 @@ def layers(sizes: tuple[int, ...], activation: type[nn.Module], last_std: float 
     return nn.Sequential(*modules[:-1])
 
 
+class Convolutions(nn.Module):
+    """Those of the Nature paper and a layer, from frames of 0 to 255."""
+
+    def __init__(self, outputs: int, *, orthogonal: bool = False) -> None:
+        super().__init__()
+        convolutions = [nn.Conv2d(4, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1)]
+        parts: list[nn.Module] = [part for each in convolutions for part in (each, nn.ReLU())]
+        self.parts = nn.Sequential(*parts, nn.Flatten(), nn.Linear(64 * 7 * 7, outputs), nn.ReLU())
+        for part in self.parts if orthogonal else ():
+            if isinstance(part, nn.Conv2d | nn.Linear):
+                nn.init.orthogonal_(part.weight, 2**0.5)
+                nn.init.zeros_(part.bias)  # type: ignore[arg-type]
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Return features."""
+        return self.parts(frames / 255.0)  # type: ignore[no-any-return]
+
+
 class PPOAgent(nn.Module):
-    """A policy and a value."""
+    """A policy and a value, behind the same convolutions if they see a game."""
 
     def __init__(self, envs: gymnasium.vector.VectorEnv[Any, Any, Any], settings: PPO) -> None:
         super().__init__()
         space = envs.single_action_space
         self.is_discrete = isinstance(space, gymnasium.spaces.Discrete)
         actions = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else int(np.prod(space.shape or ()))
-        inputs = int(np.prod(envs.single_observation_space.shape or ()))
-        self.critic = layers((inputs, *settings.hidden, 1), nn.Tanh, last_std=1.0)
-        self.actor = layers((inputs, *settings.hidden, actions), nn.Tanh, last_std=0.01)
+        shape = envs.single_observation_space.shape or ()
+        sizes = settings.hidden if len(shape) > 1 else (int(np.prod(shape)), *settings.hidden)
+        self.trunk = Convolutions(sizes[0], orthogonal=True) if len(shape) > 1 else nn.Identity()
+        self.critic = layers((*sizes, 1), nn.Tanh, last_std=1.0)
+        self.actor = layers((*sizes, actions), nn.Tanh, last_std=0.01)
         self.log_std = nn.Parameter(torch.zeros(1, 0 if self.is_discrete else actions))
 
     def act(self, observation: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return actions, their log-probabilities, entropies and values."""
-        value, head = self.critic(observation).flatten(), self.actor(observation)
+        seen = self.trunk(observation)
+        value, head = self.critic(seen).flatten(), self.actor(seen)
         if self.is_discrete:
             choice = Categorical(logits=head)
             chosen = choice.sample() if action is None else action
@@ -103,7 +128,7 @@ def train_ppo(task: Task, settings: PPO, seed: int, course: Course) -> nn.Module
             decisions += count
             course.at(decisions, updates, act_of(agent, task))
         with torch.no_grad():
-            next_value = agent.critic(following).flatten()
+            next_value = agent.critic(agent.trunk(following)).flatten()
             advantages, last = torch.zeros_like(rewards), torch.zeros(count)
             for step in reversed(range(steps)):
                 continues = 1.0 - (ended if step == steps - 1 else ends[step + 1])
@@ -143,7 +168,8 @@ class Replay:
         shape = envs.single_observation_space.shape or ()
         space = envs.single_action_space
         self._size, self._rng, self._at, self._held = size, rng, 0, 0
-        self._observation, self._next = (np.zeros((size, *shape), np.float32) for _ in range(2))
+        dtype = np.uint8 if len(shape) > 1 else np.float32
+        self._observation, self._next = (np.zeros((size, *shape), dtype) for _ in range(2))
         self._action = np.zeros((size, *(space.shape or ())), space.dtype)
         self._reward, self._continues = (np.zeros(size, np.float32) for _ in range(2))
 
@@ -210,10 +236,11 @@ def train_dqn(task: Task, settings: DQN, seed: int, course: Course) -> nn.Module
 
 
 def _q_network(envs: gymnasium.vector.VectorEnv[Any, Any, Any], settings: DQN) -> nn.Sequential:
-    space = envs.single_action_space
+    space, shape = envs.single_action_space, envs.single_observation_space.shape or ()
     assert isinstance(space, gymnasium.spaces.Discrete)
-    inputs = int(np.prod(envs.single_observation_space.shape or ()))
-    return layers((inputs, *settings.hidden, int(space.n)), nn.ReLU)
+    if len(shape) > 1:
+        return nn.Sequential(Convolutions(settings.hidden[0]), layers((*settings.hidden, int(space.n)), nn.ReLU))
+    return layers((int(np.prod(shape)), *settings.hidden, int(space.n)), nn.ReLU)
 
 
 class SACActor(nn.Module):
@@ -304,14 +331,14 @@ def act_of(network: nn.Module, task: Task) -> Act:
     """Return the deterministic policy of a network."""
 
     @torch.no_grad()
-    def act(observation: NDArray[np.float32]) -> NDArray[Any]:
+    def act(observation: NDArray[Any]) -> NDArray[Any]:
         seen = torch.from_numpy(observation)
         if isinstance(task.settings, SAC):
             return network(seen)[2].numpy()  # type: ignore[no-any-return]
         if isinstance(task.settings, DQN):
             return network(seen).argmax(1).numpy()  # type: ignore[no-any-return]
         assert isinstance(network, PPOAgent)
-        head = network.actor(seen)
+        head = network.actor(network.trunk(seen))
         return head.argmax(1).numpy() if network.is_discrete else head.numpy()  # type: ignore[no-any-return]
 
     return act
@@ -320,7 +347,7 @@ def act_of(network: nn.Module, task: Task) -> Act:
 def train(task: Task, seed: int, course: Course) -> None:
     """Train, evaluate on the way, and save the network."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)
+    torch.set_num_threads(task.threads)
     settings = task.settings
     if isinstance(settings, PPO):
         network = train_ppo(task, settings, seed, course)
@@ -331,13 +358,17 @@ def train(task: Task, seed: int, course: Course) -> None:
     torch.save(network.state_dict(), course.folder / "model.pt")
 
 
-def load(task: Task, folder: Path) -> Act:
-    """Return the policy of a network that was saved."""
+def network_of(task: Task) -> nn.Module:
+    """Return the network whose policy is played, with new parameters."""
     envs, settings = make_envs(task), task.settings
     if isinstance(settings, PPO):
-        network: nn.Module = PPOAgent(envs, settings)
-    else:
-        network = _q_network(envs, settings) if isinstance(settings, DQN) else SACActor(envs, settings)
+        return PPOAgent(envs, settings)
+    return _q_network(envs, settings) if isinstance(settings, DQN) else SACActor(envs, settings)
+
+
+def load(task: Task, folder: Path) -> Act:
+    """Return the policy of a network that was saved."""
+    network = network_of(task)
     network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
     return act_of(network, task)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.race.evaluation import Act, play
-from benchmarks.race.tasks import EVALUATION_EPISODES, EVALUATION_SEED, TASKS, TEST_EPISODES, TEST_SEED, Task
+from benchmarks.race.tasks import EVALUATION_SEED, TASKS, TEST_SEED, Task
 
 STARTED_VARIABLE = "RACE_STARTED_S"
 """Environment variable with the monotonic time at which the contender's first process was started."""
@@ -44,7 +44,8 @@ class Course:
             return
         self._next = (decisions // self.task.every + 1) * self.task.every
         self._last = decisions
-        returns = play(self.task.env_id, act, range(EVALUATION_SEED, EVALUATION_SEED + EVALUATION_EPISODES))
+        seeds = range(EVALUATION_SEED, EVALUATION_SEED + self.task.evaluation_episodes)
+        returns = play(self.task.env_id, act, seeds)
         point = {
             "decisions": decisions,
             "updates": updates,
@@ -88,5 +89,5 @@ def run(train: Callable[[Task, int, Course], None], load: Callable[[Task, Path],
 
 def write_test(task: Task, act: Act, folder: Path) -> None:
     """Play the fresh episodes and write FOLDER/test.json."""
-    returns = play(task.env_id, act, range(TEST_SEED, TEST_SEED + TEST_EPISODES))
+    returns = play(task.env_id, act, range(TEST_SEED, TEST_SEED + task.test_episodes))
     (folder / "test.json").write_text(json.dumps({"returns": returns}) + "\n", encoding="utf-8")

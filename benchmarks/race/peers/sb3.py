@@ -10,8 +10,9 @@ from typing import Any
 import gymnasium
 import stable_baselines3
 import torch
-from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
 from benchmarks.race.evaluation import Act
 from benchmarks.race.peers.course import Course, run
@@ -20,9 +21,9 @@ from benchmarks.race.tasks import DQN, PPO, SAC, Task
 
 def train(task: Task, seed: int, course: Course) -> None:
     """Train, evaluate on the way, and save the model."""
-    torch.set_num_threads(1)
-    envs = make_vec_env(task.env_id, task.num_envs, seed=seed)
-    model = _algorithm(task)("MlpPolicy", envs, seed=seed, device="cpu", **_settings(task))
+    torch.set_num_threads(task.threads)
+    policy = "CnnPolicy" if task.is_atari else "MlpPolicy"
+    model = _algorithm(task)(policy, _make_envs(task, seed), seed=seed, device="cpu", **_settings(task))
     model.set_logger(Logger(None, []))
 
     def on_step(*_: object) -> bool:
@@ -38,6 +39,13 @@ def train(task: Task, seed: int, course: Course) -> None:
 def load(task: Task, folder: Path) -> Act:
     """Return the policy of a model that was saved."""
     return _act(_algorithm(task).load(folder / "model", device="cpu"))
+
+
+def _make_envs(task: Task, seed: int) -> VecEnv:
+    if not task.is_atari:
+        return make_vec_env(task.env_id, task.num_envs, seed=seed)
+    every_frame = {"frameskip": 1, "repeat_action_probability": 0.0}  # its wrapper skips them
+    return VecFrameStack(make_atari_env(task.env_id, task.num_envs, seed=seed, env_kwargs=every_frame), n_stack=4)
 
 
 def _algorithm(task: Task) -> Any:  # noqa: ANN401 - has no types
@@ -56,7 +64,7 @@ def _updates(model: Any, task: Task) -> int:  # noqa: ANN401 - likewise
 def _settings(task: Task) -> dict[str, Any]:
     settings = task.settings
     common: dict[str, Any] = {"gamma": settings.gamma, "learning_rate": settings.learning_rate}
-    common["policy_kwargs"] = {"net_arch": list(settings.hidden)}
+    common["policy_kwargs"] = _network(task)
     if isinstance(settings, PPO):
         return common | _ppo(settings, task.num_envs)
     common |= {
@@ -69,6 +77,13 @@ def _settings(task: Task) -> dict[str, Any]:
     if isinstance(settings, SAC):
         return common | {"tau": settings.tau}
     return common | _dqn(settings, task.decisions)
+
+
+def _network(task: Task) -> dict[str, Any]:
+    hidden = list(task.settings.hidden)
+    if not task.is_atari:
+        return {"net_arch": hidden}
+    return {"net_arch": [], "features_extractor_kwargs": {"features_dim": hidden[0]}}  # behind its convolutions
 
 
 def _ppo(settings: PPO, num_envs: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -25,7 +26,9 @@ def load(task: Task, folder: Path) -> Act:
     with gymnasium.make(task.env_id) as env:
         policy = tidemill.load_policy(folder / RUN, "latest", action_space=env.action_space)
 
-    def act(observation: NDArray[np.float32]) -> NDArray[np.generic]:
+    def act(observation: NDArray[Any]) -> NDArray[np.generic]:
+        if task.is_atari:
+            return policy.act(observation[:, -1])  # it has the frames before
         policy.reset()
         return policy.act(observation)
 

@@ -95,11 +95,47 @@ def test_evaluation_plays_each_seed_once() -> None:
     assert all(8 <= each <= 11 for each in returns)
 
 
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.is_atari])
+def test_games_have_the_same_network(name: str) -> None:
+    """Tidemill's and that of CleanRL's way have as many parameters, and both play a game to its end."""
+    import numpy as np
+    import torch
+
+    from benchmarks.race.peers import cleanrl
+    from tidemill.envs.make import spec_of
+    from tidemill.rl.agents.build import build_agent
+
+    task = TASKS[name]
+    config = from_document(RunConfig, config_of(task))
+    theirs = cleanrl.network_of(task)
+    ours = build_agent(config.agent, spec_of(config.env), seed=1).policy_state()
+    assert sum(each.numel() for each in ours.values()) == sum(each.numel() for each in theirs.state_dict().values())
+    policy = cleanrl.act_of(theirs, task)
+    frames = np.random.default_rng(1).integers(0, 256, (3, 4, 84, 84), dtype=np.uint8)
+    assert policy(frames).shape == (3,)
+    assert torch.isfinite(next(theirs.parameters())).all()
+
+
+def test_game_is_played_once_by_each_seed() -> None:
+    """A paddle that never moves loses every ball, from whichever start; games that begin again do not count."""
+    import numpy as np
+
+    seeds = range(EVALUATION_SEED, EVALUATION_SEED + 2)
+    assert play("ALE/Pong-v5", lambda seen: np.zeros(len(seen), np.int64), seeds) == [-21.0, -21.0]
+
+
+def test_contender_without_games_is_left_out_of_them() -> None:
+    """Only the contenders that were written for images train on them."""
+    arguments = argparse.Namespace(task=["pong_ppo"], peer=[], seeds=[1], decisions=0)
+    assert {peer.name for _, peer, _ in trainings_of(arguments)} == {"tidemill", "sb3", "cleanrl"}
+
+
 def test_time_to_the_target_is_that_of_the_first_evaluation_there() -> None:
     """Later falls do not matter; without such an evaluation there is no time."""
     curve = [{"mean": mean, "seconds": 10.0 * at, "decisions": at} for at, mean in enumerate((20.0, 480.0, 90.0), 1)]
     assert to_target(curve, 475)["to_target_s"] == 20.0
     assert to_target(curve, 490)["to_target_s"] is None
+    assert to_target(curve, None)["to_target_s"] is None
 
 
 def test_row_of_the_same_training_is_replaced(tmp_path: Path) -> None:
