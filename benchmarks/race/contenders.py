@@ -119,7 +119,12 @@ class Tidemill(Peer):
 _ONE = "1 process, 1 thread"
 _ONE_OR_TWO = f"{_ONE}, 2 with images"
 _CONTENDERS: Sequence[Peer] = (
-    Tidemill("tidemill", "Tidemill", "6 processes, 1 thread of torch in each that computes", plays_atari=True),
+    Tidemill(
+        "tidemill",
+        "Tidemill",
+        "6 processes, 1 thread of torch in each that computes, 2 in the learner of PPO with images",
+        plays_atari=True,
+    ),
     Peer("sb3", "Stable-Baselines3", _ONE_OR_TWO, plays_atari=True),
     Peer("cleanrl", "CleanRL's way", _ONE_OR_TWO, plays_atari=True),
     Peer("torchrl", "TorchRL", _ONE),

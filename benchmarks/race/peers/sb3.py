@@ -44,6 +44,9 @@ def load(task: Task, folder: Path) -> Act:
 def _make_envs(task: Task, seed: int) -> VecEnv:
     if not task.is_atari:
         return make_vec_env(task.env_id, task.num_envs, seed=seed)
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
     every_frame = {"frameskip": 1, "repeat_action_probability": 0.0}  # its wrapper skips them
     return VecFrameStack(make_atari_env(task.env_id, task.num_envs, seed=seed, env_kwargs=every_frame), n_stack=4)
 

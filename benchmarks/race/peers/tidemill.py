@@ -23,6 +23,10 @@ def train(task: Task, seed: int, course: Course) -> None:
 
 def load(task: Task, folder: Path) -> Act:
     """Return the policy that training ended with."""
+    if task.is_atari:
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
     with gymnasium.make(task.env_id) as env:
         policy = tidemill.load_policy(folder / RUN, "latest", action_space=env.action_space)
 
