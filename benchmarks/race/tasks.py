@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SEEDS = (101, 102, 103)
-"""Declared before the first timed training; no setting was chosen on them."""
+"""Declared before the first timed training; on the first, the threads of Pong's learner were chosen, nothing else."""
 EVALUATION_EPISODES = 20
 """Of each evaluation during training, stepped together."""
 EVALUATIONS = 10
