@@ -97,7 +97,7 @@ def test_evaluation_plays_each_seed_once() -> None:
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.is_atari])
 def test_games_have_the_same_network(name: str) -> None:
-    """Tidemill's and that of CleanRL's way have as many parameters, and both play a game to its end."""
+    """Tidemill's and that of CleanRL's way have as many parameters, and the latter acts on frames."""
     import numpy as np
     import torch
 
