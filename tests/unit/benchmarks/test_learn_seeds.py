@@ -18,6 +18,10 @@ from tidemill.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = "run: {target_return: 50}\n"
+SEEDS = {"quickstart_of_twenty": 20, "pong_apex_on_a_gpu": 1} | {
+    f"rainbow_100k_{game}": 2 for game in ("road_runner", "krull", "freeway")
+}
+"""Where others than three or five are declared."""
 ROW = Declared("task", "task.yaml", (1001, 1002), ())
 
 
@@ -41,9 +45,7 @@ def test_shipped_declarations_belong_to_configs_and_can_be_planned() -> None:
         arguments = parser().parse_args([str(ROOT / row.config), "--seeds", *map(str, row.seeds), *row.options])
         plan = plans.make_plan(arguments, declared=True)
         assert row.name.startswith(plan.config.run.name)
-        assert len(plan.seeds) == {"quickstart_of_twenty": 20, "pong_apex_on_a_gpu": 1}.get(
-            row.name, 5 if row.name in five else 3
-        )
+        assert len(plan.seeds) == SEEDS.get(row.name, 5 if row.name in five else 3)
 
 
 @pytest.mark.parametrize(
