@@ -32,16 +32,13 @@ def config_of(task: Task) -> Document:
         "min_interval_s": 0.1,
         "video": False,
     }
-    document: Document = {
+    return {
         "run": {"name": RUN, "max_env_steps": task.decisions},
         "env": {"id": task.env_id, "num_envs": task.num_envs},
         "evaluator": evaluator,
         "launcher": {"view": "plain"},
         **sections,
     }
-    if isinstance(settings, PPO):  # the actor waits for each update, which may have all cores, as in one process
-        document["learner"] |= {"threads": task.threads}
-    return document
 
 
 def _ppo(settings: PPO, task: Task) -> dict[str, Document]:

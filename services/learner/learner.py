@@ -42,7 +42,7 @@ from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.resume import ResumableState, config_digest, seed_rng
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.curves import learner_callbacks
-from tidemill.services.learner.data.device import learner_device
+from tidemill.services.learner.data.device import learner_device, torch_threads
 from tidemill.services.learner.data.table import create_tables
 from tidemill.services.learner.data.table_watch import TableWatch
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
@@ -126,11 +126,11 @@ class Learner:
     def _build(self) -> Learning:
         config = self._config
         self._pace.prepare()
-        torch.set_num_threads(config.learner.threads or container_limits.cpus())
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(container_limits.cpus()))
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
         device = learner_device(config, spec, self._rank)
+        torch.set_num_threads(torch_threads(config, spec, device, self._rank))
         use_device(device)  # so that the training thread's stream is this device's
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = not config.run.deterministic  # shapes never change

@@ -28,6 +28,9 @@ _OF_THE_ALGORITHM = {
 }
 """Settings of a preset that are meant for its algorithm, besides those of `agent`."""
 
+_LOCK_STEP: Document = {"learner": {"threads": 1}}
+"""Of a run that is the same on every machine, which may have other numbers of processors."""
+
 
 def merged(document: Mapping[str, Any], over: Mapping[str, Any]) -> Document:
     """Return a document with the values of another one put over it, mapping by mapping."""
@@ -55,6 +58,8 @@ def with_defaults(document: Mapping[str, Any], algorithm: str) -> Document:
     result = merged(defaults, document)
     if not all(isinstance(section, Mapping) for section in result.values()):
         return result  # anything but a mapping is refused later, by name
+    if result.get("run", {}).get("deterministic"):
+        result = merged(_LOCK_STEP, result)
     try:
         envs = _total_envs(result)
         if envs == 1 and getattr(own_class, "exploration", "") == "ladder":

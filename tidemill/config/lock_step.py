@@ -107,7 +107,10 @@ def check_lock_step(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
             "table.sampler is 'fifo', but run.deterministic needs 'uniform' or 'prioritized'",
         )
     if learner is not None:
-        _require(learner.threads >= 1, "learner.threads is 0, but must be at least 1 with run.deterministic")
+        _require(
+            learner.threads >= 1,
+            f"learner.threads is {learner.threads}, but must be at least 1 with run.deterministic",
+        )
     if learner is not None and table is not None and actor is not None:
         launched = getattr(launcher, "actors", 1)
         lock_step = lock_step_of(run, table, learner, settings.env.num_envs, max(actor.count, launched))

@@ -166,8 +166,10 @@ class LearnerSettings:
     core; the log says which and why. With several learners, each gets its own GPU. A single learner takes a GPU for
     images, for updates recorded as CUDA graphs, and for wide layers with large batches. PPO, IMPALA and PQN with small
     layers stay on the CPU."""
-    threads: int = 1
-    """Torch threads on a CPU. 0: as many as the machine or container has processors."""
+    threads: int = -1
+    """Torch threads on a CPU. 0: as many as the machine or container has processors. -1: the same, but at most 8, if
+    observations are images and no other learner trains along, otherwise 1. With `run.deterministic` the default is
+    1."""
     updates_per_env_step: float = 1.0
     """Updates per agent decision, kept by the table's rate limiter. 0: as many as possible. The default depends on the
     algorithm: 0.25 for `dqn`, `d4pg`, `r2d2` and `sac_discrete`, 0 for algorithms that learn from rollouts."""
@@ -221,7 +223,7 @@ class LearnerSettings:
 
     def __post_init__(self) -> None:
         _check_device("learner.device", self.device)
-        check(self.threads >= 0, "learner.threads", self.threads, "0 or more")
+        check(self.threads >= -1, "learner.threads", self.threads, "-1 or more")
         check(
             self.updates_per_env_step >= 0,
             "learner.updates_per_env_step",

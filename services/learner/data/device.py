@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill import gpus
+from tidemill import container_limits, gpus
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import named_device, on_stream
 from tidemill.errors import ConfigError
@@ -211,9 +211,7 @@ def why_gpu(agent: Any, spec: EnvSpec) -> str:  # noqa: ANN401 - the settings of
         agent: The algorithm's settings.
         spec: Of the environment.
     """
-    shapes = [part.shape for part in spec.observation_parts if part.is_image]
-    shapes += [spec.observation_shape] if spec.is_image else []
-    if any(len(shape) > 1 for shape in shapes):
+    if _has_images(spec):
         return "observations are images"
     if (network := getattr(agent, "network", AUTO)) not in (AUTO, MLP):
         return f"agent.network is {network}"
@@ -221,6 +219,36 @@ def why_gpu(agent: Any, spec: EnvSpec) -> str:  # noqa: ANN401 - the settings of
         return "an update is launched as one CUDA graph"
     products = _largest_products(agent, spec)
     return f"{products / 1e6:.0f} million multiplications in a layer" if products >= LARGE_PRODUCTS else ""
+
+
+_MOST_THREADS = 8
+"""Threads that a learner takes unasked: more have little of a batch each, and wait actively for the others.
+
+Two were measured, on two cores: DQN on Pong makes a fifth more updates with them, PPO four tenths (docs/race.md).
+"""
+
+
+def torch_threads(config: LearnerConfig, spec: EnvSpec, device: torch.device, rank: RankInfo) -> int:
+    """Return the threads that torch computes with in one of the ranks.
+
+    With -1 an update of images has the processors of actors as well: they wait for it. Small layers gain nothing.
+
+    Args:
+        config: The learner's settings.
+        spec: Of the environment.
+        device: Where the rank trains.
+        rank: Which of the ranks it is.
+    """
+    if config.learner.threads >= 0:
+        return config.learner.threads or container_limits.cpus()
+    alone_on_a_cpu = device.type == "cpu" and rank.size == 1
+    return min(container_limits.cpus(), _MOST_THREADS) if alone_on_a_cpu and _has_images(spec) else 1
+
+
+def _has_images(spec: EnvSpec) -> bool:
+    shapes = [part.shape for part in spec.observation_parts if part.is_image]
+    shapes += [spec.observation_shape] if spec.is_image else []
+    return any(len(shape) > 1 for shape in shapes)
 
 
 def _largest_products(agent: Any, spec: EnvSpec) -> int:  # noqa: ANN401

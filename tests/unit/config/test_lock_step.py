@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,7 @@ def test_settings_that_fit_are_taken(changed: dict[str, dict[str, Any]]) -> None
         ({"learner": {"updates_per_env_step": 0.3}}, "0.3 128 38.4"),
         ({"learner": {"updates_per_env_step": 0}}, "0 1"),
         ({"learner": {"threads": 0}}, "learner.threads 0 1"),
+        ({"learner": {"threads": -1}}, "learner.threads -1 1"),
         ({"launcher": {"inference": 1}}, "run.deterministic"),
         ({"cluster": {"inference": ["127.0.0.1:7406"]}}, "run.deterministic"),
         ({"env": {"isolate": True}}, "env.isolate run.deterministic"),
@@ -80,6 +82,18 @@ def test_settings_that_do_not_fit_are_refused(changed: dict[str, dict[str, Any]]
     document["agent"] = {name: value for name, value in document["agent"].items() if value is not None}
     with pytest.raises(ConfigError, match=naming(message)):
         load_config(document)
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_number_of_threads_does_not_depend_on_the_machine(file: bool, tmp_path: Path) -> None:
+    """As results would; a number that is given stays."""
+    path = tmp_path / "run.yaml"
+    path.write_text("run: {deterministic: true}\n", encoding="utf-8")
+    arguments = ["--config", str(path)] if file else ["--run.deterministic", "true"]
+    for more, threads in (([], 1), (["--learner.threads", "2"], 2)):
+        loaded = load(LearnerConfig, [*arguments, *more], prog="tidemill", description="")
+        assert loaded.learner.threads == threads
+    assert load(LearnerConfig, [], prog="tidemill", description="").learner.threads == -1
 
 
 def test_on_policy_algorithm_is_refused() -> None:

@@ -12,11 +12,18 @@ from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
 from tests.support.naming import naming
+from tidemill import container_limits
 from tidemill.config.load import from_document
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import named_device
 from tidemill.errors import ConfigError
-from tidemill.services.learner.data.device import DevicePrefetcher, copied, learner_device, resolve_device
+from tidemill.services.learner.data.device import (
+    DevicePrefetcher,
+    copied,
+    learner_device,
+    resolve_device,
+    torch_threads,
+)
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.types import EnvSpec, ObservationPart
 
@@ -138,6 +145,29 @@ def test_learner_without_a_gpu_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     with capture_logs() as logs:
         assert learner_device(config, _VECTORS, RankInfo()) == torch.device("cpu")
     assert logs == []
+
+
+@pytest.mark.parametrize(
+    "asked, spec, device, rank, threads",
+    [
+        (-1, _IMAGES, "cpu", RankInfo(), 6),
+        (-1, _PARTS, "cpu", RankInfo(), 6),
+        (-1, _VECTORS, "cpu", RankInfo(), 1),
+        (-1, _IMAGES, "cuda:0", RankInfo(), 1),
+        (-1, _IMAGES, "cpu", RankInfo(0, 2, 0), 1),
+        (0, _VECTORS, "cpu", RankInfo(), 6),
+        (3, _IMAGES, "cpu", RankInfo(0, 2, 0), 3),
+    ],
+)
+def test_learner_alone_takes_every_processor_for_images(
+    asked: int, spec: EnvSpec, device: str, rank: RankInfo, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless their number is given; many more processors than a batch can use stay free."""
+    monkeypatch.setattr(container_limits, "cpus", lambda: 6)
+    config = from_document(LearnerConfig, {"env": {"id": "CartPole-v1"}, "learner": {"threads": asked}})
+    assert torch_threads(config, spec, torch.device(device), rank) == threads
+    monkeypatch.setattr(container_limits, "cpus", lambda: 96)
+    assert (torch_threads(config, spec, torch.device(device), rank) <= 8) == (asked != 0)
 
 
 def test_misspelt_device_is_told() -> None:
