@@ -18,8 +18,11 @@ def tables(arguments: Sequence[str]) -> int:
     parser = command_parser("tables", "List the tables of a running replay server and the changes made to them in use.")
     options = parser.parse_args(arguments)
     with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
-        for table in client.list_tables():
-            print("\n".join(described(table)))
+        found = client.list_tables()
+    for table in found:
+        print("\n".join(described(table)))
+    if not found:
+        print("no tables: the first learner or writer creates one")
     return 0
 
 

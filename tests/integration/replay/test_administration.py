@@ -139,6 +139,8 @@ def test_commands_change_a_server_and_a_restart_keeps_it(tmp_path: Path, capsys:
     """`update`, `delete` and `tables` do what they say; what they cannot do they say, and fail."""
     arguments = options(tmp_path)
     with server_process("127.0.0.1:0", *arguments) as server, ReplayClient(server.address) as client:
+        assert main(["tables", server.address]) == 0
+        assert "no tables" in capsys.readouterr().out
         client.create_table(make_config())
         client.create_table(make_config("spare"))
         for actor in ("one", "two"):
