@@ -19,7 +19,7 @@ import torch
 from tidemill import container_limits
 from tidemill.config.hindsight import item_window
 from tidemill.config.sections import LearnerConfig
-from tidemill.devices import use_device
+from tidemill.devices import flush_denormals, use_device
 from tidemill.envs.goals import goal_rewards
 from tidemill.envs.make import spec_of
 from tidemill.learner.status import LearnerState
@@ -126,6 +126,7 @@ class Learner:
     def _build(self) -> Learning:
         config = self._config
         self._pace.prepare()
+        flush_denormals()
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(container_limits.cpus()))
         seed_rng(config.run.seed)
         spec = spec_of(config.env)

@@ -136,7 +136,7 @@ import threading, torch
 from tidemill.config.load import from_document
 from tidemill.config.sections import LearnerConfig
 from tidemill.services.learner.learner import Learner
-settings = {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": "dqn"}, "learner": {"device": "cpu"}}
+settings = {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": "dqn"}, "learner": {"device": "cpu", "threads": 0}}
 Learner(from_document(LearnerConfig, settings), threading.Event())._build()
 print(torch.get_num_threads())
 """
