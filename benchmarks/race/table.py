@@ -17,7 +17,7 @@ _NONE = "not measured"
 _HEAD = f"""\
 # The race
 
-Compare whole trainings with the programs people would pick instead, and run them again:
+Compare whole trainings by Tidemill and by the programs that people would pick instead, and repeat them:
 
 ```bash
 make race                                         # hours; may be continued
@@ -26,10 +26,10 @@ make race ARGS=--table                            # only write this page
 ```
 
 Each peer is installed into `build/race/`. `benchmarks/results/race.json` has every training, its curve and its
-versions. Machine, task, network, updates, batch and number of decisions are the same for all contenders of a task; the
-processor is named below its table. Time counts from the start of a contender's first process to the end of its last,
-imports and evaluations included. Everything runs in turns on two cores of a quiet machine, with {len(SEEDS)} seeds that
-were declared before.
+versions. Machine, task, network, batch, updates per decision and number of decisions are the same for all contenders of
+a task. The processor is named below the task's table. Time counts from the start of a contender's first process to the
+end of its last, imports and evaluations included. Everything runs in turns on two cores of a quiet machine, with
+{len(SEEDS)} seeds that were declared in advance.
 
 ## Wall time
 
@@ -41,27 +41,29 @@ _NOTES = f"""
 - **Score**: mean return of the last policy on {TEST_EPISODES} fresh episodes, without exploration; mean of the seeds
   (lowest to highest).
 - **To target**: seconds to the first evaluation whose mean reached the target. A training has {EVALUATIONS} evaluations
-  of {EVALUATION_EPISODES} episodes. "2 of 3" counts the seeds that reached it.
-- Pong is too short to learn anything: its rows compare rates. It has one evaluation of 5 games and 10 fresh ones.
-- LunarLander with PPO: Stable-Baselines3 slows to a third of its speed on the way. In a training that was repeated, 11
-  of 12 samples of its stack at half of the decisions were in the environment's physics, presumably because of what its
-  policy does there. That row does not compare the programs.
+  of {EVALUATION_EPISODES} episodes. "2 of 3" counts the seeds that reached it,
+  of those with a published time.
+- The trainings of Pong are too short to learn anything, so their rows compare rates. Each has one evaluation of 5 games
+  and a test of 10 fresh games.
+- LunarLander with PPO: Stable-Baselines3 slows to a third of its speed during training. In a repeated training, 11 of
+  12 samples of its stack halfway through were in the environment's physics, presumably because of how its policy flies.
+  That row does not compare the programs.
 - **Processor**: user and system time of all processes. **Memory**: largest sum of the proportional memory (PSS) of all
   processes, sampled every two seconds.
 - A time is published only if other programs used at most a tenth of a core meanwhile. A score needs no quiet machine.
 
 ## What one process does better
 
-A program of one process has no serialisation, no RPC and no second Python to start. It uses less memory, and less
-processor time for the same training. Its order of steps is fixed, so a seed repeats its result without
-[lock-step](lock-step.md). Tidemill acts, learns and evaluates at the same time: it uses the second core, keeps training
-when a process is killed, and the same command runs on several machines.
+A program of one process has no serialisation, no RPC and no second Python to start, and it uses less memory. Its order
+of steps is fixed, so a seed repeats its result without [lock-step](lock-step.md). Tidemill acts, learns and evaluates
+at the same time, so it uses the second core. It keeps training when a process is killed, and its services can run on
+several machines.
 """
 _SETTINGS = """
 ## Settings
 
-All contenders: Adam, the settings below, layers of the task's sizes, float32 on the CPU. Tidemill's PPO bootstraps from
-one step in each rollout that is not trained on, so it makes slightly fewer updates from as many decisions.
+All contenders use Adam, the settings below, layers of the same sizes, and float32 on the CPU. Tidemill's PPO uses one
+extra step of each rollout only to bootstrap, so it makes slightly fewer updates from as many decisions.
 
 | Task | Decisions | Environments | Network | Settings | From |
 |---|---|---|---|---|---|
