@@ -219,7 +219,7 @@ learn-table: $(VENV)/.runtime ## the table of all learning results
 	$(BIN)/python -m benchmarks.learn --table
 
 .PHONY: learn-report
-learn-report: $(VENV)/.runtime $(VENV)-sb3/.installed ## the continuous results on seeds that were declared before; continues where it stopped
+learn-report: $(VENV)/.runtime $(VENV)-sb3/.installed ## every result with declared seeds, or those in REPORT; continues where it stopped
 	$(BIN)/python -m benchmarks.learn --report $(REPORT)
 
 learn-%: $(VENV)/.runtime $(if $(findstring --sb3,$(LEARN)),$(VENV)-sb3/.installed) ## a config's learning result: SEEDS="1 2 3"

@@ -63,7 +63,7 @@ _SETTINGS = """
 ## Settings
 
 All contenders use Adam, the settings below, layers of the same sizes, and float32 on the CPU. Tidemill's PPO uses one
-extra step of each rollout only to bootstrap, so it makes slightly fewer updates from as many decisions.
+extra step of each rollout only to bootstrap, so the numbers of rollouts and updates differ slightly.
 
 | Task | Decisions | Environments | Network | Settings | From |
 |---|---|---|---|---|---|
