@@ -86,7 +86,7 @@ def test_settings_that_do_not_fit_are_refused(changed: dict[str, dict[str, Any]]
 
 @pytest.mark.parametrize("file", [False, True])
 def test_number_of_threads_does_not_depend_on_the_machine(file: bool, tmp_path: Path) -> None:
-    """As results would; a number that is given stays."""
+    """Results would depend on it as well. A number that is given stays."""
     path = tmp_path / "run.yaml"
     path.write_text("run: {deterministic: true}\n", encoding="utf-8")
     arguments = ["--config", str(path)] if file else ["--run.deterministic", "true"]
