@@ -95,6 +95,7 @@ def signal_process(descriptor: int, number: int) -> None:
 
 def wait_for_end(pid: int, timeout_s: float | None) -> None:
     """Wait until a child process has ended, or the time is over, and leave its exit code to `os.waitpid`."""
+    deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     if AVAILABLE:
         descriptor, poll = os.pidfd_open(pid), select.poll()
         try:
@@ -102,8 +103,8 @@ def wait_for_end(pid: int, timeout_s: float | None) -> None:
             poll.poll(None if timeout_s is None else 1000 * timeout_s)
         finally:
             os.close(descriptor)
-        return
-    deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    # Of a traced process, as with py-spy or strace, the kernel says first that it has ended, and then to its tracer
+    # with which code.
     how = os.WEXITED | os.WNOHANG | os.WNOWAIT  # macOS has these from Python 3.13 on, and no fork server to call this
     while os.waitid(os.P_PID, pid, how) is None and time.monotonic() < deadline_s:
         time.sleep(_END_POLL_S)

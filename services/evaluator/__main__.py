@@ -27,6 +27,8 @@ from tidemill.process import HELD_UP, keep_freed_memory, leave, run, signal_even
 from tidemill.programs.idle import exit_or_idle
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
+from tidemill.scores import Score
+from tidemill.services.evaluator.curve_drawing import CurveDrawing
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.evaluator import Evaluator, EvaluatorEvents
 from tidemill.services.evaluator.params_source import ParamsSource
@@ -36,7 +38,7 @@ from tidemill.services.evaluator.report import draw_curve, write_report
 from tidemill.services.evaluator.room import when_there_is_room
 from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.evaluator.simulator_runner import SimulatorRunner
-from tidemill.services.evaluator.verdict import RunVerdict
+from tidemill.services.evaluator.verdict import RunVerdict, reaches_target
 
 _log = structlog.get_logger()
 
@@ -76,22 +78,21 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
         config.env, server.health, end=lambda _: os._exit(HELD_UP), has_end=True
     )  # never a reason to end training
     has_ended, runner = _runner(config, watch, finish)
+    drawing = CurveDrawing(config)
     with watch, closing(logs), closing(source), closing(runner), ExitStack() as stack:
         callbacks = stack.enter_context(closing(CallbackThread(made)))
         source.connect()
         end = None if config.run.supervisor == "launcher" else _run_end(config, finish, stack)
         server.set_serving(True)
 
-        def end_training(version: int) -> None:
+        def on_limit(version: int) -> None:
+            drawing.prepare()
             has_ended.set()
-            source.tag(VERDICT, version)  # the learner ends
-            if end is not None:
-                with contextlib.suppress(TidemillError):  # marked again with the verdict
-                    end.mark(timeout_s, version)
+            _end_training(version, source, end, timeout_s)
 
         def give_up(verdict: RunVerdict) -> None:
             _log.error("the environment hangs in a step or reset; ending the run with the scores so far")
-            when_there_is_room(partial(write_report, verdict, config, source, runner, logs, film=False), stop)
+            when_there_is_room(partial(write_report, verdict, config, source, runner, logs, drawing, film=False), stop)
             os._exit(0)
 
         if end is None or not _has_ended(end, config.run.folder):
@@ -102,7 +103,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
                 logs,
                 stop=stop,
                 finish=finish,
-                events=EvaluatorEvents(callbacks.on_evaluation, end_training, give_up),
+                events=EvaluatorEvents(partial(_on_evaluation, config, drawing, callbacks), on_limit, give_up),
             )
 
             def on_hang() -> None:
@@ -116,12 +117,26 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
             if verdict is not None:
                 if end is not None:  # before the report, so that the learner does not continue to train meanwhile
                     end.mark(timeout_s, verdict.version)
-                when_there_is_room(partial(write_report, verdict, config, source, runner, logs), stop)
+                when_there_is_room(partial(write_report, verdict, config, source, runner, logs, drawing), stop)
                 watch.on_hang = partial(os._exit, 0)  # all that is left is to close the environments
             else:
-                draw_curve(config, logs)
+                draw_curve(drawing, logs)
         server.set_serving(False)
     _log.info("stopped")
+
+
+def _on_evaluation(config: EvaluatorConfig, drawing: CurveDrawing, callbacks: CallbackThread, score: Score) -> None:
+    if reaches_target(config.run, score.mean):
+        drawing.prepare()  # the run is over if fresh episodes confirm it
+    callbacks.on_evaluation(score)
+
+
+def _end_training(version: int, source: ParamsSource, end: RunEnd | None, timeout_s: float) -> None:
+    """Let the learner end, and every service if the run has an end mark, before the last evaluation."""
+    source.tag(VERDICT, version)
+    if end is not None:
+        with contextlib.suppress(TidemillError):  # marked again with the verdict
+            end.mark(timeout_s, version)
 
 
 def _logs(config: EvaluatorConfig, stop: threading.Event) -> RunLogs:

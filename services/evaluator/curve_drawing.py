@@ -1,7 +1,8 @@
-"""The drawing of a run's learning curve, while this process films the policy or its learner saves.
+"""The drawing of a run's learning curve, while this process measures or films the last policy.
 
-Importing matplotlib takes almost two seconds, by which every run would end later: another process does it, unless this
-one was forked by a server that has imported it, as that of a sweep has (`tidemill.programs.fork_client.DRAWING`).
+Importing matplotlib takes one or two seconds, by which every run would end later: another process does it, before the
+last evaluation is complete, unless this one was forked by a server that has imported it, as that of a sweep has
+(`tidemill.programs.fork_client.DRAWING`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -28,27 +30,49 @@ _TIMEOUT_S = 60.0
 _log = structlog.get_logger()
 
 
+class _Artist(NamedTuple):
+    """What draws one picture, once it is told to."""
+
+    draw: Callable[[], None]
+    finish: Callable[[], str]
+    """Waits for its end; returns why there is no picture, or nothing."""
+
+
 class CurveDrawing:
-    """One drawing of the evaluations in scores.csv. A drawing that fails is logged and leaves no picture."""
+    """The drawing of the evaluations in scores.csv. A drawing that fails is logged and leaves no picture."""
 
     def __init__(self, config: EvaluatorConfig) -> None:
-        """Start it; it ends with the thread that started it."""
+        """Start nothing yet."""
         run = config.run
         title = f"{run.name}: {config.agent.algorithm} on {config.env.id}, seed {run.seed}"
         target = [] if run.target_return is None else [repr(run.target_return)]
-        start = _start_here if "matplotlib.figure" in sys.modules else _start_process
-        self._finish = start([str(run.folder), title, *target])
+        self._arguments = [str(run.folder), title, *target]
+        self._artist: _Artist | None = None
+
+    def prepare(self) -> None:
+        """Import what draws, in another process: the run may soon be over. May be called often."""
+        if self._artist is None:
+            find = _artist_here if "matplotlib.figure" in sys.modules else _artist_process
+            self._artist = find(self._arguments)
+
+    def start(self) -> None:
+        """Begin to draw the evaluations that there are."""
+        self.prepare()
+        assert self._artist is not None
+        self._artist.draw()
 
     def finish(self) -> str | None:
         """Wait for the picture, at most a minute; return its file in the run's folder, None if it was not drawn."""
-        if reason := self._finish():
+        assert self._artist is not None
+        reason, self._artist = self._artist.finish(), None
+        if reason:
             _log.warning("learning curve not drawn", reason=reason)
             return None
         return str(CURVE)
 
 
-def _start_here(arguments: Sequence[str]) -> Callable[[], str]:
-    """Start to draw in a thread; return what waits for its end and returns why there is no picture."""
+def _artist_here(arguments: Sequence[str]) -> _Artist:
+    """Return a thread that draws."""
     reason = f"it took longer than {_TIMEOUT_S:g} s"
 
     def draw() -> None:
@@ -66,16 +90,15 @@ def _start_here(arguments: Sequence[str]) -> Callable[[], str]:
         return reason
 
     thread = threading.Thread(target=draw, daemon=True)
-    thread.start()
-    return finish
+    return _Artist(thread.start, finish)
 
 
-def _start_process(arguments: Sequence[str]) -> Callable[[], str]:
-    """Start a process that draws; return what waits for its end and returns why there is no picture."""
+def _artist_process(arguments: Sequence[str]) -> _Artist:
+    """Start a process that draws when its input ends."""
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tidemill.programs.child", _MODULE, *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -83,7 +106,12 @@ def _start_process(arguments: Sequence[str]) -> Callable[[], str]:
         )
     except OSError as error:
         reason = str(error)
-        return lambda: reason
+        return _Artist(lambda: None, lambda: reason)
+
+    def draw() -> None:
+        if process.stdin is not None:
+            process.stdin.close()
+            process.stdin = None  # `communicate` would flush it
 
     def finish() -> str:
         try:
@@ -94,4 +122,4 @@ def _start_process(arguments: Sequence[str]) -> Callable[[], str]:
             return f"it took longer than {_TIMEOUT_S:g} s"
         return said.strip().rpartition("\n")[2] or f"exit code {process.returncode}" if process.returncode else ""
 
-    return finish
+    return _Artist(draw, finish)

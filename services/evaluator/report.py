@@ -96,6 +96,7 @@ def write_report(
     source: ParamsSource,
     runner: Runner,
     logs: RunLogs,
+    drawing: CurveDrawing,
     *,
     film: bool = True,
 ) -> Result:
@@ -104,10 +105,11 @@ def write_report(
     Raises:
         OSError: The disk refused the result.
     """
-    drawing = CurveDrawing(config) if logs.scores.rows else None
+    if has_curve := bool(logs.scores.rows):
+        drawing.start()
     can_film = film and config.evaluator.video
     video = _film(config, source, runner, logs) if can_film and isinstance(runner, EpisodeRunner) else None
-    curve = drawing.finish() if drawing is not None else None
+    curve = drawing.finish() if has_curve else None
     newest = source.newest()
     result = _summarise(verdict, config, logs, newest.version if newest else None, curve=curve, video=video)
     write_result(result, config.run.folder)
@@ -115,10 +117,11 @@ def write_report(
     return result
 
 
-def draw_curve(config: EvaluatorConfig, logs: RunLogs) -> None:
+def draw_curve(drawing: CurveDrawing, logs: RunLogs) -> None:
     """Draw the learning curve of a run that was interrupted, if it has one."""
     if logs.scores.rows:
-        CurveDrawing(config).finish()
+        drawing.start()
+        drawing.finish()
 
 
 def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, logs: RunLogs) -> str | None:

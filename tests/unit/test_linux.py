@@ -124,6 +124,41 @@ def test_end_of_a_child_is_waited_for() -> None:
         assert child.poll() == 4
 
 
+_TRACER = """
+import ctypes, sys, time
+libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
+print(libc.ptrace(ctypes.c_long(0x4206), ctypes.c_long(pid), None, None), flush=True)  # PTRACE_SEIZE
+time.sleep(1.0)  # in which it is not told that the process has ended, and the parent neither
+"""
+_TRACED = """
+import ctypes
+ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER: whoever wants to
+print(flush=True)
+input()
+"""
+
+
+@pytest.mark.usefixtures("available")
+def test_end_of_a_traced_child_is_waited_for() -> None:
+    """As of one that py-spy looks into: it has ended, but its exit code is the tracer's first."""
+    if not linux.AVAILABLE:
+        pytest.skip("processes are traced otherwise")
+    traced = [sys.executable, "-c", _TRACED]
+    with subprocess.Popen(traced, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        tracing = [sys.executable, "-c", _TRACER, str(child.pid)]
+        with subprocess.Popen(tracing, stdout=subprocess.PIPE, text=True) as tracer:
+            assert tracer.stdout is not None
+            if tracer.stdout.readline() != "0\n":
+                pytest.skip("this system lets nobody trace a process")
+            assert child.stdin is not None
+            child.stdin.close()
+            linux.wait_for_end(child.pid, _BOUND_S)
+            assert os.waitpid(child.pid, os.WNOHANG)[0] == child.pid
+            child.returncode = 1  # waited for
+
+
 def test_children_are_found(available: bool) -> None:
     """In a process that starts one and loses it."""
     if not available and shutil.which("pgrep") is None:

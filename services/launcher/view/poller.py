@@ -17,6 +17,7 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
 from tidemill.scores import EVALUATING, Score, read_scores
 from tidemill.services.launcher.run.continuation import trained_s
+from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view.curves import env_failures, training_return
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
@@ -81,12 +82,13 @@ class StatusPoller:
     def poll(self) -> ClusterStatus:
         """Return the state of the run now."""
         now_s = time.monotonic()
-        answer = self._learner_status()
+        processes = self._processes()
+        answer = None if _has_ended("learner", processes) else self._learner_status()
         self._learner = answer or self._learner
         scores = self._scores()
-        processes = self._processes()
         failed = env_failures(self._folder)
-        sample = ClusterSample(answer, self._tables.describe(), _free_bytes(self._folder), failed)
+        tables = () if _has_ended("replay", processes) else self._tables.describe()
+        sample = ClusterSample(answer, tables, _free_bytes(self._folder), failed)
         return ClusterStatus(
             elapsed_s=now_s - self._started_s,
             earlier_s=self._earlier_s,
@@ -132,6 +134,12 @@ class StatusPoller:
         with contextlib.suppress(TidemillError):
             return read_scores(self._scores_file)
         return []
+
+
+def _has_ended(kind: str, processes: Sequence[ProcessRow]) -> bool:
+    """Return whether every process of a kind has ended for good, so that asking would take its second for nothing."""
+    phases = {row.phase for row in processes if row.name.partition("-")[0] == kind}
+    return phases == {Phase.ENDED}
 
 
 def _evaluating(folder: Path) -> str:

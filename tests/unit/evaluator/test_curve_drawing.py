@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -46,7 +47,9 @@ def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("where")
 def test_curve_is_drawn(config: EvaluatorConfig) -> None:
     """The picture is in the run's folder."""
-    assert CurveDrawing(config).finish() == str(CURVE)
+    drawing = CurveDrawing(config)
+    drawing.start()
+    assert drawing.finish() == str(CURVE)
     assert (config.run.folder / CURVE).read_bytes().startswith(b"\x89PNG")
 
 
@@ -54,6 +57,25 @@ def test_curve_is_drawn(config: EvaluatorConfig) -> None:
 def test_drawing_that_fails_leaves_no_picture(config: EvaluatorConfig) -> None:
     """The log has the reason."""
     (config.run.folder / "plots").touch()
+    drawing = CurveDrawing(config)
+    drawing.start()
     with capture_logs() as logs:
-        assert CurveDrawing(config).finish() is None
+        assert drawing.finish() is None
     assert [(line["event"], "plots" in line["reason"]) for line in logs] == [("learning curve not drawn", True)]
+    (config.run.folder / "plots").unlink()
+    drawing.start()
+    assert drawing.finish() == str(CURVE)  # as the report is written again after a disk was full
+
+
+@pytest.mark.usefixtures("where")
+def test_prepared_drawing_has_what_was_evaluated_since(config: EvaluatorConfig) -> None:
+    """It is prepared before the last evaluation is complete: nothing is read until it is told to draw."""
+    scores = config.run.folder / "scores.csv"
+    scores.rename(later := config.run.folder / "later.csv")
+    drawing = CurveDrawing(config)
+    drawing.prepare()
+    drawing.prepare()
+    time.sleep(0.1)
+    later.rename(scores)
+    drawing.start()
+    assert drawing.finish() == str(CURVE)

@@ -22,6 +22,7 @@ from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
 from tidemill.params.version import Params, ParamsMetadata, Precision, Version
+from tidemill.services.evaluator.curve_drawing import CurveDrawing
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.evaluator import Evaluator, EvaluatorEvents
 from tidemill.services.evaluator.params_source import ParamsSource
@@ -105,7 +106,8 @@ class Scene:
 
     def report(self, verdict: RunVerdict) -> dict[str, Any]:
         """Write the report of a verdict and return result.json."""
-        write_report(verdict, self.config, cast(ParamsSource, self.source), cast(EpisodeRunner, self.runner), self.logs)
+        source, runner = cast(ParamsSource, self.source), cast(EpisodeRunner, self.runner)
+        write_report(verdict, self.config, source, runner, self.logs, CurveDrawing(self.config))
         self.logs.close()
         result: dict[str, Any] = json.loads((self.config.run.folder / "result.json").read_text())
         return result

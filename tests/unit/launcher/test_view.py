@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import pytest
 from rich.console import Console
@@ -19,9 +19,11 @@ from tests.support.naming import naming
 from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, TidemillError
 from tidemill.installation import how_to_install
+from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus, SourceStatus
+from tidemill.replay.client import ReplayClient
 from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view.curves import env_failures, training_return
@@ -455,6 +457,29 @@ def test_poller_knows_of_earlier_sessions_and_no_rate_of_counts_that_are_restore
     assert [status.env_steps_per_s for status in polled] == [0.0, 0.0, 0.0]
     assert polled[-1].earlier_s == 300.0
     assert "new steps" in polled[-1].waiting
+
+
+def test_poller_asks_no_service_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would be waited for: every run would end seconds later."""
+    config = RunConfig(cluster=ClusterSettings(replay=("unix:///nowhere",), learner="unix:///nowhere"))
+    rows = {name: ProcessRow(name, Phase.ENDED, None, 0, "", None) for name in ("learner", "replay-0", "replay-1")}
+    asked: list[str] = []
+
+    def refuse(client: object) -> NoReturn:
+        asked.append(type(client).__name__)
+        raise TidemillError("no answer")
+
+    with contextlib.closing(StatusPoller(config, tmp_path, lambda: tuple(rows.values()))) as poller:
+        monkeypatch.setattr(LearnerClient, "get_status", refuse)
+        monkeypatch.setattr(ReplayClient, "list_tables", refuse)
+        assert not poller.poll().learner_answers
+        assert asked == []
+        rows["replay-1"] = dataclasses.replace(rows["replay-1"], phase=Phase.SERVING)
+        poller.poll()
+        assert asked == ["ReplayClient"]
+        rows["learner"] = dataclasses.replace(rows["learner"], phase=Phase.BACKOFF)  # it may be back in a moment
+        poller.poll()
+        assert asked == ["ReplayClient", "LearnerClient", "ReplayClient"]
 
 
 def test_snapshot_measures_the_way_to_the_nearest_limit() -> None:
