@@ -137,7 +137,7 @@ class StatusPoller:
 
 
 def _has_ended(kind: str, processes: Sequence[ProcessRow]) -> bool:
-    """Return whether every process of a kind has ended for good, so that asking would take its second for nothing."""
+    """True if every process of a kind has ended for good: asking would wait for a second in vain."""
     phases = {row.phase for row in processes if row.name.partition("-")[0] == kind}
     return phases == {Phase.ENDED}
 
