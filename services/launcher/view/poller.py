@@ -137,7 +137,7 @@ class StatusPoller:
 
 
 def _has_ended(kind: str, processes: Sequence[ProcessRow]) -> bool:
-    """True if every process of a kind has ended for good: asking would wait for a second in vain."""
+    """True if every process of a kind has ended for good: asking would wait a second for no answer."""
     phases = {row.phase for row in processes if row.name.partition("-")[0] == kind}
     return phases == {Phase.ENDED}
 
