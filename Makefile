@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 LOCKS := $(filter-out requirements/race_%,$(wildcard requirements/*.txt))
 # The build of torch: cpu (0.2 GB), cuda (3 GB) or none, for replay and its clients alone.
-TORCH ?= $(shell nvidia-smi -L 2>/dev/null | grep -q ^GPU && echo cuda || echo cpu)
+TORCH ?= $(shell nvidia-smi -L 2>/dev/null | grep ^GPU >/dev/null && echo cuda || echo cpu)
 
 # Byte code is written when a module is first imported: half the time of compiling every file at installation.
 unexport PYTHONDONTWRITEBYTECODE
@@ -136,7 +136,7 @@ $(VENV)-helm/.installed: requirements/helm.txt | $(BIN)/python
 	$(PIP_INSTALL) --no-deps --ignore-requires-python --target $(VENV)-helm --require-hashes -r requirements/helm.txt
 	touch $@
 
-$(VENV)-sb3/.installed: requirements/sb3.txt
+$(VENV)-sb3/.installed: requirements/sb3.txt | $(BIN)/python
 	$(PIP_INSTALL) --no-deps --target $(VENV)-sb3 --requirement requirements/sb3.txt
 	touch $@
 

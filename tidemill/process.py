@@ -198,6 +198,11 @@ def _heard_signals() -> list[signal.Signals]:
     return [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
+def end_in_order() -> None:
+    """Let SIGTERM raise SystemExit in the main thread, as Ctrl-C raises KeyboardInterrupt: what was begun is undone."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 def signal_event(signal_number: int) -> threading.Event:
     """Return an event that a signal sets."""
     event = threading.Event()
@@ -229,15 +234,20 @@ def _act(reader: socket.socket, _writer: socket.socket) -> None:
                 _actions[number](number)
 
 
-def stop_requested() -> asyncio.Task[bool]:
+def stop_requested(before: threading.Event | None = None) -> asyncio.Task[bool]:
     """Return a task of the running event loop that is done once SIGTERM or Ctrl-C comes, from this call on.
 
     To be called before anyone is told that the service is ready: the first signal may follow at once.
+
+    Args:
+        before: What `stop_event` returned, if it was called: a signal that came since counts, too.
     """
     requested = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _heard_signals():
         loop.add_signal_handler(number, requested.set)
+    if before is not None and before.is_set():
+        requested.set()
     return loop.create_task(requested.wait())
 
 

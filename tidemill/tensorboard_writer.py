@@ -21,13 +21,13 @@ class TensorboardWriter:
 
     def __init__(self, folder: Path) -> None:
         """Open a new event file."""
-        self._writer = EventFileWriter(str(folder))
+        self._folder = str(folder)
+        self._writer: EventFileWriter | None = EventFileWriter(self._folder)
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
         """Write scalars by name at a step, and flush."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        self._writer.flush()
+        self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def write_picture(self, name: str, file: Path, size: tuple[int, int], step: int) -> None:
         """Write a picture at a step, and flush.
@@ -40,8 +40,7 @@ class TensorboardWriter:
         """
         image = Summary.Image(width=size[0], height=size[1], colorspace=3, encoded_image_string=file.read_bytes())
         summary = Summary(value=[Summary.Value(tag=name, image=image)])
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
-        self._writer.flush()
+        self._add(Event(wall_time=time.time(), step=step, summary=summary))
 
     def write_hparams(self, settings: Mapping[str, Any], name: str) -> None:
         """Write the settings of a run, for TensorBoard's page HParams.
@@ -56,12 +55,23 @@ class TensorboardWriter:
 
         trial = f"{name}, {time.strftime('%Y-%m-%d %H:%M:%S')}"
         summary = hparams_pb(dict(_flat(settings)), trial_id=trial, start_time_secs=time.time())
-        self._writer.add_event(Event(wall_time=time.time(), summary=summary))
-        self._writer.flush()
+        self._add(Event(wall_time=time.time(), summary=summary))
 
     def close(self) -> None:
         """Close the file."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _add(self, event: Event) -> None:
+        """Write an event, and flush; raises OSError, after which the next goes to a new file."""
+        try:
+            if self._writer is None:
+                self._writer = EventFileWriter(self._folder)
+            self._writer.add_event(event)
+            self._writer.flush()
+        except OSError:
+            self._writer = None  # it would raise the same ever after
+            raise
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _log.info("stopped")
                 return 0
             if config.run.deterministic:
-                seed = training_seed(config.run.seed, config.actor.index or 0)
+                seed = training_seed(config.run.seed, config.actor.index or 0, num_envs=config.env.num_envs)
                 act_in_lock_step(config, seed, server, stop)
             else:
                 act(config, server, stop)
@@ -127,7 +127,7 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             _log.info("stopped")
             return
         stack.enter_context(closing(writer))
-        seed = training_seed(config.run.seed, index, writer.superseded_epoch)
+        seed = training_seed(config.run.seed, index, writer.superseded_epoch, num_envs=config.env.num_envs)
         policy, params, own_params = make_policy(config, env.spec, slot, seed, stop, stack)
         watch_writer(writer)
         throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
@@ -208,14 +208,15 @@ def make_pacer(config: ActorConfig, params: PolicyParams | None) -> Callable[[th
     return partial(VersionPacer(windows, config.learner.publish_every, lead=lag // count).wait, params)
 
 
-def training_seed(run_seed: int, actor_index: int, earlier_epoch: int = 0) -> int:
+def training_seed(run_seed: int, actor_index: int, earlier_epoch: int = 0, *, num_envs: int = 1) -> int:
     """Return the seed of an actor's first environment; the others count up from it.
 
     A restarted actor plays other episodes than before the restart: the last one may have ended it.
     Training seeds lie from 1e8 up and below 2**31, which the Atari emulator needs; evaluation's lie far
     below, so that no evaluation episode was ever trained on.
     """
-    return 100_000_000 + (run_seed * 1_000_003 + actor_index * 1_009 + earlier_epoch * 15_485_863) % 2_000_000_000
+    apart = max(num_envs, 1_009)
+    return 100_000_000 + (run_seed * 1_000_003 + actor_index * apart + earlier_epoch * 15_485_863) % 2_000_000_000
 
 
 if __name__ == "__main__":

@@ -92,7 +92,8 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
 
         def give_up(verdict: RunVerdict) -> None:
             _log.error("the environment hangs in a step or reset; ending the run with the scores so far")
-            when_there_is_room(partial(write_report, verdict, config, source, runner, logs, drawing, film=False), stop)
+            own = CurveDrawing(config)  # the other may be in use, by the thread that hangs
+            when_there_is_room(partial(write_report, verdict, config, source, runner, logs, own, film=False), stop)
             os._exit(0)
 
         if end is None or not _has_ended(end, config.run.folder):

@@ -1,7 +1,7 @@
 """plots/learning_curve.png: mean evaluation return over agent decisions and over training time.
 
-`python -m tidemill.services.evaluator.curve RUN TITLE [TARGET]` draws it from RUN/scores.csv, once its input
-ends (`curve_drawing.py`).
+`python -m tidemill.services.evaluator.curve RUN TITLE [TARGET]` draws it from RUN/scores.csv, once it is sent
+a line (`curve_drawing.py`).
 """
 
 from __future__ import annotations
@@ -65,5 +65,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdin.read()
+    sys.stdin.readline()
     main(sys.argv[1:])

@@ -7,6 +7,7 @@ last evaluation is complete, unless this one was forked by a server that has imp
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -94,7 +95,7 @@ def _artist_here(arguments: Sequence[str]) -> _Artist:
 
 
 def _artist_process(arguments: Sequence[str]) -> _Artist:
-    """Start a process that draws when its input ends."""
+    """Start a process that draws when it is sent a line."""
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tidemill.programs.child", _MODULE, *arguments],
@@ -102,6 +103,7 @@ def _artist_process(arguments: Sequence[str]) -> _Artist:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # a Ctrl-C is for the evaluator
             env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
         )
     except OSError as error:
@@ -110,7 +112,9 @@ def _artist_process(arguments: Sequence[str]) -> _Artist:
 
     def draw() -> None:
         if process.stdin is not None:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # `finish` says why it has ended
+                process.stdin.write("\n")  # its end would not do: an environment's workers may hold the pipe, too
+                process.stdin.close()
             process.stdin = None  # `communicate` would flush it
 
     def finish() -> str:

@@ -37,7 +37,7 @@ _SECONDS = Histogram(
     buckets=(0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
 )
 _RETURN = Gauge("tidemill_evaluator_return_mean", "Mean raw return of the newest evaluation.")
-_BEST_RETURN = Gauge("tidemill_evaluator_best_return_mean", "Largest mean raw return of the run.")
+_BEST_RETURN = Gauge("tidemill_evaluator_best_return_mean", "Mean raw return of the version tagged best.")
 for _gauge in (_RETURN, _BEST_RETURN):
     _gauge.set(math.nan)  # 0 would be a score, for some games a good one
 _VERSION = Gauge("tidemill_evaluator_params_version", "Version of the parameters evaluated last.")
@@ -188,9 +188,11 @@ class Evaluator:
 
     def _end(self, reason: str) -> RunVerdict | None:
         """Measure the newest version, unless that was done; return how the run ends, None if stopped."""
-        params = self._source.newest()
+        params = self._source.newest(self._config.cluster.connect_timeout_s)  # the server may be starting again
         if params is None:
-            return RunVerdict(False, f"{reason}; no parameters could be evaluated", None)
+            nothing = RunVerdict(False, f"{reason}; no parameters could be evaluated", None)
+            verdict = self._unmeasured(reason) if self._logs.scores.rows else nothing
+            return None if self._stop.is_set() else verdict
         wall_s = self._logs.clock.wall_s()
         reason = (
             read_divergence(self._config.run.folder)
@@ -205,7 +207,8 @@ class Evaluator:
             return None if self._stop.is_set() else self._unmeasured(reason)
         if not reaches_target(self._config.run, score.mean):
             return RunVerdict(False, reason, params.number)
-        if self._logs.confirmations.of_version(params.number) is None and self._is_confirmed(params):
+        before = self._logs.confirmations.of_version(params.number)  # by an evaluator that this one replaces
+        if self._is_confirmed(params) if before is None else reaches_target(self._config.run, before.mean):
             return self._solved(params)
         return None if self._stop.is_set() else RunVerdict(False, f"{reason}; {_NOT_CONFIRMED}", params.number)
 

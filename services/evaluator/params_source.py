@@ -77,9 +77,9 @@ class ParamsSource:
             _log.warning("cannot fetch parameters", env_steps=env_steps, reason=str(error))
             return None
 
-    def newest(self) -> Params | None:
-        """Return the newest version; None if there is none, or no server."""
-        return self._fetch(LATEST)
+    def newest(self, wait_s: float = 0.0) -> Params | None:
+        """Return the newest version; None if there is none, or no server for `wait_s` seconds."""
+        return self._fetch(LATEST, wait_s)
 
     def best(self) -> Params | None:
         """Return the version tagged as the best; None if it cannot be had."""
@@ -98,9 +98,13 @@ class ParamsSource:
         """Close the connection."""
         self._client.close()
 
-    def _fetch(self, selector: str) -> Params | None:
-        try:
-            return self._client.fetch(selector)
-        except TidemillError as error:
-            _log.warning("cannot fetch parameters", tag=selector, reason=str(error))
-            return None
+    def _fetch(self, selector: str, wait_s: float = 0.0) -> Params | None:
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            try:
+                return self._client.fetch(selector)
+            except TidemillError as error:
+                is_away = isinstance(error, Unavailable) and time.monotonic() < deadline_s
+                if not is_away or self._stop.wait(_WAIT_S):
+                    _log.warning("cannot fetch parameters", tag=selector, reason=str(error))
+                    return None

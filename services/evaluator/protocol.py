@@ -119,13 +119,13 @@ class EnvSlot:
         return policy_input, result.episodes[0] if result.episodes else None
 
     def close(self) -> None:
-        """Free the environment."""
-        self._env.close()
+        """Free the environment; what it raises then changes no result."""
+        with contextlib.suppress(*FAILURES):  # user code, and perhaps closed before
+            self._env.close()
 
     def renew(self, make_env: Callable[[], VectorEnv]) -> None:
         """Have the next start make another environment, since this one has failed."""
-        with contextlib.suppress(*FAILURES):  # user code, and broken
-            self._env.close()
+        self.close()
         self._remake = make_env
 
 

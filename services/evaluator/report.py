@@ -24,7 +24,7 @@ from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.protocol import Runner
 from tidemill.services.evaluator.run_logs import RunLogs
-from tidemill.services.evaluator.verdict import RunVerdict
+from tidemill.services.evaluator.verdict import RunVerdict, reaches_target
 
 VIDEO = Path("videos") / "best.mp4"
 CONTACT_SHEET = Path("videos") / "best.png"
@@ -73,9 +73,9 @@ class Result:
     failed_confirmations: int
     """Earlier means that reached the target without being confirmed by fresh episodes."""
     best_mean: float | None
-    """Largest mean of any evaluation."""
+    """Mean of the version that the tag `best` points at."""
     best_version: int
-    """Version the tag `best` points at."""
+    """The one whose evaluation had the largest mean; one that fresh episodes confirmed comes before all others."""
     evaluations: int
     """Evaluations of the run."""
     learning_curve: str | None
@@ -194,7 +194,6 @@ def _summarise(
     trained = newest.metadata if newest is not None else ParamsMetadata()
     score = logs.scores.of_version(verdict.version) if verdict.version is not None else None
     best = logs.best()
-    confirmations = logs.confirmations.rows
     confirmation = logs.confirmations.of_version(verdict.version) if verdict.version is not None else None
     return Result(
         run=config.run.name,
@@ -218,7 +217,7 @@ def _summarise(
         params_version=score.params_version if score else newest.version if newest is not None else 0,
         confirmed_mean=confirmation.mean if confirmation else None,
         confirm_episodes=confirmation.episodes if confirmation else 0,
-        failed_confirmations=len(confirmations) - (1 if verdict.solved and confirmation else 0),
+        failed_confirmations=sum(not reaches_target(config.run, row.mean) for row in logs.confirmations.rows),
         best_mean=best.mean if best else None,
         best_version=best.params_version if best else 0,
         evaluations=len(logs.scores.rows),

@@ -59,9 +59,8 @@ def _start(arguments: Sequence[str]) -> int:
     identify(config.run.name, _SERVICE)
     start_traces(config.log, config.run, _SERVICE)
     torch.set_num_threads(config.inference.threads)
-    if not wait_for_service(
-        "cluster.params", config.cluster.params, config.cluster.connect_timeout_s, process.stop_event()
-    ):
+    stop = process.stop_event()
+    if not wait_for_service("cluster.params", config.cluster.params, config.cluster.connect_timeout_s, stop):
         return 0
     spec = spec_of(config.env)
     gpu = config.inference.index % max(torch.cuda.device_count(), 1)
@@ -69,7 +68,7 @@ def _start(arguments: Sequence[str]) -> int:
     if device.type == "cuda":
         use_near_processors(device)
     policy = make_policy(config, spec, device)
-    asyncio.run(serve(config, spec, policy, device))
+    asyncio.run(serve(config, spec, policy, device, stop))
     return 0
 
 
@@ -100,8 +99,10 @@ def request_limit(config: InferenceConfig, spec: EnvSpec, recurrent_state_size: 
     return dataclasses.replace(server, max_request_bytes=min(server.request_limit_bytes, largest))
 
 
-async def serve(config: InferenceConfig, spec: EnvSpec, policy: Policy, device: torch.device) -> None:
-    """Put the parts of one service together and serve until SIGTERM."""
+async def serve(
+    config: InferenceConfig, spec: EnvSpec, policy: Policy, device: torch.device, stopped: threading.Event
+) -> None:
+    """Put the parts of one service together and serve until SIGTERM, or not at all if that has set `stopped`."""
     settings, metrics = config.inference, Metrics()
     loop = asyncio.get_running_loop()
     failed: asyncio.Future[None] = loop.create_future()
@@ -122,7 +123,7 @@ async def serve(config: InferenceConfig, spec: EnvSpec, policy: Policy, device: 
     servicer = InferenceServicer(
         served, forward, device, metrics, max_batch=settings.max_batch, max_streams=settings.max_streams
     )
-    stop, stopping = process.stop_requested(), threading.Event()
+    stop, stopping = process.stop_requested(stopped), threading.Event()
     stop.add_done_callback(lambda _: stopping.set())
     simulators = await serve_simulators(config, spec, policy, device, forward, fail, stopping)
     for each in (servicer, simulators):

@@ -154,6 +154,7 @@ class Simulators:
 
         Raises:
             ResourceExhausted: All seats are taken, or the caller has as many as one may have.
+            Unavailable: Another call continues the episode.
         """
         signed = place_of(declared.resume_token, self._identity.key)
         place = None if signed is None else self._identity.moved(signed)
@@ -161,8 +162,15 @@ class Simulators:
             if seat.expiry is not None:
                 seat.expiry.cancel()
                 seat.expiry = None
+            call = seat.calls
             if seat.under_way is not None:
-                await asyncio.wait((seat.under_way,))  # of the call that broke off
+                try:
+                    await asyncio.wait((seat.under_way,))  # of the call that broke off
+                except asyncio.CancelledError:  # as this one does now
+                    self.leave(seat, call, at_once=False)
+                    raise
+                if call != seat.calls:
+                    raise Unavailable("another call continues this episode", reason=Reason.CALL_REPLACED)
             if self._seats.get(seat.slot) is seat:
                 return seat
         if not self._free:

@@ -194,13 +194,21 @@ class AdmissionQueue:
                 self.changed()
 
     def _run_next(self, side: Side) -> bool:
-        """Run a waiting call that is first in line at all its tables and admitted; return whether there was one."""
+        """Run a waiting call that is first in line at all its tables and admitted, or has lost one of them.
+
+        Returns:
+            Whether there was one.
+        """
         lines = self._lines[side]
         for line in lines.values():
             first = next(iter(line), None)
-            if first is None or first.future.done():
+            if first is None:
                 continue
-            if all(next(iter(lines[table])) is first for table in first.tables) and first.admitted():
+            if first.future.done():  # it was cancelled, and is in the way until its task runs
+                self._leave(side, first)
+                return True
+            is_dropped = any(table.dropped for table in first.tables)  # then its place in other lines does not matter
+            if is_dropped or (all(next(iter(lines[table])) is first for table in first.tables) and first.admitted()):
                 self._leave(side, first)
                 _settle(first)
                 return True

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -228,12 +229,16 @@ class ReplayServicer:
             if first is None:
                 return
             opened = self._open_sample(first)
-            queue = SampleQueue(opened.batch_size)
-            leases = Leases(opened.table, self._admission.changed, caller_settles=opened.settles)
-            grant(queue, leases, first)
-            reading = asyncio.create_task(read_credit(requests, queue, leases))
-            room = BatchRoom(self._replay.budget, self._admission.changed)
-            try:
+            with ExitStack() as ending:
+                if opened.mirror is not None:
+                    ending.callback(opened.mirror.close)
+                queue = SampleQueue(opened.batch_size)
+                leases = Leases(opened.table, self._admission.changed, caller_settles=opened.settles)
+                ending.callback(leases.close)
+                room = BatchRoom(self._replay.budget, self._admission.changed)
+                ending.callback(room.release)
+                grant(queue, leases, first)
+                ending.callback(asyncio.create_task(read_credit(requests, queue, leases)).cancel)
                 while (wanted := await queue.take()) is not None:
                     if opened.settles or opened.may_shrink:
                         data = await self._draw_asking(opened, wanted, room, leases, queue)
@@ -251,12 +256,6 @@ class ReplayServicer:
                             yield Outgoing(pack_part(data[start:end], more=end < len(data)))
                         del data
                     room.release()
-            finally:
-                reading.cancel()
-                room.release()
-                leases.close()
-                if opened.mirror is not None:
-                    opened.mirror.close()
 
     async def Export(self, raw: bytes, context: Context) -> AsyncIterator[Outgoing]:
         """Hand out items of a table as they are now."""
@@ -439,7 +438,6 @@ class ReplayServicer:
         if opening.HasField("epoch"):
             table.check_epochs()
             epochs = Epochs(unpack_epoch(opening.epoch))
-        mirror = _open_mirror(opening, table) if opening.HasField("mirror") else None
         takes_parts = bool(opening.max_message_bytes)
         if takes_parts and opening.max_message_bytes < _LEAST_PART_BYTES:
             raise InvalidArgument(
@@ -450,7 +448,7 @@ class ReplayServicer:
             table=table,
             batch_size=opening.batch_size,
             without_replacement=opening.without_replacement,
-            mirror=mirror,
+            mirror=_open_mirror(opening, table) if opening.HasField("mirror") else None,  # last, for it is to be closed
             slot_steps=opening.mirror.slot_steps,
             item_counts=opening.item_counts,
             most_bytes=MAX_BATCH_BYTES if takes_parts else int(message_bytes * _MESSAGE_MARGIN),

@@ -356,6 +356,9 @@ def test_simulators_reach_the_inference_service_alone(
     assert (config.cluster.replay, config.cluster.shard_count) == (actor.cluster.replay, actor.cluster.shard_count)
     evaluator = load_as("evaluator", words_of(specs["evaluator"]["containers"][0], values), monkeypatch)
     assert evaluator.cluster.inference == ("inference-0.inference:7406",)
+    for name in ("inference", "evaluator"):  # they reach others by addresses, or by a name that no certificate has
+        variables = {each["name"]: each.get("value", "") for each in specs[name]["containers"][0]["env"]}
+        assert variables["TIDEMILL_TLS_NAME"] == COMMON_HOST
     policies = {item["metadata"]["name"]: item["spec"] for item in found if item["kind"] == "NetworkPolicy"}
     served, stored = policies["inference-of-simulators"], policies["replay-from-simulators"]
     assert served["ingress"][0]["ports"] == policies["simulators-to-inference"]["egress"][0]["ports"]

@@ -212,3 +212,19 @@ def test_request_that_arrives_again_is_one() -> None:
     assert [requests.is_new(number) for number in numbers] == [True, False, False, True, False]
     requests._last_s = time.monotonic() - 2.0
     assert requests.is_new(signal.SIGTERM)
+
+
+def test_signal_before_the_event_loop_counts() -> None:
+    """As while a service makes its environment; it would serve, and be killed later."""
+    script = """
+import asyncio, os, signal, time
+from tidemill.process import stop_event, stop_requested
+before = stop_event()
+os.kill(os.getpid(), signal.SIGTERM)
+assert before.wait(60)
+async def main():
+    await asyncio.wait_for(stop_requested(before), 60)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=_BOUND_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

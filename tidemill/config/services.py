@@ -254,8 +254,8 @@ class ActorSettings:
     id: str = ""
     """Name of the actor, unique in the cluster. Empty: host name and process id."""
     index: int | None = None
-    """Number of this actor, from 0, for its place on the exploration ladder and its seeds. None: the number at the end
-    of its name."""
+    """Number of this actor, from 0, for its place on the exploration ladder and its seeds. None: one computed from
+    `actor.id`, so actors that are numbered by hand set this, too."""
     index_from_dns: bool = False
     """Take the actor's number from the end of this host's DNS name, as for a replica of Docker Compose."""
     count: int = 1

@@ -143,7 +143,10 @@ class EnvWatch:
             f"steps of this process ({self._why})\n"
         )
         sys.stderr.flush()
-        self.on_hang()
+        try:
+            self.on_hang()
+        except Exception:  # it has nobody else to tell, and the process has to end
+            traceback.print_exc()
         for child in multiprocessing.active_children():  # of an asynchronous vector environment
             child.kill()
         self._end(HELD_UP if self._steps else 1)

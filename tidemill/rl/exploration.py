@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -94,7 +94,7 @@ class EpsilonGreedy:
 
     def __init__(self, settings: EpsilonSettings, slot: ActorSlot, seed: int) -> None:
         """Take the settings, the environments acted in, and the seed of the chances."""
-        self._settings = settings
+        self._settings, self._slot = settings, slot
         self._ladder = epsilon_ladder(slot, settings.ladder_base, settings.ladder_alpha)
         self._rng = np.random.default_rng(seed)
 
@@ -104,7 +104,9 @@ class EpsilonGreedy:
         if s.exploration == "none":
             return np.zeros(num_envs)
         if s.exploration == "ladder":
-            assert len(self._ladder) == num_envs, f"placed for {len(self._ladder)} environments, got {num_envs}"
+            if len(self._ladder) != num_envs:
+                assert self._slot.actor_count == 1, f"placed for {len(self._ladder)} environments, got {num_envs}"
+                self._ladder = epsilon_ladder(replace(self._slot, num_envs=num_envs), s.ladder_base, s.ladder_alpha)
             return self._ladder
         return np.full(num_envs, epsilon_schedule(env_steps, s.epsilon_start, s.epsilon_final, s.epsilon_decay_steps))
 

@@ -178,7 +178,6 @@ class SimulatorClient:
             return None
         except InvalidArgument:
             self._is_playing = False
-            self._drop()
             raise
         return self._done(seen, decision)
 
@@ -229,6 +228,11 @@ class SimulatorClient:
                         reason=str(error),
                     )
                 time.sleep(min(backoff.next_s(), self._timeout_s))
+            except _EpisodeLost:
+                raise  # the call continues with another episode
+            except BaseException:  # the call has ended, or still has an answer to give that belongs to no other step
+                self._drop()
+                raise
 
     def _remedy(self, error: TidemillError) -> str:
         """Return the advice for a service that does not answer; empty if it has said what is wrong."""

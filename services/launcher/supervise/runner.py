@@ -152,7 +152,7 @@ class ClusterRunner:
         if event is None:
             return self._supervisor.on_timer(now_s)
         if isinstance(event, _StopRequested):
-            again = self._supervisor.outcome is not None
+            again = self._supervisor.stop_was_requested
             message = "killing all processes" if again else "stopping; press Ctrl-C again to kill all processes"
             self._reporter.event(message)
             return self._supervisor.on_stop_requested(now_s)

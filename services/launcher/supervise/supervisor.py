@@ -102,6 +102,8 @@ class Supervisor:
         self._processes = {spec.name: Process(spec) for spec in specs}
         self._outcome: Outcome | None = None
         self._is_finishing = False
+        self.stop_was_requested = False
+        """Whether somebody has asked it to end."""
 
     @property
     def processes(self) -> Mapping[str, Process]:
@@ -190,9 +192,12 @@ class Supervisor:
         return actions
 
     def on_stop_requested(self, now_s: float) -> list[Action]:
-        """Ctrl-C or SIGTERM: end the processes in order; when asked again, at once."""
+        """Ctrl-C or SIGTERM: end the processes in order, if they do not end already; when asked again, at once."""
+        is_first, self.stop_was_requested = not self.stop_was_requested, True
         if self._outcome is None:
             return self._end(Outcome(0, "stopped as asked"), now_s)
+        if is_first:
+            return []
         self._outcome = Outcome(1, "ended at once, as asked twice: what was not saved is lost")
         alive = {name: process for name, process in self._processes.items() if process.is_alive}
         for process in alive.values():

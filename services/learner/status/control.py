@@ -71,7 +71,8 @@ class Control:
         """Refuse requests that can no longer be carried out."""
         self.stop("the learner ended")
         while (request := self.take_checkpoint_request()) is not None:
-            request.set_exception(FailedPrecondition("the learner is stopping", reason=Reason.STOPPING))
+            if request.set_running_or_notify_cancel():  # its caller has not given up
+                request.set_exception(FailedPrecondition("the learner is stopping", reason=Reason.STOPPING))
 
     def _set_paused(self, paused: bool) -> None:
         with self._changed:

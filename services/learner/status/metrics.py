@@ -151,7 +151,7 @@ BLOCKED_RATIO = Gauge(
 UPDATE_SECONDS = Histogram(
     "tidemill_learner_update_seconds", "Time of one update as the host sees it.", buckets=_STEP_SECONDS
 )
-STALLED_SECONDS = Gauge("tidemill_learner_stalled_seconds", "Time since the newest update or batch.")
+STALLED_SECONDS = Gauge("tidemill_learner_stalled_seconds", "Time since the newest update; 0 once training is over.")
 BATCH_AGE_SECONDS = Gauge("tidemill_learner_batch_age_seconds", "Time from the newest batch's arrival to its use.")
 POLICY_LAG = Gauge(
     "tidemill_learner_policy_lag_versions",

@@ -46,10 +46,11 @@ class Progress:
         self.table_items = 0
         self.metrics: Mapping[str, float] = {}
         self._counters, self._clock, self._log_every_s = counters, clock, log_every_s
-        self._waited_s = 0.0
+        self._waited_s, self._is_over = 0.0, False
         self._newest: dict[str, Tensor] = {}
         self._unread_steps = 0
         self.restart()
+        metrics.STALLED_SECONDS.set_function(self._stalled_s)
 
     def restart(self) -> None:
         """Measure from now on; once more when the counters were restored."""
@@ -108,6 +109,11 @@ class Progress:
         now = self._clock()
         self._update_rates(now)
         self._read_metrics(now)
+        self._is_over = True
+
+    def _stalled_s(self) -> float:
+        """Return the time since the newest update, for the thread that is asked for metrics: training may hang."""
+        return 0.0 if self._is_over else max(self._clock() - self._last_sign, 0.0)
 
     def _update_rates(self, now: float) -> None:
         steps = self._counters.learner_steps
@@ -132,7 +138,6 @@ class Progress:
         metrics.STEPS.inc(self._unread_steps)
         self._unread_steps = 0
         metrics.BLOCKED_RATIO.set(self.wait_fraction)
-        metrics.STALLED_SECONDS.set(now - self._last_sign)
         metrics.ENV_STEPS.set(self._counters.env_steps)
         metrics.PARAMS_VERSION.set(self._counters.version)
         metrics.TABLE_ITEMS.set(self.table_items)

@@ -7,6 +7,7 @@ from collections import deque
 import numpy as np
 
 from tidemill.arrays import Ints
+from tidemill.errors import FailedPrecondition
 from tidemill.services.replay.chunks.store import ChunkStore
 
 
@@ -36,7 +37,11 @@ class ChunkMirror:
         return np.flatnonzero(self._slot_of[chunks] == 0)
 
     def place(self, chunks: Ints) -> Ints:
-        """Note that the caller gets a batch with chunks [C], all different; return the slot of each, [C]."""
+        """Note that the caller gets a batch with chunks [C], all different; return the slot of each, [C].
+
+        Raises:
+            FailedPrecondition: There are too few slots.
+        """
         self._batches += 1
         self._cover_store()
         slots = self._slot_of[chunks].astype(np.int64) - 1
@@ -59,9 +64,17 @@ class ChunkMirror:
         freed = self._take_freed(count - len(untouched))
         found = [untouched, freed]
         left = count - len(untouched) - len(freed)
+        seen = 0  # slots since the last that was found
         while left:
             found.append(self._evict(left))
             left -= len(found[-1])
+            seen = 0 if len(found[-1]) else seen + self._window(left)
+            if seen > len(self._chunk_in):
+                self._freed.extend(np.concatenate(found).tolist())
+                raise FailedPrecondition(
+                    f"mirror.slots is {len(self._chunk_in)}, too few for the chunks of {self._hold + 1} batches: set "
+                    "mirror.slot_steps (`keep.chunk_length`) to the length of the writers' chunks, which is less"
+                )
         return np.concatenate(found)
 
     def _take_freed(self, count: int) -> Ints:
@@ -77,7 +90,7 @@ class ChunkMirror:
 
     def _evict(self, count: int) -> Ints:
         """Return up to `count` slots next in turn whose chunks are still in the store."""
-        window = min(4 * count + 64, len(self._chunk_in))
+        window = self._window(count)
         order = (self._hand + np.arange(window)) % len(self._chunk_in)
         usable = (self._chunk_in[order] > 0) & (self._used_at[order] + self._hold < self._batches)
         places = np.flatnonzero(usable)[:count]
@@ -86,6 +99,10 @@ class ChunkMirror:
         self._slot_of[self._chunk_in[slots] - 1] = 0
         self._chunk_in[slots] = 0  # so that none is taken twice before it is placed
         return slots
+
+    def _window(self, count: int) -> int:
+        """Return how many slots are looked at for `count`."""
+        return min(4 * count + 64, len(self._chunk_in))
 
     def _forget(self, chunks: Ints) -> None:
         """Take chunks that the store frees out of their slots."""

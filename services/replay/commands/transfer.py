@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tidemill.process import end_in_order
 from tidemill.replay.transfer.copying import copy_tables
 from tidemill.replay.transfer.exporting import TransferReport, export_table
 from tidemill.replay.transfer.importing import import_table
@@ -46,6 +47,7 @@ def import_(arguments: Sequence[str]) -> int:
     parser.add_argument("--table", default="", metavar="NAME", help="name on the server (default: the exported name)")
     add_timeout(parser)
     options = parser.parse_args(arguments)
+    end_in_order()
     report = import_table(options.address, options.folder, table=options.table, timeout_s=options.timeout_s)
     print(f"imported {described(report)} from {options.folder}")
     return 0
@@ -122,6 +124,7 @@ def from_minari(arguments: Sequence[str]) -> int:
     )
     add_timeout(parser)
     options = parser.parse_args(arguments)
+    end_in_order()
     report = import_minari(
         options.address, options.dataset, options.table, item_steps=options.item_steps, timeout_s=options.timeout_s
     )
@@ -167,6 +170,7 @@ def from_lerobot(arguments: Sequence[str]) -> int:
     low, high = options.action_low, options.action_high
     if (low is None) != (high is None):
         parser.error("give --action-low and --action-high together")
+    end_in_order()
     report = import_lerobot(
         options.address,
         options.folder,
@@ -197,6 +201,7 @@ def copy(arguments: Sequence[str]) -> int:
     parser.add_argument("--temporary", type=Path, metavar="FOLDER", help="folder for a table's files during the copy")
     add_timeout(parser)
     options = parser.parse_args(arguments)
+    end_in_order()
     reports = copy_tables(
         options.source,
         options.target,

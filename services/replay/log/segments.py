@@ -9,6 +9,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,13 +128,13 @@ class SegmentPair:
         """
         self.number = newest.segment
         self._copies_end = 0
-        self._records = open_file(folder.segment(self.number))
-        self._copies = open_file(folder.copies(self.number))
-        try:
+        with ExitStack() as opened:
+            self._records = open_file(folder.segment(self.number))
+            opened.callback(self._records.close)
+            self._copies = open_file(folder.copies(self.number))
+            opened.callback(self._copies.close)
             folder.begin(newest)
-        except BaseException:
-            self.close()
-            raise
+            opened.pop_all()
 
     def write(self, offset: int, records: bytes, copies: bytes) -> None:
         """Write records at a place and their copies behind those before.

@@ -242,7 +242,7 @@ class Snapshotter:
         """
         async with self._lock:
             self._replay.log_removed()
-            sequence, segment = self._journal.sequence, self._journal.segment
+            sequence, segment, state = self._journal.sequence, self._journal.segment, self._state()
             tables = [
                 (self._replay.number_of(table), table, table.stats.to_array(), table.times.marks)
                 for table in self._replay.tables
@@ -254,7 +254,7 @@ class Snapshotter:
             snapshot = Snapshot(sequence, copies, segment, is_last)
             number = await asyncio.to_thread(self._files.write, snapshot)
             self.taken += 1
-            self._newest = self._state()
+            self._newest = state
             return number
 
     async def take_every(self, interval_s: float) -> None:

@@ -556,15 +556,14 @@ def test_spaces_are_compared_by_name() -> None:
         create_table(replay.address, _DQN, _SPEC)
         with local_simulators(replay.address, _DQN, _SPEC) as service:
             for spec, message in cases.items():
-                with (
-                    SimulatorClient(service.address, spec, name="game-1") as client,
-                    pytest.raises(
+                with SimulatorClient(service.address, spec, name="game-1") as client:
+                    with pytest.raises(
                         FailedPrecondition,
                         match=naming("client 'game-1' run 'test'", message),
                         check=because(Reason.SPACES_DIFFER),
-                    ),
-                ):
-                    client.begin(np.zeros(spec.observation_shape, spec.observation_dtype))
+                    ):
+                        client.begin(np.zeros(spec.observation_shape, spec.observation_dtype))
+                    assert client._call is None, "the next try would hear the same without asking"
 
 
 def test_step_that_ends_the_game_needs_no_mask() -> None:

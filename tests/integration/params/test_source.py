@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
-from tests.support.params_service import METADATA, LocalServer
+from tests.support.params_service import METADATA, LocalServer, local_server
+from tests.support.waiting import WAIT_S
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import Precision
 from tidemill.services.evaluator.params_source import ParamsSource
@@ -21,3 +25,29 @@ def test_first_version_after_so_many_decisions(client: ParamsClient, server: Loc
     with closing(ParamsSource(server.address, threading.Event(), connect_timeout_s=10.0)) as source:
         found = [source.first_after(env_steps) for env_steps in (0, 350, 400, 501)]
     assert [params and params.number for params in found] == [3, 4, 4, None]
+
+
+def test_newest_version_is_waited_for_where_the_server_is_away(tmp_path: Path) -> None:
+    """As while it starts again; one that has no version is not waited for."""
+    with local_server(tmp_path) as server:
+        address = server.address
+        with ParamsClient(address) as client:
+            token = client.acquire_fencing_token("learner").fencing_token
+            client.publish({Precision.FULL: b"1"}, METADATA, fencing_token=token, base_version=0)
+    with closing(ParamsSource(address, threading.Event(), connect_timeout_s=10.0)) as source:
+        assert source.newest() is None
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(source.newest, WAIT_S)
+            time.sleep(1.0)
+            with local_server(tmp_path, address=address):
+                newest = asked.result(WAIT_S)
+    assert newest is not None
+    assert newest.number == 1
+
+
+def test_server_without_a_version_is_not_waited_for(server: LocalServer) -> None:
+    """It has said all that there is to say."""
+    with closing(ParamsSource(server.address, threading.Event(), connect_timeout_s=10.0)) as source:
+        began_s = time.monotonic()
+        assert source.newest(10 * WAIT_S) is None
+        assert time.monotonic() - began_s < WAIT_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -31,6 +32,7 @@ from tidemill.replay import (
     SelectorConfig,
     SelectorKind,
 )
+from tidemill.replay.chunk import Chunk, ItemBatch
 
 
 def test_killed_server_costs_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -182,3 +184,67 @@ def test_forked_child_is_told(server: LocalServer) -> None:
         writer.create_item("t", last=1)
         writer.flush(WAIT_S)
         assert next(dataset)["number"][0, -1] == 5
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_flush_that_fails_halfway_leaves_no_hole(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """Later items reach back further than a chunk: what they need is repeated before anything else is taken."""
+    table = steps_table(max_item_steps=13)
+    with ReplayWriter(server.address, table, num_envs=2, chunk_length=4) as writer:
+
+        def append(number: int) -> None:
+            step = numbered_step(number)
+            inner = (np.full(2, 0.5), [np.full(2, 1), np.full(2, 2)])
+            writer.append({"number": np.full(2, number), "image": np.stack([step["image"]] * 2), "inner": inner})
+
+        for number in range(10):
+            append(number)
+        send, calls = writer._appender.append, list[int]()
+
+        def sent(chunks: Sequence[Chunk], items: Sequence[ItemBatch], timeout_s: float | None) -> bool:
+            calls.append(len(calls))
+            if 1 <= calls[-1] <= 2:
+                raise Unavailable("it is away")
+            return send(chunks, items, timeout_s)
+
+        monkeypatch.setattr(writer._appender, "append", sent)
+        with pytest.raises(Unavailable, match="away"):
+            asyncio.run(writer.flush_async(WAIT_S)) if is_async else writer.flush(WAIT_S)
+        with pytest.raises(Unavailable, match="away"):
+            writer.create_item("t", last=2)
+        append(10)
+        writer.create_item("t", last=11)
+        writer.flush(WAIT_S)
+    with ReplayDataset(server.address, table, 2, timeout_s=WAIT_S, prefetch=1) as dataset:
+        batch = next(dataset)
+    assert [row[own].tolist() for row, own in zip(batch["number"], batch.mask, strict=True)] == [list(range(11))] * 2
+
+
+def test_episode_ends_after_a_flush_that_failed_with_its_newest_steps(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partial item of the end has those, not the older ones that the flush was repeating."""
+    table = steps_table(max_item_steps=13)
+    windows = ItemWindow(13, partial=2)
+    with ReplayWriter(server.address, table, chunk_length=4, windows=windows) as writer:
+        for number in range(10):
+            writer.append(numbered_step(number))
+        send, calls = writer._appender.append, list[int]()
+
+        def sent(chunks: Sequence[Chunk], items: Sequence[ItemBatch], timeout_s: float | None) -> bool:
+            calls.append(len(calls))
+            if calls[-1] == 1:
+                raise Unavailable("it is away")
+            return send(chunks, items, timeout_s)
+
+        monkeypatch.setattr(writer._appender, "append", sent)
+        with pytest.raises(Unavailable, match="away"):
+            writer.flush(WAIT_S)
+        writer.end_episode()
+        writer.flush(WAIT_S)
+        assert writer.dropped_items == 0
+    with ReplayDataset(server.address, table, 1, timeout_s=WAIT_S, prefetch=1) as dataset:
+        batch = next(dataset)
+    assert batch["number"][0][batch.mask[0]].tolist() == list(range(10))

@@ -148,3 +148,16 @@ def test_actor_of_many_streams_is_stored_in_several_messages(server: LocalServer
         assert appender.env_steps >= 4 * streams
     assert server.replay.find("t").counters.inserts == before + 12 * streams
     assert turns.longest_s < _MOST_CPU_S
+
+
+def test_refused_call_leaves_no_mirror(server: LocalServer) -> None:
+    """What its first message asked for is given back, or each such call would take the server's memory for good."""
+    opened = pb.SampleOpen(table="t", batch_size=1, mirror=pb.Mirror(slots=64, slot_steps=4))
+    tiny = pb.SampleOpen(table="t", batch_size=1, mirror=pb.Mirror(slots=64, slot_steps=4), max_message_bytes=1)
+    with open_channel(server.address) as channel:
+        stub: Any = replay_pb2_grpc.ReplayServiceStub(channel)
+        for first in (pb.SampleRequest(open=opened, taken=[1]), pb.SampleRequest(open=tiny)):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(stub.Sample(iter([first]), timeout=WAIT_S))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert server.replay.find("t").store._watchers == []

@@ -20,6 +20,7 @@ from tests.support.replay_service import LocalServer, server_process
 from tests.support.waiting import WAIT_S
 from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.replay import (
+    Decoding,
     HostRows,
     ReplayClient,
     ReplayDataset,
@@ -236,3 +237,14 @@ def test_what_a_table_cannot_do_is_refused(server: LocalServer) -> None:
     ):
         with pytest.raises(InvalidArgument, match=naming(message)):
             call()
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_table_smaller_than_a_batch_is_told_in_time(server: LocalServer, threads: int) -> None:
+    """The epochs of so few items have no batch: `next` waits no longer than it may, and says what takes them."""
+    _write(server.address, _POOL, range(3))
+    with ReplayDataset(server.address, "t", 8, epochs=0, timeout_s=1.0, decoding=Decoding(threads=threads)) as dataset:
+        began_s = time.monotonic()
+        with pytest.raises(Unavailable, match=naming("3 items 8 allow_smaller")):
+            next(dataset)
+        assert time.monotonic() - began_s < WAIT_S

@@ -97,3 +97,24 @@ def test_append_waits_for_a_name_to_be_resolved_and_says_when_it_is_not() -> Non
         assert (appender.shard, appender.connected, appender.unacknowledged_chunks) == (None, False, 0)
         stop.set()
         assert not write(appender, 0)
+
+
+def test_looking_for_room_does_not_wait_until_the_shard_may_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event loop asks for room, and its other tasks continue; `append` waits no longer for it than it may."""
+    with (
+        local_shards(2, make_config()) as servers,
+        closing(ShardDirectory([server.address for server in servers])) as directory,
+        appender_of(directory) as appender,
+    ):
+        assert appender.opened(WAIT_S)
+        waits = list[float]()
+
+        def flush(timeout_s: float) -> bool:
+            waits.append(timeout_s)
+            return False
+
+        monkeypatch.setattr(appender._appender, "flush", flush)
+        monkeypatch.setattr(appender._placement, "choose", lambda _: str(_SECOND))
+        assert appender.has_room(1)
+        assert write(appender, 0, timeout_s=0.0)
+        assert waits == [0.0, 0.0]

@@ -52,3 +52,10 @@ def test_replicas_share_out_the_ladder_as_the_launchers_actors_do(name: str) -> 
 def test_container_without_a_number_in_its_name_draws_one() -> None:
     """A container started by hand has any name; its episodes are its own all the same."""
     assert actor_index(None, "a1b2-7", "explorer.tidemill_cluster") == actor_index(None, "a1b2-7")
+
+
+def test_actors_of_many_environments_share_no_seed() -> None:
+    """Environment i has the seed of the first plus i."""
+    firsts = [training_seed(1, index, num_envs=2048) for index in range(4)]
+    assert min(later - earlier for earlier, later in pairwise(firsts)) >= 2048
+    assert training_seed(1, 3, num_envs=8) == training_seed(1, 3)

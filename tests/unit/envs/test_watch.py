@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -139,3 +140,12 @@ def test_zero_watches_nothing() -> None:
         assert watch.watched(env) is env
     with pytest.raises(ConfigError, match=naming("env.step_timeout_s -1.0")):
         EnvSettings("x", step_timeout_s=-1.0)
+
+
+def test_process_ends_whatever_is_done_about_a_hang(capfd: pytest.CaptureFixture[str]) -> None:
+    """An error of what is called before the end is printed and does not replace it."""
+    with _hanging() as scene:
+        scene.told = cast(Any, None)  # so that the callback raises
+        assert scene.heard.wait(60)
+    assert scene.codes[0] == HELD_UP
+    assert "AttributeError" in capfd.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import subprocess
 import sys
 import time
@@ -79,3 +80,20 @@ def test_prepared_drawing_has_what_was_evaluated_since(config: EvaluatorConfig) 
     later.rename(scores)
     drawing.start()
     assert drawing.finish() == str(CURVE)
+
+
+def test_drawing_waits_for_nobody_else_who_holds_its_input(
+    config: EvaluatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers of a vector environment are forked while it is prepared, and outlive the report."""
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
+    drawing = CurveDrawing(config)
+    drawing.prepare()
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600.0,), daemon=True)
+    worker.start()
+    try:
+        drawing.start()
+        assert drawing.finish() == str(CURVE)
+    finally:
+        worker.kill()
+        worker.join(60.0)

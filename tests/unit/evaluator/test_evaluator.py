@@ -62,7 +62,7 @@ class Source:
         """Return the first version made after so many decisions."""
         return next((_params(number) for number in self.numbers if 100 * number >= env_steps), None)
 
-    def newest(self) -> Params | None:
+    def newest(self, _wait_s: float = 0.0) -> Params | None:
         """Return the version offered last."""
         return _params(self.offered) if self.offered else None
 
@@ -411,3 +411,44 @@ def test_scores_wait_for_room_on_the_disk(tmp_path: Path) -> None:
     stop.set()
     with pytest.raises(OSError, match="No space left"):
         when_there_is_room(partial(append_whole, Path("/dev/full"), "row"), stop)
+
+
+def test_parameter_server_that_is_away_at_the_end_costs_no_score(tmp_path: Path) -> None:
+    """The version measured last stands in the result, not that nothing was ever evaluated."""
+    scene = _scene(tmp_path, {1: [50.0]}, _SETTINGS)
+    scene.evaluator.run()
+    scene.logs.close()
+    again = _scene(tmp_path, {}, _SETTINGS)
+    again.source.newest = lambda _wait_s=0.0: None  # type: ignore[method-assign]
+    again.finish.set()
+    verdict = again.evaluator.run()
+    assert verdict == RunVerdict(False, "training has ended; the last evaluation was not completed", 1)
+    result = again.report(verdict)
+    assert (result["mean_return"], result["params_version"], result["env_steps"]) == (50.0, 1, 100)
+
+
+def test_confirmation_that_held_counts_after_a_restart(tmp_path: Path) -> None:
+    """The evaluator was killed between the confirmation and the result, as while it filmed."""
+    means = {4: [250.0, 240.0]}
+    scene = _scene(tmp_path, means, _SETTINGS, target_return=200.0, max_env_steps=400)
+    scene.evaluator.run()
+    scene.logs.close()
+    again = _scene(tmp_path, {4: []}, _SETTINGS, target_return=200.0, max_env_steps=400)
+    again.finish.set()
+    again.source.offered = 4
+    verdict = again.evaluator.run()
+    assert verdict == RunVerdict(True, "a mean return of 200 was reached", 4)
+    result = again.report(verdict)
+    assert (result["confirmed_mean"], result["failed_confirmations"]) == (240.0, 0)
+
+
+def test_run_that_is_stopped_while_the_parameter_server_is_away_has_no_result(tmp_path: Path) -> None:
+    """It can be resumed."""
+    scene = _scene(tmp_path, {}, _SETTINGS)
+
+    def stopped(_wait_s: float = 0.0) -> None:
+        scene.evaluator._stop.set()
+
+    scene.source.newest = stopped  # type: ignore[method-assign]
+    scene.finish.set()
+    assert scene.evaluator.run() is None

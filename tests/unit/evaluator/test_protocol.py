@@ -230,3 +230,17 @@ def test_play_tells_how_many_episodes_have_ended() -> None:
     )
     assert told == sorted(told)
     assert told[-1] == 6
+
+
+class _BrokenEnv(_FailingEnv):
+    """Cannot be closed either, as a vector environment whose worker is dead."""
+
+    def close(self) -> None:
+        raise BrokenPipeError
+
+
+def test_environment_that_cannot_be_closed_ends_nothing() -> None:
+    """Neither when it is replaced nor when the last evaluation is over."""
+    protocol = EvalProtocol(lambda: GymnasiumVectorEnv(_BrokenEnv, 1), 2)
+    assert _play(protocol, range(6)).failed
+    protocol.close()

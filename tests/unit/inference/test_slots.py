@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.naming import because, naming
 from tidemill.config.services import InferenceSettings
-from tidemill.errors import Reason, ResourceExhausted
+from tidemill.errors import Reason, ResourceExhausted, Unavailable
 from tidemill.rpc.settings import ServerSettings
 from tidemill.services.inference.metrics import SimulatorMetrics
 from tidemill.services.inference.open_simulators import most_per_client
@@ -109,3 +109,39 @@ def test_share_is_half_where_other_machines_call(address: str, each: int, allowe
     """Programs on one machine have the same address and belong together; a share that is set counts anywhere."""
     settings = InferenceSettings(ServerSettings(address), simulators=9, simulators_per_client=each)
     assert most_per_client(settings) == allowed
+
+
+async def test_call_that_breaks_off_while_it_waits_for_another_leaves_its_slot() -> None:
+    """It waits for the step of the call before it, which the rate limiter holds back; the client is gone for good."""
+    simulators = _simulators(Identity(None))
+    seat = await simulators.join(Declared("a", _SPEC), "10.0.0.1")
+    seat.place, seat.episode = Place(_EPOCH, seat.slot, 5, bytes(16)), Mock(is_over=False, evaluate=False)
+    seat.under_way = asyncio.create_task(asyncio.sleep(3600))
+    token = seat.place.signed(simulators._identity.key)
+    again = asyncio.create_task(simulators.join(Declared("a", _SPEC, token), "10.0.0.1"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    again.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await again
+    assert seat.expiry is not None, "its slot is taken for good"
+    seat.expiry.cancel()
+    seat.under_way.cancel()
+
+
+async def test_of_two_calls_that_wait_for_one_step_the_later_continues() -> None:
+    """The other would let the client go once it is seen to have ended, in the middle of the episode."""
+    simulators = _simulators(Identity(None))
+    seat = await simulators.join(Declared("a", _SPEC), "10.0.0.1")
+    seat.place, seat.episode = Place(_EPOCH, seat.slot, 5, bytes(16)), Mock(is_over=False, evaluate=False)
+    step = asyncio.Event()
+    under_way: Any = asyncio.create_task(step.wait())
+    seat.under_way = under_way
+    token = seat.place.signed(simulators._identity.key)
+    calls = [asyncio.create_task(simulators.join(Declared("a", _SPEC, token), "10.0.0.1")) for _ in range(2)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    step.set()
+    with pytest.raises(Unavailable, check=because(Reason.CALL_REPLACED)):
+        await calls[0]
+    assert await calls[1] is seat

@@ -299,3 +299,13 @@ def test_inference_services_end_after_the_actors_that_they_serve() -> None:
         assert _names(supervisor.on_stop_requested(2.0), Verb.TERMINATE) == ["actor-0"]
         assert _names(supervisor.on_exit("actor-0", 0, 3.0), Verb.TERMINATE) == ["inference-0"]
         assert _names(supervisor.on_exit("inference-0", 0, 4.0), Verb.TERMINATE) == ["learner", "evaluator"]
+
+
+def test_stop_asked_while_the_run_ends_kills_nothing() -> None:
+    """The learner may be writing its checkpoint, and the outcome stays; asked once more, it is the second time."""
+    supervisor = _running()
+    supervisor.on_exit("evaluator", 0, 50.0, has_result=True)
+    ends = supervisor.outcome
+    assert supervisor.on_stop_requested(51.0) == []
+    assert supervisor.outcome == ends
+    assert "learner" in _names(supervisor.on_stop_requested(52.0), Verb.KILL)

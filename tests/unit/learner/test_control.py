@@ -77,3 +77,12 @@ def test_wait_ends_with_a_request(method: str) -> None:
     control.wait(30.0)
     caller.join(5)
     assert not control.paused or control.stop_reason or control.take_checkpoint_request()
+
+
+def test_end_survives_a_request_whose_caller_has_given_up() -> None:
+    """The others are still refused."""
+    control = Control(threading.Event())
+    given_up, waiting = control.request_checkpoint(), control.request_checkpoint()
+    assert given_up.cancel()
+    control.close()
+    assert isinstance(waiting.exception(0), FailedPrecondition)

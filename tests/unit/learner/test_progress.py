@@ -123,3 +123,15 @@ def test_metrics_are_told_once_per_second_with_the_learners_own() -> None:
     clock.now += 5.0
     progress.tick()
     assert len(told) == 4
+
+
+def test_stall_is_seen_while_the_training_thread_hangs() -> None:
+    """The time since the newest update grows whether or not that thread does anything; a run that is over has none."""
+    clock, counters = Clock(), Counters()
+    progress = _progress(clock, counters)
+    clock.now += 2.0
+    progress.record_step(0.01, {})
+    clock.now += 300.0
+    assert REGISTRY.get_sample_value("tidemill_learner_stalled_seconds") == 300.0
+    progress.finish()
+    assert REGISTRY.get_sample_value("tidemill_learner_stalled_seconds") == 0.0

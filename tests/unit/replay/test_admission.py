@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from tests.support.replay_streams import (
     make_replay,
     open_streams,
 )
+from tidemill.errors import NotFound
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.replay.admission import AdmissionQueue
 from tidemill.services.replay.tables.table import Table
@@ -209,3 +211,53 @@ def test_no_table_lets_both_sides_wait_for_each_other(
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     asyncio.run(both_sides())
+
+
+class _Table:
+    """A table that admits inserts or not."""
+
+    def __init__(self, *, admits: bool = True) -> None:
+        self.admits, self.dropped = admits, False
+
+    def can_insert(self) -> bool:
+        return self.admits
+
+    def has_draws(self, _size: int, _without_replacement: bool) -> bool:
+        return True
+
+    def check_there(self) -> None:
+        if self.dropped:
+            raise NotFound("it is gone")
+
+
+async def test_insert_that_has_lost_a_table_leaves_the_lines_of_the_others() -> None:
+    """Also where another stands before it in one of them; that line would have been looked at for ever."""
+    gone, held = cast(Any, _Table()), cast(Any, _Table(admits=False))
+    admission = AdmissionQueue(lambda: 0.0)
+    first = asyncio.create_task(admission.insert((held,), lambda: 1))
+    await settle()
+    second = asyncio.create_task(admission.insert((held, gone), lambda: 2))
+    await settle()
+    gone.dropped = True
+    admission.changed()
+    admission.forget(gone)
+    with pytest.raises(NotFound):
+        await asyncio.wait_for(second, 60)
+    held.admits = True
+    admission.changed()
+    assert await asyncio.wait_for(first, 60) == 1
+    admission.changed()
+
+
+async def test_call_that_is_cancelled_as_its_table_is_dropped_holds_nobody_up() -> None:
+    """Those behind it hear that the table is gone, although its own task has not run yet."""
+    table = cast(Any, _Table(admits=False))
+    admission = AdmissionQueue(lambda: 0.0)
+    first, second = (asyncio.create_task(admission.insert((table,), lambda: 1)) for _ in range(2))
+    await settle()
+    first.cancel()
+    table.dropped = True
+    admission.changed()
+    admission.forget(table)
+    with pytest.raises(NotFound):
+        await asyncio.wait_for(second, 60)

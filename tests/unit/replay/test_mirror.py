@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.naming import naming
 from tests.support.replay_streams import (
     SIGNATURE,
     append,
@@ -20,7 +21,7 @@ from tests.support.replay_streams import (
     make_replay,
     open_streams,
 )
-from tidemill.errors import DataLoss
+from tidemill.errors import DataLoss, FailedPrecondition
 from tidemill.replay import codec, wire
 from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.replay.limits import least_slots
@@ -244,3 +245,17 @@ def test_slots_that_are_not_there_are_refused() -> None:
     blocks = table.store.blocks.read(drawn.chunks, drawn.batch.step_counts)
     with pytest.raises(DataLoss, match=r"slot|outside"):
         pairs.mirror.keep(drawn.with_blocks(blocks, np.array([pairs.size.slots]), np.array([0])))
+
+
+def test_batches_of_more_chunks_than_slots_are_refused() -> None:
+    """As with chunks shorter than the caller thinks; the server's loop looked for a slot for ever."""
+    replay = make_replay(make_config())
+    opened = open_streams(replay)
+    for number in range(3):
+        append(replay, opened, [make_chunk(0, 0, CHUNK * number, CHUNK)], [make_items(0, [(0, 0, 1)])])
+    mirror = ChunkMirror(replay.find("t").store, slots=2, hold=0)
+    first = mirror.place(np.array([0, 1]))
+    with pytest.raises(FailedPrecondition, match=naming("mirror.slots 2 keep.chunk_length")):
+        mirror.place(np.array([0, 1, 2]))
+    assert mirror.place(np.array([2])).tolist()[0] in first
+    assert sorted(mirror.place(np.array([1, 2]))) == sorted(first)

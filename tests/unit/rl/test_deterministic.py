@@ -248,3 +248,12 @@ def test_actors_initial_priority_equals_the_learners(config: Config, spec: EnvSp
     }
     learned = agent.update(made_up, torch.ones(5)).priority
     np.testing.assert_allclose(policy.initial_priority(steps), learned.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_initial_priority_survives_a_stack_that_is_written_over() -> None:
+    """A row reaches the writer a step later, when the next frame is in the same array."""
+    policy = build_policy(CASES["td3"], CONTINUOUS, seed=1)
+    stack = np.zeros((5, *CONTINUOUS.observation_shape), np.float32)
+    seen = policy.act(policy_input(stack), 0).priority_inputs["seen_observation"]
+    stack += 1.0
+    assert (seen == 0.0).all()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.naming import naming
 from tidemill.errors import InvalidArgument
-from tidemill.rl.exploration import ActorSlot, epsilon_ladder, epsilon_schedule
+from tidemill.rl.exploration import ActorSlot, EpsilonGreedy, EpsilonSettings, epsilon_ladder, epsilon_schedule
 
 
 def test_ladder_of_the_cluster_goes_from_base_to_base_to_the_power_1_plus_alpha() -> None:
@@ -44,3 +44,13 @@ def test_place_without_an_environment_is_refused() -> None:
 def test_epsilon_schedule_falls_linearly_then_stays(env_steps: int, epsilon: float) -> None:
     """From 1 to .1 over 100 steps of the cluster."""
     assert epsilon_schedule(env_steps, 1.0, 0.1, 100) == pytest.approx(epsilon)
+
+
+def test_policy_alone_spreads_the_ladder_over_the_environments_it_is_given() -> None:
+    """As `load_policy` may be asked for any number of them; an actor of several has its place and keeps it."""
+    settings = EpsilonSettings(ladder_base=0.4, ladder_alpha=7.0)
+    alone = EpsilonGreedy(settings, ActorSlot(), seed=0)
+    np.testing.assert_allclose(alone.epsilon(0, 8), [0.4**k for k in range(1, 9)])
+    np.testing.assert_allclose(alone.epsilon(0, 1), [0.4])
+    with pytest.raises(AssertionError):
+        EpsilonGreedy(settings, ActorSlot(0, 2, 2), seed=0).epsilon(0, 8)

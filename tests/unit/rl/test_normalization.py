@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from tidemill.arrays import Array
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.impala import IMPALAAgent
+from tidemill.rl.agents.on_policy import RolloutNormalizer
 from tidemill.rl.agents.ppo import PPOAgent
 from tidemill.rl.normalization import CLIP, RunningMoments, Standardization, discounted_sums
 from tidemill.rl.process_group import SINGLE_PROCESS
@@ -188,3 +191,17 @@ def test_images_are_not_counted() -> None:
     """Their torsos scale them by what a byte can be."""
     with pytest.raises(ConfigError, match=naming("network 'nature' mlp normalize_observations")):
         PPOConfig(network="nature", normalize_observations=True)
+
+
+def test_returns_of_a_rollout_leave_out_the_episode_whose_last_observation_it_begins_with() -> None:
+    """Rewards of 1 and gamma 1/2: the first row is not a step of the next episode, whose sums are 1 and 1.5."""
+    rollout: Any = SimpleNamespace(
+        reward=torch.ones(3, 1),
+        is_trained=torch.tensor([[False], [True], [True]]),
+        continues=torch.ones((3, 1), dtype=torch.bool),
+        earlier_return=torch.tensor([[1.875], [0.0], [1.0], [1.5]]),
+    )
+    normalizer: Any = SimpleNamespace(returns=Mock(), _gamma=0.5)
+    RolloutNormalizer.before_update(normalizer, rollout, torch.ones(1), SINGLE_PROCESS)
+    sums, weight, _ = normalizer.returns.add.call_args.args
+    assert sums[weight > 0].tolist() == [1.0, 1.5]

@@ -404,7 +404,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 f"it has {found.items} items after {found.inserts} inserts and {found.samples} samples, with "
                 f"min_size {limiter.min_size} and samples_per_insert {limiter.samples_per_insert:g}"
             )
-            if 0 < found.items < size and not self._allow_smaller and config.max_times_sampled:
+            if 0 < found.items < size and not self._allow_smaller:
                 message += f"; they are fewer than a batch of {size}: allow_smaller=True takes them"
             return Unavailable(message)
         return Unavailable(f"{message}no replay server answers at {address}")

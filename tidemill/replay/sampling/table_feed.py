@@ -15,6 +15,7 @@ from tidemill.replay.sampling.sample_decoder import SampleDecoder
 from tidemill.replay.sampling.source import EndOfBatches, OpenedSource
 
 _POLL_S = 0.2
+_EMPTY_S = 0.01  # of a sample without a whole batch: the next may be as small
 _JOIN_S = 5.0
 
 S = TypeVar("S")
@@ -81,8 +82,10 @@ class DecodePool(Generic[S, T]):
                 with self._receiving:
                     sample = self._receive_sample(_POLL_S)
                 batches = [] if sample is None else self._decode(sample)
-                if batches:  # a sample of corrupt items alone gives none
+                if batches:
                     self._hand_over(batches)
+                elif sample is not None:  # of corrupt items alone, or of fewer than a batch
+                    self._closed.wait(_EMPTY_S)
         except BaseException as error:  # re-raised in the thread that takes batches
             self._error = error
 
@@ -136,18 +139,19 @@ class TableFeed:
             EndOfBatches: It is over.
             TidemillError: A server refused for good.
         """
+        deadline_s = time.monotonic() + timeout_s
         while not self._is_over():
             try:
                 return self._ready.popleft()
             except IndexError:  # nothing is ready, or another thread was faster
                 pass
             over = self._epochs_are_over.is_set()  # asked first: what was decoded before is in the pool by then
-            batches = self._more(0.0 if over else timeout_s)
-            if batches is not None:
+            batches = self._more(0.0 if over else max(deadline_s - time.monotonic(), 0.0))
+            if batches:
                 self._ready.extend(batches)
-            elif over:
+            elif over and batches is None:
                 break
-            elif not self._epochs_are_over.is_set():
+            elif not self._epochs_are_over.is_set() and (batches is None or time.monotonic() >= deadline_s):
                 return None
         raise EndOfBatches
 
@@ -185,7 +189,11 @@ class TableFeed:
 
     def _decoded(self, timeout_s: float) -> Sequence[ReplayBatch] | None:
         sample = self._receive(timeout_s)
-        return None if sample is None else self._decode(sample)
+        if sample is None:
+            return None
+        if not (batches := self._decode(sample)):
+            time.sleep(min(timeout_s, _EMPTY_S))
+        return batches
 
     def _decode(self, sample: SampledBatch) -> list[ReplayBatch]:
         batches = self._decoder.decode(sample)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
-from tidemill.errors import AlreadyExists, InvalidArgument
+from tidemill.errors import AlreadyExists, InvalidArgument, TidemillError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.writing.steps import signature_like
@@ -43,7 +44,8 @@ def fill_table(
     Raises:
         InvalidArgument: There are no rows, or one that no column can hold.
         AlreadyExists: The server has a table of that name; nothing was written.
-        Unavailable: The server cannot be reached, or took nothing for `timeout_s`.
+        Unavailable: The server cannot be reached, or took nothing for `timeout_s`. No part of the table is left then,
+            if the server could still be told.
     """
     first = next(rows, None)
     if first is None or not steps:
@@ -52,7 +54,7 @@ def fill_table(
         table,
         signature_like(first[0]),
         sampler or SelectorConfig(SelectorKind.UNIFORM),
-        max_items=steps,
+        max_items=steps if item_steps > 1 else 2 * steps,  # an episode's last observation is a row, too
         max_item_steps=item_steps,
     )
     with ReplayClient(address, deadline_s=timeout_s) as client:
@@ -63,12 +65,21 @@ def fill_table(
             is_new = False
         if not is_new:
             raise AlreadyExists(f"table {table!r} is at {address} already: choose another name")
+        try:
+            _write(address, config, chain([first], rows), item_steps, timeout_s)
+        except BaseException:
+            with suppress(TidemillError):
+                client.drop_table(table)
+            raise
+
+
+def _write(address: str, config: TableConfig, rows: Rows, item_steps: int, timeout_s: float) -> None:
     windows = ItemWindow(item_steps)
     with ReplayWriter(address, config, windows=windows, timeout_s=timeout_s, counts_decisions=False) as writer:
-        for row, is_last in chain([first], rows):
+        for row, is_last in rows:
             writer.append(row, timeout_s=timeout_s)
             if is_last:
                 if (count := writer.episode_steps()) < item_steps:
-                    writer.create_item(table, last=count)  # so that every step is in an item
+                    writer.create_item(config.name, last=count)  # so that every step is in an item
                 writer.end_episode()
         writer.flush(timeout_s)

@@ -108,7 +108,7 @@ class _Dataset:
         final_reward: float | None,
         bounds: tuple[Sequence[float], Sequence[float]] | None,
     ) -> None:
-        self._parquet = _pyarrow()
+        self._parquet, self._arrow_error = _pyarrow()
         self._folder = folder
         info = _info(folder)
         self._features: dict[str, dict[str, Any]] = info["features"]
@@ -171,13 +171,24 @@ class _Dataset:
             raise NotFound(f"{self._folder} has no data/chunk-*/*.parquet: download the whole dataset")
         optional = [name for name in (_REWARD, _DONE, _TRUNCATED) if name in self._features]
         names = [*self.observations, _ACTION, _EPISODE, _FRAME, *optional]
+        found = 0
         for path in paths:
-            with self._parquet.ParquetFile(path) as file:
-                if missing := [name for name in names if name not in file.schema_arrow.names]:
-                    raise InvalidArgument(f"{path} has no column {missing[0]}, which meta/info.json lists")
-                for batch in file.iter_batches(_FRAMES_AT_ONCE, columns=names):
-                    columns = {name: self._column(name, batch.column(name), path) for name in names}
-                    yield from self._split(columns, len(batch))
+            try:
+                with self._parquet.ParquetFile(path) as file:
+                    if missing := [name for name in names if name not in file.schema_arrow.names]:
+                        raise InvalidArgument(f"{path} has no column {missing[0]}, which meta/info.json lists")
+                    for batch in file.iter_batches(_FRAMES_AT_ONCE, columns=names):
+                        columns = {name: self._column(name, batch.column(name), path) for name in names}
+                        found += len(batch)
+                        yield from self._split(columns, len(batch))
+            except self._arrow_error as error:  # such as the note that Git LFS leaves in place of a file
+                raise InvalidArgument(
+                    f"{path} is not a Parquet file that can be read, download it again: {error}"
+                ) from error
+        if found != self.frames:
+            raise InvalidArgument(
+                f"{self._folder} has {found:,} frames, meta/info.json lists {self.frames:,}: download the whole dataset"
+            )
 
     def _split(self, columns: dict[str, Array], count: int) -> Iterator[dict[str, Any]]:
         action = columns[_ACTION]
@@ -262,10 +273,10 @@ def _info(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _pyarrow() -> Any:  # noqa: ANN401 - the module
-    """Return the package's reader of Parquet. InvalidArgument: it is not installed."""
+def _pyarrow() -> tuple[Any, type[Exception]]:
+    """Return the package's reader of Parquet, and what it raises. InvalidArgument: it is not installed."""
     try:
         import pyarrow.parquet
     except ImportError as error:
         raise InvalidArgument(f"pyarrow cannot be imported ({error}): pip install 'tidemill[lerobot]'") from error
-    return pyarrow.parquet
+    return pyarrow.parquet, pyarrow.ArrowException

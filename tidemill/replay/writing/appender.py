@@ -118,7 +118,7 @@ class StreamAppender:
         self._blocked_s = 0.0
         self._next_leave_s = time.monotonic()
         self._closed = threading.Event()
-        self._steer()
+        self._steer(0.0)
         self._thread = threading.Thread(target=self._observe, name=f"watch-shards-{actor_id}", daemon=True)
         if not self._is_alone:
             self._thread.start()
@@ -153,7 +153,7 @@ class StreamAppender:
         """Queue messages that were packed before, as `append` does with those it packs; see there."""
         started_s = time.monotonic()
         while not self._closed.is_set():
-            self._steer()
+            self._steer(_LEAVE_S if timeout_s is None else min(timeout_s, _LEAVE_S))
             if self._has_moved:
                 self._has_moved = False
                 raise StreamRestarted(f"this actor's streams continue at replay shard {self._placement.shard}")
@@ -183,12 +183,12 @@ class StreamAppender:
 
     def has_room(self, chunks: int) -> bool:
         """True if `append` of so many chunks would return or raise without waiting. May change the shard first."""
-        self._steer()
+        self._steer(0.0)
         return self._has_moved or self._closed.is_set() or bool(self._appender and self._appender.has_room(chunks))
 
     def opened(self, timeout_s: float) -> bool:
         """Wait until a server has named the epoch, as `AppendCall.opened` does; may move to another first."""
-        self._steer()
+        self._steer(_LEAVE_S)
         if self._appender is None:
             self._stop.wait(timeout_s)
             return False
@@ -301,8 +301,8 @@ class StreamAppender:
         except BaseException as error:  # raised by the next `append`
             self._error = error
 
-    def _steer(self) -> None:
-        """Move if it is time."""
+    def _steer(self, wait_s: float) -> None:
+        """Move if it is time; waits at most `wait_s` seconds for the acknowledgements of the present shard."""
         if self._is_alone and self._appender is not None:
             return
         if self._error is not None:
@@ -310,7 +310,7 @@ class StreamAppender:
         addresses = self._addresses()
         with self._lock:
             chosen, is_dead = self._placement.choose(addresses), self._placement.is_dead
-        if chosen is not None and chosen != self._placement.shard and self._may_leave(is_dead):
+        if chosen is not None and chosen != self._placement.shard and self._may_leave(is_dead, wait_s):
             self._move(chosen, addresses[chosen])
 
     def _addresses(self) -> dict[str, str]:
@@ -320,14 +320,16 @@ class StreamAppender:
             addresses.setdefault(*present)
         return addresses
 
-    def _may_leave(self, is_dead: bool) -> bool:
+    def _may_leave(self, is_dead: bool, wait_s: float) -> bool:
         """True if the present shard can be left now: it is dead, or has acknowledged everything."""
         if self._appender is None or is_dead:
             return True
+        if not wait_s:
+            return self._appender.flush(0.0)
         if time.monotonic() < self._next_leave_s:
             return False
         self._next_leave_s = time.monotonic() + _LEAVE_AGAIN_S
-        return self._appender.flush(_LEAVE_S)
+        return self._appender.flush(wait_s)
 
     def _move(self, shard: str, address: str) -> None:
         left, old = self._placement.shard, self._appender

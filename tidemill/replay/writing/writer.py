@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -173,6 +173,8 @@ class ReplayWriter(Reopened):
         self._payload_bytes = self._items.payload_bytes
         self._interrupted = np.zeros(envs, np.bool_)
         self._awaited_s, self._told_dropped, self._is_closed = 0.0, 0, False
+        self._repeated: dict[int, Mapping[str, NDArray[Any]]] = {}
+        """Rows that chunks begin with after a flush, by environment, as far as the chunks have not taken them yet."""
         self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
         before = WriterProgress(name or new_name(), appender=AppenderState(epoch, ()) if epoch else None)
         if state is not None:
@@ -242,6 +244,8 @@ class ReplayWriter(Reopened):
                 raise InvalidArgument(f"is_decision has shape {is_decision.shape}, must have {batch}")
         if self._is_step_checked:
             self._check_step(columns, is_batch=env is None and bool(self._batch))
+        if self._repeated:
+            self._repeat(timeout_s)
         full = self._rows.full(envs)
         if len(full):
             self._send(full, timeout_s)
@@ -261,9 +265,10 @@ class ReplayWriter(Reopened):
     ) -> None:
         """Take a step as `append` does, with its arguments and errors. A call that is cancelled has taken none."""
         self._check_open()
-        full = len(self._rows.full(self._envs_of(env)))
         began_s = time.monotonic()
         try:
+            await self._repeat_async(timeout_s, began_s)
+            full = len(self._rows.full(self._envs_of(env)))
             await self._until(lambda: not full or self._appender.has_room(full), timeout_s, began_s)
         finally:
             self._awaited_s += time.monotonic() - began_s
@@ -287,6 +292,7 @@ class ReplayWriter(Reopened):
             Unavailable: `timeout_s` passed, or `stop` was set while it waited; the next call sends them.
         """
         self._check_open()
+        self._repeat(timeout_s)
         full = self._rows.full(self._rows.all)
         if len(full):
             self._send(full, timeout_s)
@@ -310,8 +316,12 @@ class ReplayWriter(Reopened):
                 otherwise at least -1e39.
             payload: Opaque bytes that come back with it, as many as the table says.
             env: Whose steps they are; None makes an item of every environment's.
+
+        Raises:
+            Unavailable: The last `flush` failed, and what it has left cannot be sent yet: call it again.
         """
         self._check_open()
+        self._repeat(0.0)
         index, config = self._table(table), self._tables[self._table(table)]
         envs = self._envs_of(env)
         steps = self._rows.available(envs)
@@ -338,8 +348,12 @@ class ReplayWriter(Reopened):
 
         Args:
             envs: Their indices, or a mask [N] as environments return it; None is all.
+
+        Raises:
+            Unavailable: The last `flush` failed, and what it has left cannot be sent yet: call it again.
         """
         self._check_open()
+        self._repeat(0.0)
         ended = self._envs_of(envs) if envs is None or isinstance(envs, int) else self._rows.chosen(envs)
         self._items.end_episode(ended)
         self._rows.episode_steps[ended] = 0
@@ -359,8 +373,13 @@ class ReplayWriter(Reopened):
         self._check_open()
         self._check_not_held()
         began_s = time.monotonic()
-        for envs, continues in self._flushed_parts():
-            self._send(envs, timeout_s, continues=continues)
+        self._repeat(timeout_s)
+        waiting = self._waiting()
+        if len(waiting):
+            repeated = self._tails(waiting)
+            self._send(waiting, timeout_s, continues=False)
+            self._repeated = repeated
+            self._repeat(timeout_s)
         if not self._appender.flush(max(0.0, began_s + timeout_s - time.monotonic())):
             raise self._overdue(timeout_s)
         self._check_kept()
@@ -370,9 +389,14 @@ class ReplayWriter(Reopened):
         self._check_open()
         self._check_not_held()
         began_s = time.monotonic()
-        for envs, continues in self._flushed_parts():
-            await self._until(lambda: self._appender.has_room(len(envs)), timeout_s, began_s)  # noqa: B023 - called here
-            self._send(envs, 0.0, continues=continues)
+        await self._repeat_async(timeout_s, began_s)
+        waiting = self._waiting()
+        if len(waiting):
+            await self._until(lambda: self._appender.has_room(len(waiting)), timeout_s, began_s)
+            repeated = self._tails(waiting)
+            self._send(waiting, 0.0, continues=False)
+            self._repeated = repeated
+            await self._repeat_async(timeout_s, began_s)
         await self._until(lambda: self._appender.flush(0.0), timeout_s, began_s)
         self._check_kept()
 
@@ -417,9 +441,13 @@ class ReplayWriter(Reopened):
         and give them to the writer of the restarted process. Give them to one process only. They are about as large as
         the steps of the present chunks, the steps that items may still reach back to, and everything unacknowledged:
         call `flush` first to make them small.
+
+        Raises:
+            Unavailable: The last `flush` failed, and what it has left cannot be sent yet: call it again.
         """
         self._owner.check()
         self._check_not_held()
+        self._repeat(0.0)
         progress = WriterProgress(self._name, self._params_version, self._appender.state())
         return pack_writer(self._arguments, progress, self._rows, self._items)
 
@@ -669,21 +697,40 @@ class ReplayWriter(Reopened):
             raise InvalidArgument(f"env is {env}, must be 0 .. {self._num_envs - 1}")
         return np.array([env])
 
-    def _flushed_parts(self) -> Iterator[tuple[NDArray[np.int64], bool]]:
-        """Yield the environments whose chunks are to be sent as they are, and whether their streams continue behind.
-
-        The next chunks begin with the steps that items may need, which may be more than one. Send each before the next.
-        """
+    def _waiting(self) -> NDArray[np.int64]:
+        """Return the environments whose chunks are to be sent as they are."""
         self._items.find()
-        waiting = [env for env in range(self._num_envs) if self._rows.fresh[env] or self._items.pending_in(env)]
-        if not waiting:
-            return
+        envs = [env for env in range(self._num_envs) if self._rows.fresh[env] or self._items.pending_in(env)]
+        return np.array(envs, np.int64)
+
+    def _tails(self, envs: NDArray[np.int64]) -> dict[int, Mapping[str, NDArray[Any]]]:
+        """Return the rows that items to come may need of some environments, whose next chunks begin with them."""
         across_episodes = self._items.across_episodes
-        repeated = {env: self._rows.tail(env, across_episodes=across_episodes) for env in waiting}
-        yield np.array(waiting, np.int64), False
-        for env, rows in repeated.items():
-            while len((rows := self._rows.repeat(env, rows))[""]):
-                yield np.array([env]), True
+        return {env: self._rows.tail(env, across_episodes=across_episodes) for env in envs.tolist()}
+
+    def _repeat(self, timeout_s: float | None) -> None:
+        """Repeat what the last flush had to: chunks begin with steps that were sent before, which may be more than one.
+
+        Raises:
+            Unavailable: They could not be sent in time; the next call continues.
+        """
+        while self._repeated:
+            self._repeat_next(timeout_s)
+
+    def _repeat_next(self, timeout_s: float | None) -> None:
+        env, rows = next(iter(self._repeated.items()))
+        if self._rows.filled[env]:  # by those before
+            self._send(np.array([env]), timeout_s)
+        rows = self._rows.repeat(env, rows)
+        if len(rows[""]):
+            self._repeated[env] = rows
+        else:
+            del self._repeated[env]
+
+    async def _repeat_async(self, timeout_s: float | None, began_s: float) -> None:
+        while self._repeated:
+            await self._until(lambda: self._appender.has_room(1), timeout_s, began_s)
+            self._repeat_next(0.0)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float | None, began_s: float) -> None:
         """Wait in the event loop for a condition. Unavailable: it did not hold in time."""

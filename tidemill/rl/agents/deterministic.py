@@ -264,7 +264,8 @@ class DeterministicPolicy:
         if self._critic is None:
             return PolicyOutput(action, recurrent_state=remembered(output), extras=extras)
         # not by the names of stored columns, which have single observations
-        inputs = {"seen_observation": policy_input.observation, "taken_action": action}
+        seen = np.array(policy_input.observation)  # a stack of frames is written over before the writer asks
+        inputs = {"seen_observation": seen, "taken_action": action}
         return PolicyOutput(action, inputs, remembered(output), extras)
 
     @torch.inference_mode()

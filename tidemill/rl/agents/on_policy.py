@@ -112,7 +112,9 @@ class RolloutNormalizer(Normalizer):
         if self.returns is not None:
             assert rollout.earlier_return is not None, "the actor stores it"
             reward, earlier = rollout.reward * rollout.is_trained, rollout.earlier_return[0]
-            sums = discounted_sums(reward, rollout.continues, earlier, self._gamma)
+            # nothing continues behind the final observation step of an episode, which stands before that of the next
+            continues = rollout.continues & rollout.is_trained
+            sums = discounted_sums(reward, continues, earlier, self._gamma)
             self.returns.add(sums.flatten(), (rollout.is_trained * weight).flatten(), group)
 
     def after_update(self, rollout: Rollout, weight: Tensor, group: ProcessGroup) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from pathlib import Path
+from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from tests.support.naming import naming
-from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
+from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
 from tests.unit.replay.log.logs import open_log
 from tidemill.errors import FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
@@ -18,6 +21,7 @@ from tidemill.services.replay.log.snapshot import (
     ITEM_STATE,
     Snapshot,
     SnapshotFiles,
+    Snapshotter,
     TableSnapshot,
     decode_snapshot,
     encode_snapshot,
@@ -151,3 +155,27 @@ def test_restart_has_priorities_counts_and_counters_of_the_snapshot(tmp_path: Pa
     assert restored.has_draws(left)
     assert not restored.has_draws(left + 1)
     again.crash()
+
+
+async def test_change_while_a_snapshot_is_written_is_in_the_next() -> None:
+    """It came after what the snapshot has; nothing else may change for hours."""
+    replay = make_replay(make_config())
+    append(replay, open_streams(replay), [make_chunk(0, 0, 0, 4)], [make_items(0, [(0, 0, 1)])])
+    table = replay.find("t")
+    written = list[int]()
+
+    def write(_snapshot: Snapshot) -> int:
+        if not written:
+            table.update_priorities(table.items.keys(table.items.live()), np.array([5.0]))
+        written.append(len(written))
+        return len(written)
+
+    snapshotter = Snapshotter(replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)))
+    await snapshotter.take()
+    every = asyncio.create_task(snapshotter.take_every(0.01))
+    for _ in range(6000):
+        await asyncio.sleep(0.01)
+        if len(written) > 1:
+            break
+    every.cancel()
+    assert len(written) == 2, "it was never taken, or again without a change"

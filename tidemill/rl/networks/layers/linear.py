@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 _onednn: Any = torch.ops.mkldnn
 
@@ -73,4 +74,7 @@ def xavier_uniform(network: nn.Module, rng: torch.Generator) -> None:
     """Redraw the weights of every convolution and linear layer, uniform with variance 2 / (in + out)."""
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.xavier_uniform_(layer.weight, generator=rng)
+            # the weight of a spectrally normalised layer is computed from another
+            module: Any = layer
+            drawn = module.parametrizations.weight.original if is_parametrized(layer, "weight") else layer.weight
+            nn.init.xavier_uniform_(drawn, generator=rng)
