@@ -93,6 +93,7 @@ class EpisodeRunner:
                 lambda policy_input: self._policy.act(policy_input, _PAST_SCHEDULES),
                 recurrent_state_size,
                 keeps_rows=True,
+                clips_rewards=self._env.clips_rewards,
             )
         epsilon = epsilon_of(self._config) if settings.policy == "epsilon" else 0.0
         return EvalPolicy(
@@ -100,6 +101,7 @@ class EpisodeRunner:
             recurrent_state_size,
             epsilon,
             self._spec.num_actions,
+            clips_rewards=self._env.clips_rewards,
         )
 
     def _make_slot_env(self, *, render: bool = False) -> VectorEnv:

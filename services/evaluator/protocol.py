@@ -61,6 +61,8 @@ class EvalPolicy:
     """Number of discrete actions."""
     keeps_rows: bool = False
     """Whether a row must be the same slot at every step, because the policy's noise lasts from one to the next."""
+    clips_rewards: bool = False
+    """Whether it sees the signs of rewards, as in training. Scores count them as they are."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,12 @@ class EnvSlot:
         self._env = env
         self._remake: Callable[[], VectorEnv] | None = None  # what makes the next one, if this one has failed
 
-    def start(self, seed: int, recurrent_state_size: int) -> PolicyInput:
-        """Start the episode of a seed; return the first input of a policy with such a recurrent state."""
+    def start(self, seed: int, policy: EvalPolicy) -> PolicyInput:
+        """Start the episode of a seed; return the policy's first input."""
         if self._remake is not None:
             self._env, self._remake = self._remake(), None
-        self._input_builder = PolicyInputBuilder(1, self._env.spec, recurrent_state_size)
+        self._input_builder = PolicyInputBuilder(1, self._env.spec, policy.recurrent_state_size)
+        self._clips_rewards = policy.clips_rewards
         observation = self._env.reset(seed)
         return self._input_builder.build(observation, np.ones(1, np.bool_), action_mask=action_mask_of(self._env))
 
@@ -115,7 +118,8 @@ class EnvSlot:
         self._input_builder.record(output, row)
         result = self._env.step(output.action[row])
         mask = action_mask_of(self._env)
-        policy_input = self._input_builder.build(result.observation, result.is_first, result.reward, mask)
+        reward = np.sign(result.reward) if self._clips_rewards else result.reward
+        policy_input = self._input_builder.build(result.observation, result.is_first, reward, mask)
         return policy_input, result.episodes[0] if result.episodes else None
 
     def close(self) -> None:
@@ -269,7 +273,7 @@ class _Rollout:
         while self._left:
             number, seed = self._left.popleft()
             try:
-                policy_input = slot.start(seed, self._policy.recurrent_state_size)
+                policy_input = slot.start(seed, self._policy)
             except Exception as error:
                 self._skip(slot, number, error)
             else:

@@ -158,6 +158,8 @@ class TrainedPolicy:
         first = self._is_first(is_first, len(rows))
         builder = self._builder_for(len(rows))
         gained = None if reward is None else np.full(len(rows), reward, np.float32)
+        if gained is not None and self._config.env.clips_rewards:
+            gained = np.sign(gained)  # as in training
         seen_rows = stored(rows, self.env_spec.observation_dtype)
         if not np.isfinite(seen_rows).all():
             raise InvalidArgument("observation has numbers that are NaN or infinite, allowed: finite numbers")

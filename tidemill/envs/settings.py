@@ -116,7 +116,8 @@ class EnvSettings:
     sticky_actions: float = 0.0
     """Atari: probability that a frame repeats the last action, 0 to 1 (Machado et al., 2018: 0.25)."""
     clip_rewards: bool = True
-    """Atari, training only: replace a reward by its sign, -1, 0 or 1. Reported returns stay raw."""
+    """Atari: replace a reward by its sign, -1, 0 or 1, wherever a policy learns from it or sees it. Reported returns
+    stay raw."""
     full_action_space: bool = False
     """Atari: offer all 18 joystick actions instead of those that the game uses."""
     max_frames: int = 108_000
@@ -201,6 +202,11 @@ class EnvSettings:
     def is_atari(self) -> bool:
         """Whether the id names an Atari game of the Arcade Learning Environment."""
         return self.id.startswith("ALE/")
+
+    @property
+    def clips_rewards(self) -> bool:
+        """Whether a policy learns from the signs of rewards, and so sees those wherever it looks at the last one."""
+        return self.clip_rewards and self.is_atari and not self.vector
 
 
 def _check(is_valid: bool, name: str, value: object, allowed: str) -> None:

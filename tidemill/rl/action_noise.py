@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tidemill.arrays import Floats
 from tidemill.rl.checks import require
+from tidemill.rl.exploration import ActorSlot
 
 
 class HeldActions:
@@ -61,7 +62,8 @@ class NoiseConfig:
     theta: float = 0.15
     """Fraction of `ou` noise that decays at each step, above 0 and at most 1. Unused with `gaussian`."""
     greedy_fraction: float = 0.0
-    """Fraction of each actor's environments that act without noise after the random start, 0 to 1."""
+    """Fraction of each actor's environments, or of the actors if each has one, that act without noise after the random
+    start, 0 to 1."""
     hold_probability: float = 0.0
     """Probability per step that an environment with noise starts to hold one uniformly random action. 0: never."""
     hold_steps: int = 60
@@ -101,8 +103,8 @@ class OrnsteinUhlenbeck:
 class ActionNoise:
     """Adds noise to the actions of N environments, step by step, as its settings say."""
 
-    def __init__(self, config: NoiseConfig, seed: int) -> None:
-        self._config = config
+    def __init__(self, config: NoiseConfig, seed: int, slot: ActorSlot | None = None) -> None:
+        self._config, self._slot = config, slot or ActorSlot()
         self._rng = np.random.default_rng(seed)
         self._process = OrnsteinUhlenbeck(config.theta, config.std, self._rng)
         self._held = HeldActions(config.hold_probability, config.hold_steps, np.random.default_rng((seed, 1)))
@@ -116,7 +118,7 @@ class ActionNoise:
         """
         shape = (len(action), action.shape[1])
         noise = self._process.next(shape, is_first) if self._config.kind == "ou" else self._white(shape)
-        noisy = np.arange(len(action)) >= round(self._config.greedy_fraction * len(action))
+        noisy = np.arange(len(action)) >= self._slot.first_of(self._config.greedy_fraction, len(action))
         noisy_action = np.where(noisy[:, None], action + noise, action)
         if self._config.hold_probability:
             noisy_action = self._held.replace(noisy_action, may_hold=noisy)

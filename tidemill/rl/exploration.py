@@ -31,6 +31,16 @@ class ActorSlot:
         if self.actor_index < 0 or self.num_envs < 1 or self.actor_count < 1:
             raise InvalidArgument(f"an actor's slot needs actor_index >= 0, num_envs and actor_count >= 1, got {self}")
 
+    def first_of(self, fraction: float, num_envs: int) -> int:
+        """Return how many of `num_envs` environments that it acts in, the first ones, belong to a fraction of all.
+
+        It is the fraction of each actor's. Where an actor has one environment, as each client of an inference service
+        has, the first actors' belong to it.
+        """
+        if num_envs == 1 and self.actor_count > 1:
+            return int(self.actor_index % self.actor_count < round(fraction * self.actor_count))
+        return round(fraction * num_envs)
+
 
 def epsilon_ladder(slot: ActorSlot, base: float, alpha: float) -> NDArray[np.float64]:
     """Return each environment's constant epsilon, [num_envs] (Horgan et al. 2018, section 4.1).

@@ -244,3 +244,19 @@ def test_environment_that_cannot_be_closed_ends_nothing() -> None:
     protocol = EvalProtocol(lambda: GymnasiumVectorEnv(_BrokenEnv, 1), 2)
     assert _play(protocol, range(6)).failed
     protocol.close()
+
+
+@pytest.mark.parametrize("clips_rewards, seen", [(False, {0.0, 2.0}), (True, {0.0, 1.0})])
+def test_policy_sees_rewards_as_in_training(clips_rewards: bool, seen: set[float]) -> None:
+    """A recurrent policy that learned from their signs is asked with signs; the score is of the rewards."""
+    rewards: set[float] = set()
+
+    def act(policy_input: PolicyInput) -> PolicyOutput:
+        rewards.update(policy_input.last_reward.tolist())
+        return PolicyOutput(np.ones(len(policy_input), np.int64))
+
+    protocol = EvalProtocol(lambda: GymnasiumVectorEnv(LineEnv, 1), 2)
+    evaluation = protocol.play(EvalPolicy(act, clips_rewards=clips_rewards), range(2, 6))
+    assert evaluation is not None
+    assert evaluation.returns.tolist() == [2 * (1 + seed) for seed in range(2, 6)]
+    assert rewards == seen

@@ -8,6 +8,7 @@ import pytest
 from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.rl.action_noise import ActionNoise, NoiseConfig, OrnsteinUhlenbeck
+from tidemill.rl.exploration import ActorSlot
 
 N = 4_000
 ZEROS = np.zeros((N, 2), np.float32)
@@ -105,3 +106,12 @@ def test_noise_setting_out_of_range_is_refused(field: str, value: object) -> Non
     """The message names the field and the value."""
     with pytest.raises(ConfigError, match=naming(f"noise.{field}", repr(value))):
         NoiseConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def test_clients_of_one_environment_share_out_the_quiet_quarter() -> None:
+    """A quarter of one would be none of them; three quarters, all, and nothing would explore."""
+    config = NoiseConfig(std=0.3, greedy_fraction=0.25)
+    action = np.zeros((1, 2), np.float32)
+    quiet = [not ActionNoise(config, 0, ActorSlot(i, 1, 8)).add_noise(action).any() for i in range(8)]
+    assert quiet == [True, True] + [False] * 6
+    assert ActorSlot(5, 8, 4).first_of(0.25, 8) == 2

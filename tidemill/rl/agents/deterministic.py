@@ -217,7 +217,7 @@ class DeterministicPolicy:
         self._start_steps = settings.start_steps
         self._action_shape = action_shape
         self._device = context.device
-        self._noise = ActionNoise(settings.noise, context.seed)
+        self._noise = ActionNoise(settings.noise, context.seed, context.slot)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take `actor.*`, and `critic.*` or the mean priority; and the scale of rewards if it is there."""

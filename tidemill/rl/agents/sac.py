@@ -290,7 +290,7 @@ class SACPolicy:
         self._noise_rng = torch.Generator(context.device).manual_seed(context.seed)
         self._noise: Tensor | None = None  # of the last step, [N, A]
         self._new_item_priority = NewItemPriority()
-        self._rewards = ActedRewards(config)
+        self._rewards, self._slot = ActedRewards(config), context.slot
         self._held = HeldActions(config.hold_probability, config.hold_steps, np.random.default_rng(context.seed + 1))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -346,7 +346,7 @@ class SACPolicy:
             return PolicyOutput(action, recurrent_state=recurrent_state, extras=extras)
         mean, log_std = split(output["head"])
         noise = self._next_noise(mean.shape, policy_input.is_first)
-        quiet = round(self._config.greedy_fraction * len(policy_input))
+        quiet = self._slot.first_of(self._config.greedy_fraction, len(policy_input))
         noise[:quiet] = 0.0
         action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise)).cpu().numpy()
         if self._config.hold_probability:
