@@ -107,11 +107,18 @@ def _solved(document: Document) -> Iterator[str]:
     over, target = document["over_seeds"], document["budget"]["target_return"]
     if target is None or not document["seeds"] or over["confirmed_seeds"] != len(document["seeds"]):
         return
-    machine, seconds = document["machine"], _number(over["wall_s_to_confirmed"])
-    gpu = machine.get("gpu", "none")
-    on = f"{machine['cores']} cores" + ("" if gpu.startswith("none") else f", {gpu}")
+    machines, seconds = document["machine"], _number(over["wall_s_to_confirmed"])
+    on = "; ".join(dict.fromkeys(map(_on, machines if isinstance(machines, list) else [machines])))
     steps = _number(over["env_steps_to_confirmed"])
     yield _row(document["env_id"], _curve(document), f"{target:g}", _seeds(document), steps, seconds, on)
+
+
+def _on(machine: Document | None) -> str:
+    """Return the cores and the GPU of a machine, as far as they are known."""
+    if machine is None:
+        return "–"
+    gpu = machine.get("gpu", "none")
+    return f"{machine['cores']} cores" + ("" if gpu.startswith("none") else f", {gpu}")
 
 
 def _curve(document: Document) -> str:

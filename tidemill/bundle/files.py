@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tidemill import formats
 from tidemill.config.load import read_document
+from tidemill.config.yaml_text import written
 from tidemill.errors import AlreadyExists, ConfigError, DataLoss, NotFound
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.stored import read_params
@@ -126,8 +125,7 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mappi
         (part / DOCUMENT).write_bytes(_document(bundle))
         (part / CARD).write_text(card, encoding="utf-8")
         document = {formats.KEY: formats.NEWEST[formats.CONFIG], **portable_settings(run / CONFIG)}
-        settings = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-        (part / CONFIG).write_text(settings, encoding="utf-8")
+        (part / CONFIG).write_text(written(document), encoding="utf-8")
         for name, source in {**find_shown(run), **(more or {})}.items():
             shutil.copyfile(source, part / name)
         part.rename(folder)

@@ -13,7 +13,7 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.settings.base import ROLLOUTS
 from tidemill.rl.settings.registry import config_class
-from tidemill.settings.overlay import overlay
+from tidemill.settings.overlay import overlay, whole
 
 DEFAULT_ALGORITHM = "sac"
 
@@ -78,9 +78,12 @@ def with_defaults(document: Mapping[str, Any], algorithm: str) -> Document:
 
 def _total_envs(document: Mapping[str, Any]) -> int:
     """Return the environments of all actors, at least 1."""
-    count = int(document.get("actor", {}).get("count", 1))
-    actors = max(count, int(document.get("launcher", {}).get("actors", 1)))
-    return max(int(document.get("env", {}).get("num_envs", EnvSettings.num_envs)) * actors, 1)
+
+    def number(section: str, name: str, default: int) -> int:
+        return int(whole(document.get(section, {}).get(name, default)))
+
+    actors = max(number("actor", "count", 1), number("launcher", "actors", 1))
+    return max(number("env", "num_envs", EnvSettings.num_envs) * actors, 1)
 
 
 def adapted(

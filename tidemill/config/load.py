@@ -22,7 +22,7 @@ from tidemill.config.presets import FOLDER, find_config, preset_names
 from tidemill.config.sections import RunConfig
 from tidemill.config.simulators import check_simulators
 from tidemill.config.sources import check_sources
-from tidemill.config.yaml_text import Dumper, parse
+from tidemill.config.yaml_text import parse, written
 from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import config_class
 from tidemill.settings.check import collecting, nearest, refuse
@@ -236,7 +236,7 @@ def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
 def write_document(settings: object, path: Path) -> None:
     """Write settings as YAML that `load` reads back."""
     document = {formats.KEY: formats.NEWEST[formats.CONFIG], **to_document(settings)}
-    path.write_text(yaml.dump(document, Dumper=Dumper, sort_keys=False), encoding="utf-8")
+    path.write_text(written(document), encoding="utf-8")
 
 
 def _take_help(arguments: list[str], config: type[Any]) -> str | None:

@@ -1,15 +1,16 @@
-"""YAML of settings files: a duplicate key is an error, and 1e5 is a number."""
+"""YAML of settings files: a duplicate key is an error, and 1e5 is a number, unless it is quoted."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 # A tenth of the time of those in Python; not in every build of PyYAML.
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_SafeDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class Loader(_SafeLoader):  # type: ignore[misc,valid-type]
@@ -31,11 +32,21 @@ class Loader(_SafeLoader):  # type: ignore[misc,valid-type]
         return dict(super().construct_mapping(node, deep=deep))
 
 
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+class _Dumper(_SafeDumper):  # type: ignore[misc,valid-type]
+    """Writes plain values, as the safe dumper does, and quotes a text that the loader would take for a number."""
+
+
+for _reads_or_writes in (Loader, _Dumper):
+    _reads_or_writes.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
 
 
 def parse(text: str) -> Any:  # noqa: ANN401 - what the text says
     """Return the value of a YAML text; raises yaml.YAMLError."""
     return yaml.load(text, Loader)
+
+
+def written(document: Mapping[str, Any]) -> str:
+    """Return a document as YAML, in its order; `parse` takes it back as it was."""
+    return str(yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True))

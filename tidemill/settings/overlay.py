@@ -110,7 +110,7 @@ def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: AN
 def _convert_union(value: Any, kinds: tuple[Any, ...], path: str) -> Any:  # noqa: ANN401
     if value is None and type(None) in kinds:
         return None
-    if type(value) in kinds:
+    if type(value) in kinds and not isinstance(value, float):  # which has to be finite
         return value
     for kind in kinds:
         if kind is not type(None):
@@ -118,6 +118,8 @@ def _convert_union(value: Any, kinds: tuple[Any, ...], path: str) -> Any:  # noq
                 return _convert(value, kind, None, path)
             except ConfigError:
                 continue
+    if type(None) in kinds and str(value).lower() in ("none", "null"):  # as on a command line
+        return None
     names = (_KINDS.get(kind, "none" if kind is type(None) else str(kind)) for kind in kinds)
     return _expect(False, value, path, " or ".join(names))
 
@@ -134,14 +136,14 @@ def _convert_scalar(value: Any, kind: Any, path: str) -> Any:  # noqa: ANN401
         else:
             return _expect(math.isfinite(number), number, path, "a finite number")
     if kind is int:
-        value = _whole(value)
+        value = whole(value)
     exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if kind is str and isinstance(value, int | float | datetime.date):
         return _expect(exact, str(value), path, f"a text: put it in quotes, '{value}'")
     return _expect(exact, value, path, _KINDS.get(kind, f"a value of type {kind.__name__}"))
 
 
-def _whole(value: Any) -> Any:  # noqa: ANN401
+def whole(value: Any) -> Any:  # noqa: ANN401
     """Return the whole number that a text or a float stands for, as 1e5 does; anything else as it is."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):

@@ -7,14 +7,15 @@ import os
 import resource
 import shutil
 import socket
-import tempfile
 from pathlib import Path
 
 from tidemill import container_limits, linux
 from tidemill.config.sections import RunConfig
+from tidemill.errors import FatalError
 from tidemill.installation import command_name
 from tidemill.rpc.addresses import host_and_port
 from tidemill.rpc.certificate import end_of
+from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 from tidemill.services.tools.doctor.finding import Finding, says
 
 _MIN_FREE_BYTES = 5 * 1024**3
@@ -76,11 +77,14 @@ def _port(name: str, address: str) -> Finding:
 
 
 def sockets() -> list[Finding]:
-    """Check that the path of the temporary folder is short enough for sockets."""
-    folder = tempfile.gettempdir()
-    if len(folder) > 60:  # of the 103 bytes that a path may have everywhere
-        return [Finding("FAIL", f"a long path for sockets: {folder}", "set TMPDIR to a shorter one")]
-    return [Finding("ok", f"sockets of `tidemill train` in {folder}")]
+    """Check that there is a folder for sockets, whose path has to be short."""
+    try:
+        folder = make_socket_folder()
+    except FatalError as error:
+        found, _, advice = str(error).partition("; ")
+        return [Finding("FAIL", found, advice)]
+    remove_socket_folder(folder)
+    return [Finding("ok", f"sockets of `tidemill train` in {folder.parent}")]
 
 
 def disk(root: Path) -> list[Finding]:

@@ -40,6 +40,10 @@ class Curve:
         return sorted(newest), [newest[value] for value in sorted(newest)]
 
 
+_OF_ONE_RUN = ("run.name", "run.seed", "table.name", "actor.id")
+"""Settings that runs of one curve may differ in; the last two where a sweep's runs share a replay service."""
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs of one curve.
@@ -92,19 +96,19 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
 def _named_by_settings(groups: Sequence[Group]) -> list[Group]:
     """Return groups in which a sweep's trials are named by what they differ in: `learning_rate 0.001, gamma 0.9`."""
     trials = {
-        group.label: _flat(portable_settings(group.curves[0].folder / CONFIG))
-        for group in groups
+        number: _flat(portable_settings(group.curves[0].folder / CONFIG))
+        for number, group in enumerate(groups)
         if _TRIAL.fullmatch(group.label)
     }
     names = sorted({name for settings in trials.values() for name in settings})
     differ = [name for name in names if len({str(settings.get(name)) for settings in trials.values()}) > 1]
-    differ = [name for name in differ if name not in ("run.name", "run.seed")]
+    differ = [name for name in differ if name not in _OF_ONE_RUN]
 
-    def label(of: str) -> str:
-        values = (f"{name.rpartition('.')[2]} {trials[of].get(name)}" for name in differ)
-        return ", ".join(values) if of in trials and differ else of
+    def label(number: int, group: Group) -> str:
+        values = (f"{name.rpartition('.')[2]} {trials[number].get(name)}" for name in differ)
+        return ", ".join(values) if number in trials and differ else group.label
 
-    return [replace(group, label=label(group.label)) for group in groups]
+    return [replace(group, label=label(number, group)) for number, group in enumerate(groups)]
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -128,10 +132,8 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def _settings_key(folder: Path) -> str:
-    settings = portable_settings(folder / CONFIG)
-    for name in ("name", "seed"):
-        settings.get("run", {}).pop(name, None)
-    return json.dumps(settings, sort_keys=True)
+    settings = _flat(portable_settings(folder / CONFIG))
+    return json.dumps({name: value for name, value in settings.items() if name not in _OF_ONE_RUN}, sort_keys=True)
 
 
 def _label(folders: Sequence[Path]) -> str:

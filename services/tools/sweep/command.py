@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tidemill.atomic_files import write_atomically
 from tidemill.config.load import read_document
+from tidemill.config.yaml_text import written
 from tidemill.errors import ConfigError, FailedPrecondition
 from tidemill.installation import command_name
 from tidemill.process import survive_without_output
@@ -181,7 +180,7 @@ def _journal(folder: Path, plan: Sweep) -> Journal:
     """
     file = folder / "sweep.yaml"
     if not file.exists():
-        write_atomically(file, yaml.safe_dump(dict(plan.document), sort_keys=False))
+        write_atomically(file, written(plan.document))
     elif not _is_same(read_document(file), plan.document):
         raise ConfigError(f"{folder} holds another sweep, see {file}; --out FOLDER puts this one elsewhere")
     return Journal(folder / "trials.jsonl")

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from tidemill import linux
 from tidemill.atomic_files import write_atomically
+from tidemill.config.yaml_text import written
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
@@ -74,7 +73,7 @@ def start(
     folder = run_folder(sweep_folder, trial, seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
     settings = folder.parent / "config.yaml"
-    write_atomically(settings, yaml.safe_dump(dict(config), sort_keys=False))
+    write_atomically(settings, written(config))
     if has_trained(folder):
         arguments = ["resume", str(folder), "--launcher.view", "quiet"]
     else:

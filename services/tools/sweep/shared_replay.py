@@ -10,9 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import yaml
-
 from tidemill.atomic_files import write_atomically
+from tidemill.config.yaml_text import written
 from tidemill.errors import FatalError, TidemillError
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.replay.client import ReplayClient
@@ -41,7 +40,7 @@ class SharedReplay:
         """Start it; runs wait until it serves."""
         self._sockets = make_socket_folder()
         self._address = f"unix://{self._sockets}/replay.sock"
-        write_atomically(self._folder / "replay.yaml", yaml.safe_dump(dict(self._config), sort_keys=False))
+        write_atomically(self._folder / "replay.yaml", written(self._config))
         self._process = self._start()
         return self
 

@@ -152,6 +152,9 @@ def test_result_whose_seeds_all_reached_the_target_is_solved(tmp_path: Path) -> 
     file.write_text(json.dumps(document))
     text = write_table(tmp_path / "results")
     assert f"| {document['env_id']} | [task](task/curve.png) | 50 | 2 | 4,000 | – | 16 cores, a GPU |" in text
+    document["machine"] = [document["machine"], document["machine"] | {"torch": "another"}, {"cores": 2}, None]
+    file.write_text(json.dumps(document))
+    assert "| 4,000 | – | 16 cores, a GPU; 2 cores; – |" in write_table(tmp_path / "results")
 
 
 @pytest.mark.parametrize(

@@ -128,3 +128,10 @@ def test_process_without_the_agent_does_not_need_its_module(tmp_path: Path) -> N
     """The replay service stores whatever an algorithm learns from."""
     (tmp_path / "x.yaml").write_text("agent: {algorithm: nowhere.to_be_found}")
     load(ReplayConfig, ["--config", str(tmp_path / "x.yaml")], prog="test", description="")
+
+
+def test_number_in_scientific_notation_counts_in_defaults() -> None:
+    """As it does in the setting itself."""
+    assert _read("--agent.algorithm", "ppo", "--env.num-envs", "1e1") == _read(
+        "--agent.algorithm", "ppo", "--env.num-envs", "10"
+    )

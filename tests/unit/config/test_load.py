@@ -9,6 +9,7 @@ import pytest
 from tests.support.naming import naming
 from tidemill.config.load import from_document, load, load_run, write_document
 from tidemill.config.sections import ActorConfig, LearnerConfig, ReplayConfig, RunConfig
+from tidemill.config.yaml_text import parse, written
 from tidemill.errors import ConfigError
 
 
@@ -192,3 +193,12 @@ def test_mistake_in_settings_from_python_is_told_by_name(options: dict[str, obje
     """As on the command line."""
     with pytest.raises(ConfigError, match=naming(words)):
         load_run(None, options)
+
+
+@pytest.mark.parametrize("name", ["1e5", "12e4567", "1.5e3", "12", "null", "plain"])
+def test_text_that_looks_like_a_number_is_read_back_as_text(name: str, tmp_path: Path) -> None:
+    """A run may be called by a commit, one in fifty of which does."""
+    config = _load(RunConfig, "--run.name", name)
+    write_document(config, tmp_path / "config.yaml")
+    assert _load(RunConfig, "--config", str(tmp_path / "config.yaml")) == config
+    assert parse(written({"name": name})) == {"name": name}

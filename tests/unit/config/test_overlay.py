@@ -79,3 +79,16 @@ def test_to_document_is_the_inverse_of_overlay() -> None:
     """A document written from settings gives the same settings over any others."""
     settings = Outer(count=9, kind="y", limit=2.5, extra={"a": 1, "b": "t", "c": True}, inner=Inner(2.0, (7, 8)))
     assert overlay(Outer(), to_document(settings)) == settings
+
+
+@pytest.mark.parametrize("text", ["none", "None", "null"])
+def test_none_may_be_written_in_a_file_as_on_a_command_line(text: str) -> None:
+    """YAML's own word for it is null, and the reference says none."""
+    assert overlay(Outer(limit=3.0), {"limit": text}) == Outer(limit=None)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_number_that_may_be_left_out_is_finite_as_others_are(value: float) -> None:
+    """A target of NaN is never reached."""
+    with pytest.raises(ConfigError, match="limit"):
+        overlay(Outer(), {"limit": value})

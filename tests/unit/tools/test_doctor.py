@@ -137,3 +137,17 @@ def test_box2d_is_not_advised_where_it_has_no_wheel(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "Box2D" else name)
     (finding,) = [each for each in software.packages() if "Box2D" in each.text]
     assert (finding.mark, finding.advice) == ("note", "")
+
+
+def test_temporary_folder_with_a_long_path_is_as_good_as_a_run_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sockets are then elsewhere; only without any folder for them nothing can run."""
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    (finding,) = machine.sockets()
+    assert (finding.mark, str(long) in finding.text) == ("ok", False)
+    monkeypatch.setattr("tidemill.services.launcher.run.paths._places", list)
+    (finding,) = machine.sockets()
+    assert (finding.mark, "TMPDIR" in finding.advice) == ("FAIL", True)

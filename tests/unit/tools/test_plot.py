@@ -170,3 +170,27 @@ def test_run_that_was_broken_off_is_drawn_and_not_averaged(tmp_path: Path) -> No
     for seed in (1, 2):
         (tmp_path / f"seed-{seed}" / "result.json").unlink()
     assert len(find_groups([str(tmp_path)])[0].averaged) == 3
+
+
+def test_trials_that_share_a_replay_service_are_grouped_by_their_settings(tmp_path: Path) -> None:
+    """Each run has its own table and actor there, which are no settings of the trial."""
+    for number, rate in enumerate((0.001, 0.01)):
+        for seed in (1, 2):
+            folder = _run(tmp_path / f"trial-{number:04d}" / f"seed-{seed}", seed, [1.0], learning_rate=rate)
+            settings = yaml.safe_load((folder / "config.yaml").read_text())
+            name = f"trial_{number}_seed_{seed}"
+            settings |= {"table": {"name": name}, "actor": {"id": name}}
+            (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    groups = find_groups([str(tmp_path)])
+    assert [(group.label, len(group.curves)) for group in groups] == [
+        ("learning_rate 0.001", 2),
+        ("learning_rate 0.01", 2),
+    ]
+
+
+def test_trials_of_two_sweeps_keep_their_own_names(tmp_path: Path) -> None:
+    """Both have a first trial."""
+    for sweep, rate in (("a", 0.001), ("b", 0.01)):
+        _run(tmp_path / sweep / "trial-0000" / "seed-1", 1, [1.0], learning_rate=rate)
+    groups = find_groups([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert [group.label for group in groups] == ["learning_rate 0.001", "learning_rate 0.01"]
