@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 
 from tidemill.arrays import Ints
-from tidemill.errors import FailedPrecondition
+from tidemill.errors import FailedPrecondition, Reason
 from tidemill.services.replay.chunks.store import ChunkStore
 
 
@@ -73,7 +73,8 @@ class ChunkMirror:
                 self._freed.extend(np.concatenate(found).tolist())
                 raise FailedPrecondition(
                     f"mirror.slots is {len(self._chunk_in)}, too few for the chunks of {self._hold + 1} batches: set "
-                    "mirror.slot_steps (`keep.chunk_length`) to the length of the writers' chunks, which is less"
+                    "mirror.slot_steps (`keep.chunk_length`) to the length of the writers' chunks, which is less",
+                    reason=Reason.SLOT_TOO_SMALL,
                 )
         return np.concatenate(found)
 

@@ -173,7 +173,7 @@ def test_run_that_was_broken_off_is_drawn_and_not_averaged(tmp_path: Path) -> No
 
 
 def test_trials_that_share_a_replay_service_are_grouped_by_their_settings(tmp_path: Path) -> None:
-    """Each run has its own table and actor there, which are no settings of the trial."""
+    """Each run has its own table and actor there, which are not settings of the trial."""
     for number, rate in enumerate((0.001, 0.01)):
         for seed in (1, 2):
             folder = _run(tmp_path / f"trial-{number:04d}" / f"seed-{seed}", seed, [1.0], learning_rate=rate)

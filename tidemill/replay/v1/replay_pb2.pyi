@@ -1304,7 +1304,9 @@ class Mirror(_message.Message):
     `batch_size` times the chunks of an item of `max_item_steps`, for chunks of `slot_steps`.
     """
     slot_steps: _builtins.int
-    """Steps of a slot, 1 .. 1024. The call ends with FAILED_PRECONDITION if a chunk of a batch is longer."""
+    """Steps of a slot, 1 .. 1024. The call ends with FAILED_PRECONDITION if a chunk of a batch is longer, or if chunks are so
+    much shorter that those of `hold` + 1 batches need more slots.
+    """
     hold: _builtins.int
     """Number of batches for which a slot is kept after the last batch that used it, at most 65,536. It may then be given to
     another chunk.

@@ -45,7 +45,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_TABLE_UNSUITABLE: _Reason.ValueType  # 7
     """FAILED_PRECONDITION, Sample: the sampler of the table, or its `max_times_sampled`, does not allow seeds or epochs."""
     REASON_SLOT_TOO_SMALL: _Reason.ValueType  # 8
-    """FAILED_PRECONDITION, Sample: a chunk is longer than the `slot_steps` of the caller's mirror."""
+    """FAILED_PRECONDITION, Sample: a chunk is longer than the `slot_steps` of the caller's mirror, or shorter ones need more `slots`."""
     REASON_STEP_COUNT_PASSED: _Reason.ValueType  # 9
     """FAILED_PRECONDITION, Append and Sample: the streams have more steps than `at_step_count`."""
     REASON_SPACES_DIFFER: _Reason.ValueType  # 10
@@ -117,7 +117,7 @@ REASON_BASE_VERSION_DIFFERS: Reason.ValueType  # 6
 REASON_TABLE_UNSUITABLE: Reason.ValueType  # 7
 """FAILED_PRECONDITION, Sample: the sampler of the table, or its `max_times_sampled`, does not allow seeds or epochs."""
 REASON_SLOT_TOO_SMALL: Reason.ValueType  # 8
-"""FAILED_PRECONDITION, Sample: a chunk is longer than the `slot_steps` of the caller's mirror."""
+"""FAILED_PRECONDITION, Sample: a chunk is longer than the `slot_steps` of the caller's mirror, or shorter ones need more `slots`."""
 REASON_STEP_COUNT_PASSED: Reason.ValueType  # 9
 """FAILED_PRECONDITION, Append and Sample: the streams have more steps than `at_step_count`."""
 REASON_SPACES_DIFFER: Reason.ValueType  # 10
