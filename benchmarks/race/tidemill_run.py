@@ -23,6 +23,7 @@ def config_of(task: Task) -> Document:
         sections = _dqn(settings) if isinstance(settings, DQN) else _sac(settings)
     if task.is_atari:
         sections["agent"] |= {"update_precision": "float32"} | _images(settings)
+        sections["actor"] = {"precision": "float32"}
     evaluator = {
         "episodes": task.evaluation_episodes,
         "num_envs": task.evaluation_episodes,
