@@ -41,8 +41,14 @@ _NOTES = f"""
 - **Score**: mean return of the last policy on {TEST_EPISODES} fresh episodes, without exploration; mean of the seeds
   (lowest to highest).
 - **To target**: seconds to the first evaluation whose mean reached the target. A training has {EVALUATIONS} evaluations
-  of {EVALUATION_EPISODES} episodes. "2 of 3" counts the seeds that reached it,
-  of those with a published time.
+  of {EVALUATION_EPISODES} episodes, unless a line below its table says otherwise: an evaluation that takes longer than
+  the way to the next is not caught up on, and Sample Factory is evaluated at the end alone. "2 of 3" counts the seeds
+  that reached it, of those with a published time.
+- Contenders of a task were measured in one sitting, with two exceptions. In CartPole with PPO, TorchRL, RLlib and
+  Sample Factory were measured earlier, when the machine was a fifth faster. In Hopper, one seed of Tidemill was
+  measured apart.
+- Tidemill's learner takes denormal numbers for zero ([why](performance.md#denormal-numbers)); the others do not. Its
+  rows of LunarLander with DQN, Pendulum and HalfCheetah are older than that.
 - The trainings of Pong are too short to learn anything, so their rows compare rates. Each has one evaluation of 5 games
   and a test of 10 fresh games.
 - LunarLander with PPO: Stable-Baselines3 slows to a third of its speed during training. In a repeated training, 11 of
@@ -116,8 +122,21 @@ def _details(task: Task, rows: Sequence[Row]) -> str:
         ]
         cells += [] if task.target is None else [_to_target(rows, task, name)]
         lines.append(f"| {' | '.join(cells)} |\n")
+    lines += _evaluations(rows, task, measured)
     processors = {row["cpu"] for name in measured for row in _of(rows, task, name) if row["quiet"]}
     return "".join([*lines, "\n", "; ".join(sorted(processors)), "\n"] if processors else lines)
+
+
+def _evaluations(rows: Sequence[Row], task: Task, contenders: Sequence[str]) -> list[str]:
+    """Return a line that says who was evaluated how often while it trained, if that was not as planned."""
+    counts = {name: sorted({len(row["curve"]) for row in _of(rows, task, name)}) for name in contenders}
+    planned = task.decisions // task.every
+    others = [
+        f"{CONTENDERS[name].title} {' or '.join(map(str, found))}"
+        for name, found in counts.items()
+        if found != [planned]
+    ]
+    return [f"\nEvaluations during a training: {planned}; {', '.join(others)}.\n"] if others else []
 
 
 def _of(rows: Sequence[Row], task: Task, contender: str) -> list[Row]:

@@ -18,7 +18,7 @@ from tests.chaos.fault_report import FaultReport, pause
 from tests.support.replay_log import RANKED, Load, kill, load, options
 from tests.support.replay_service import ServerProcess
 from tests.support.replay_streams import SIGNATURE
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import TidemillError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import decode
@@ -76,13 +76,15 @@ def _rounds(
     for number, first in enumerate(range(0, faults, FAULTS_PER_ROUND)):
         with Server(arguments(number)) as server, ReplayClient(server.address) as client:
             client.create_table(RANKED)
-            with load(server.address, WRITERS) as running, sampling(server.address):
+            with load(server.address, WRITERS) as running, sampling(server.address) as reading:
                 for _ in range(min(FAULTS_PER_ROUND, faults - first)):
                     pause(rng.uniform(0.0, _LONGEST_PAUSE_S))
                     before = running.acknowledged  # data in flight may still be acknowledged: that is not a recovery
                     began_s = fault(server)
                     most = max(before, running.acknowledged)
                     report.time_recovery(began_s, lambda m=most: running.acknowledged > m, "the writers continue")  # type: ignore[misc]
+                    ranked = reading.ranked
+                    wait_until(lambda r=ranked: reading.ranked > r, "the learner continues")  # type: ignore[misc]
                 running.stop()
             compare(report, server.address, running)
     return report

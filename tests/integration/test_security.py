@@ -326,6 +326,11 @@ def test_tokens_change_without_a_restart(tmp_path: Path, monkeypatch: pytest.Mon
         assert (code(old), code(new)) == (refused, let_in)
         file.unlink()
         assert (code(old), code(new)) == (refused, let_in)
+        file.write_text(before)
+        file.chmod(0o644)
+        assert (code(old), code(new)) == (refused, let_in)
+        file.chmod(0o600)  # as the log says
+        assert (code(old), code(new)) == (let_in, refused)
 
 
 def test_certificate_is_renewed_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

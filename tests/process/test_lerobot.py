@@ -127,6 +127,7 @@ def test_dataset_goes_into_a_table(tmp_path: Path) -> None:
     for episode in Episodes(three):
         assert set(episode.observations) == {"observation__state", "observation__environment_state"}
         lengths.append(len(episode.rewards))
+        np.testing.assert_array_equal(episode.rewards, [*[0.0] * (len(episode.rewards) - 1), 5.0])
         assert not episode.terminated.any()
         assert episode.actions["action"][0] == -2
     assert lengths == [3, 2]

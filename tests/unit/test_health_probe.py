@@ -5,11 +5,16 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
+import time
+import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import tidemill.health_probe
+from tests.support.waiting import wait_until
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.server import Health
 from tidemill.rpc.settings import ServerSettings
@@ -82,3 +87,17 @@ def test_health_of_a_loop_that_stands_still_is_bad() -> None:
 def test_endpoint_listens_on_either_kind_of_address(host: str) -> None:
     """IPv4, IPv6, or a name for one of them; port 0 takes a free one."""
     assert start_http_endpoint(host, 0, None) > 0
+
+
+def test_endpoint_bounds_its_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent ones are let go after a while, and no more are taken than so many; then it answers again."""
+    monkeypatch.setattr("tidemill.rpc.telemetry._SilentHandler.timeout", 0.5)
+    port, before = start_http_endpoint("127.0.0.1", 0, None), threading.active_count()
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        time.sleep(0.2)
+        assert threading.active_count() - before <= 32
+        wait_until(lambda: threading.active_count() <= before, "the silent ones to be let go")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            assert answer.status == 200

@@ -33,7 +33,7 @@ DIGEST = "sha256:"
 LOG_EVERY_S = 10.0
 """Least time between two lines about refused calls, in seconds."""
 
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, int, int, int]
 
 _HEX_DIGEST = re.compile(DIGEST + "[0-9a-f]{64}")
 
@@ -87,9 +87,9 @@ _log = LateLogger()
 
 
 def stamp_of(path: str) -> Stamp:
-    """Return a value that changes when a file is written or replaced. OSError: it cannot be read."""
+    """Return a value that changes when a file or its mode does. OSError: it cannot be read."""
     found = os.stat(path)
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size
 
 
 def read_secret(path: str, setting: str) -> str:

@@ -144,8 +144,14 @@ def check_free(path: Path, *, fresh: bool) -> None:
     """Check that a new run may be kept at `path`.
 
     Raises:
-        AlreadyExists: there is a run that has trained, and it shall not be moved aside (`fresh`).
+        AlreadyExists: there is a run that has trained, and it shall not be moved aside (`fresh`); or a config.yaml of
+            somebody's own, beside whose files no run is kept.
     """
+    if (path / "config.yaml").exists() and not (path / _LOCK).exists() and not has_trained(path):
+        raise AlreadyExists(
+            f"{path} has a config.yaml and is not the folder of a run, which would replace what is there; choose "
+            "another --run.name or --run.root"
+        )
     if fresh or not (path / "config.yaml").exists() or not has_trained(path):
         return
     raise AlreadyExists(

@@ -42,3 +42,5 @@ def _addresses(config: RunConfig) -> Iterator[tuple[str, str, bool]]:
         if section != "actor" and (section != "inference" or has_simulators):  # others have a socket each
             yield f"{section}.server.address", server.address, section != "inference"
         yield f"{section}.server.metrics_address", server.metrics_address, True
+    if launcher.status_page:
+        yield "launcher.status_page_port", f"127.0.0.1:{launcher.status_page_port}", True

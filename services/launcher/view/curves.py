@@ -73,6 +73,7 @@ class ClusterCurves:
         self._curves, self._table, self._every_s, self._clock = SideCurves(run, CLUSTER), table, every_s, clock
         self._next_s = clock()
         self._inserts, self._samples = RateMeter(), RateMeter()
+        self._shards = 1  # the most that have answered
 
     def add(self, status: ClusterStatus) -> None:
         """Write a point if it is time and the learner answers."""
@@ -92,8 +93,11 @@ class ClusterCurves:
         self._curves.close()
 
     def _of_table(self, parts: list[TableDescription], now_s: float) -> dict[str, float]:
-        return {
-            "replay/fill": sum(part.items for part in parts) / sum(part.config.max_items for part in parts),
+        fill = {"replay/fill": sum(part.items for part in parts) / sum(part.config.max_items for part in parts)}
+        if len(parts) < self._shards:  # without one, the sum would fall, and then grow by all that it has ever had
+            return fill
+        self._shards = len(parts)
+        return fill | {
             "replay/inserts_per_s": self._inserts.update(now_s, sum(part.inserts for part in parts)),
             "replay/samples_per_s": self._samples.update(now_s, sum(part.samples for part in parts)),
         }

@@ -7,6 +7,7 @@ import http.client
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ _MOST = 128
 _ASKED_AT_ONCE = 16
 _ANSWER_BYTES = 2**20
 _SERIES = re.compile(r"^(process_cpu_seconds_total|process_resident_memory_bytes)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
-_START = re.compile(r'^tidemill_start_time_seconds\{[^}]*host="([^"]*)"[^}]*\} (\S+)$', re.MULTILINE)
+_START = re.compile(r"^tidemill_start_time_seconds\{([^}]*)\} (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(host|process)="([^"]*)"')
 
 
 @dataclass
@@ -56,7 +58,7 @@ class AskedEndpoints:
         """
         self._endpoints, self._event, self._every_s = endpoints, event, every_s
         self._processes: dict[str, _Process] = {}
-        self._lives: dict[str, list[str]] = {}  # start times by host
+        self._lives: dict[tuple[str, str], list[str]] = {}  # start times by host and process
         self._asked_s = -every_s
         self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="endpoints")
 
@@ -84,12 +86,14 @@ class AskedEndpoints:
     def _find(self) -> None:
         """Bring the processes in line with what names resolve to."""
         found: dict[str, _Process] = {}
+        hosts = Counter(host_and_port(endpoint)[0] for endpoint in self._endpoints)
         for endpoint in self._endpoints:
             host, port = host_and_port(endpoint)
+            name = host if hosts[host] == 1 else endpoint
             addresses = _addresses(host, port)
             known = [address for address in addresses if address in self._processes]
             taken = {self._processes[address].name for address in known}
-            free = (name for name in _names(host, len(addresses)) if name not in taken)
+            free = (name for name in _names(name, len(addresses)) if name not in taken)
             for address in addresses:
                 found[address] = self._processes.get(address) or _Process(next(free))
         self._processes = dict(sorted(found.items(), key=lambda item: _in_order(item[1].name)))
@@ -109,8 +113,9 @@ class AskedEndpoints:
 
     def _note(self, process: _Process, metrics: str) -> None:
         """Read the state of a process from its metrics."""
-        for host, start in _START.findall(metrics):
-            lives = self._lives.setdefault(host, [])
+        for labels, start in _START.findall(metrics):
+            own = dict(_LABEL.findall(labels))  # several processes may be on one host
+            lives = self._lives.setdefault((own.get("host", ""), own.get("process", "")), [])
             if start not in lives:
                 lives.append(start)
                 if len(lives) > 1:

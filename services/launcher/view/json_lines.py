@@ -12,6 +12,7 @@ from tidemill.config.run import RunSettings
 from tidemill.learner.status import LearnerStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.view.status import ClusterStatus
+from tidemill.services.launcher.view.warnings import kind_of
 
 _PROGRESS_EVERY_S = 10.0
 
@@ -37,9 +38,10 @@ class JsonView:
     def show(self, status: ClusterStatus) -> None:
         """Print new warnings and a new score at once, and progress when it is due."""
         self._elapsed_s = status.elapsed_s
-        for warning in sorted(set(status.warnings) - self._warnings):
-            self._print("warning", message=warning)
-        self._warnings = frozenset(status.warnings)
+        warnings = {kind_of(warning): warning for warning in sorted(status.warnings)}
+        for kind in warnings.keys() - self._warnings:
+            self._print("warning", message=warnings[kind])
+        self._warnings = frozenset(warnings)
         if status.newest and status.newest != self._newest:
             self._newest = status.newest
             self._print("evaluation", **dataclasses.asdict(status.newest))

@@ -71,7 +71,8 @@ class StatusPoller:
         self._tables = ReplayTables(config.cluster.replay)
         waits_for_simulators = config.inference.simulators and not config.launcher.actors
         simulators_at = config.inference.server.address if waits_for_simulators else ""
-        self._tracker = WarningTracker(folder, config.learner.publish_every, simulators_at)
+        before = sum(env_failures(folder).values())
+        self._tracker = WarningTracker(folder, config.learner.publish_every, simulators_at, before)
         self._folder, self._scores_file = folder, folder / "scores.csv"
         self._processes = processes
         self._env_rate = RateMeter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
@@ -17,9 +16,9 @@ from tidemill.learner.status import LearnerStatus, ShardStatus, SourceStatus
 from tidemill.scores import Score
 from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.status import ClusterStatus
+from tidemill.services.launcher.view.warnings import kind_of
 
 _PLAIN_EVERY_S = 10.0
-_NUMBERS = re.compile(r"\d[\d.,]*")
 
 
 class View(Protocol):
@@ -89,7 +88,7 @@ class PlainView:
     def show(self, status: ClusterStatus) -> None:
         """Print a new score at once and progress when it is due."""
         self._elapsed_s = status.elapsed_s
-        warnings = {_NUMBERS.sub("", line): line for line in status.warnings}
+        warnings = {kind_of(line): line for line in status.warnings}
         for kind in warnings.keys() - self._warned:
             self._print(f"warning: {warnings[kind]}")
         self._warned = set(warnings)
@@ -126,7 +125,7 @@ class QuietView:
     def show(self, status: ClusterStatus) -> None:
         """Print each kind of warning once."""
         for line in status.warnings:
-            if (kind := _NUMBERS.sub("", line)) not in self._warned:
+            if (kind := kind_of(line)) not in self._warned:
                 self._warned.add(kind)
                 print(f"warning: {line}", file=self._stream, flush=True)
 

@@ -5,6 +5,8 @@ Pure decisions: a sample and the time go in, lines come out. `StatusPoller` take
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +17,15 @@ from tidemill.replay.table_config import TableDescription
 FULL_BYTES = 32 * 2**20
 """With less than this left a disk counts as full: a checkpoint, a segment or a version may no longer fit."""
 
+_NUMBERS = re.compile(r"\d[\d.,]*")
 _LOW_BYTES = 2**30
 _STALE_S = 30.0
 _RECENT_S = 600.0
+
+
+def kind_of(warning: str) -> str:
+    """Return a warning without its numbers, which change from one moment to the next."""
+    return _NUMBERS.sub("", warning)
 
 
 @dataclass(frozen=True)
@@ -45,17 +53,18 @@ class ClusterSample:
 class WarningTracker:
     """Warns of problems of a run. Services that wait for each other are its normal state, which gets no warning."""
 
-    def __init__(self, folder: Path, publish_every: int, simulators_at: str = "") -> None:
+    def __init__(self, folder: Path, publish_every: int, simulators_at: str = "", failed_before: int = 0) -> None:
         """Take the settings of a run.
 
         Args:
             folder: Of the run.
             publish_every: Updates after which the learner publishes.
             simulators_at: Where simulators connect, in a run that has no actors; empty for any other.
+            failed_before: Failures of environments that earlier sessions counted.
         """
         self._folder, self._publish_every, self._simulators_at = folder, publish_every, simulators_at
         self._played = (-1, 0.0)  # env steps, and when there was the last one
-        self._env_failed = (0, 0.0)  # failures so far, and when there was the last one
+        self._env_failed = (failed_before, -math.inf)  # failures so far, and when there was the last one
         self._published = (0, 0, 0.0)  # newest version, updates and time when it was first seen
 
     def warnings(self, sample: ClusterSample, now_s: float) -> tuple[str, ...]:
@@ -124,8 +133,9 @@ class WarningTracker:
 
     def _env_failures(self, counts: Mapping[str, int], now_s: float) -> str:
         total, (known, seen_s) = sum(counts.values()), self._env_failed
-        if total != known:
-            seen_s, self._env_failed = now_s, (total, now_s)
+        if total > known:
+            seen_s = now_s
+        self._env_failed = total, seen_s
         if not total or now_s - seen_s > _RECENT_S:
             return ""
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))

@@ -117,3 +117,20 @@ async def test_ready_batches_leave_the_loop_to_others() -> None:
             done.set()
             await counting
             assert turns >= 10
+
+
+async def test_smaller_batch_is_not_taken_at_once_without_a_time_limit(server: LocalServer) -> None:
+    """It is what is there when no whole one came in time, and there is as much time as it takes."""
+    table = steps_table(max_item_steps=1)
+    with (
+        ReplayWriter(server.address, table, windows=ItemWindow(1), chunk_length=1) as writer,
+        ReplayDataset(server.address, table, 4, allow_smaller=True, prefetch=1) as dataset,
+    ):
+        for number in range(3):
+            await writer.append_async(numbered_step(number), timeout_s=WAIT_S)
+        await writer.flush_async(WAIT_S)
+        reading = asyncio.ensure_future(anext(dataset))
+        assert await _is_blocked(reading)
+        await writer.append_async(numbered_step(3), timeout_s=WAIT_S)
+        await writer.flush_async(WAIT_S)
+        assert len((await asyncio.wait_for(reading, WAIT_S)).keys) == 4

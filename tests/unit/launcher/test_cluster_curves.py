@@ -68,3 +68,15 @@ def test_curves_that_cannot_be_written_are_given_up(tmp_path: Path) -> None:
     curves.add(_status(100, _table()))
     curves.close()
     assert (tmp_path / "tensorboard").read_text() == "no folder"
+
+
+def test_shard_that_is_late_once_makes_no_rate_of_all_it_has_ever_stored(tmp_path: Path) -> None:
+    """Without it the sum falls; with it again it would grow by millions."""
+    now_s = 0.0
+    curves = ClusterCurves(tmp_path, "replay", 1.0, lambda: now_s)
+    first, second = _table(inserts=5_000_000, samples=0), _table(inserts=5_000_000, samples=0)
+    for tables in ((first, second), (first,), (replace(first, inserts=5_000_100), second)):
+        curves.add(_status(100, *tables))
+        now_s += 10.0
+    curves.close()
+    assert scalars(tmp_path / "tensorboard" / "cluster", "replay/inserts_per_s") == [(100, 0.0), (100, 5.0)]

@@ -20,6 +20,7 @@ class _Process:
     def __init__(self, address: str, port: int, host: str) -> None:
         """Serve what the test sets."""
         self.health, self.start, self.host, self.cpu_s = "SERVING", "1.5e+09", host, 1.0
+        self.process = "actor"
         owner = self
 
         class _Handler(BaseHTTPRequestHandler):
@@ -28,7 +29,8 @@ class _Process:
                 texts = {
                     "/healthz": owner.health,
                     "/logs": f"a line of {owner.host}\nanother\n",
-                    "/metrics": f'tidemill_start_time_seconds{{host="{owner.host}",run="r"}} {owner.start}\n'
+                    "/metrics": f'tidemill_start_time_seconds{{host="{owner.host}",process="{owner.process}",run="r"}} '
+                    f"{owner.start}\n"
                     f"process_cpu_seconds_total {owner.cpu_s}\nprocess_resident_memory_bytes 2e+06\n",
                 }
                 self.send_response(200 if owner.health == "SERVING" or self.path != "/healthz" else 503)
@@ -109,3 +111,16 @@ def test_restart_and_silence_are_events(two: tuple[_Process, _Process]) -> None:
     assert restarts == {"actor-0": 2, "actor-1": 0}
     assert phases == {"actor-0": "serving", "actor-1": "silent"}
     assert told == ["actor-0 was restarted", "actor-0 was restarted", "actor-1 does not answer"]
+
+
+def test_processes_of_one_host_are_told_apart() -> None:
+    """As services started by hand on one machine, which all have its name: none of them was restarted."""
+    told: list[str] = []
+    with closing(_Process("127.0.0.1", 0, "box")) as one, closing(_Process("127.0.0.1", 0, "box")) as other:
+        one.process, other.process, other.start = "learner", "replay", "2.5e+09"
+        ports = [each.server.server_address[1] for each in (one, other)]
+        with closing(AskedEndpoints([f"127.0.0.1:{port}" for port in ports], told.append, every_s=0.0)) as asked:
+            rows = asked()
+            assert sorted(row.name for row in rows) == sorted(f"127.0.0.1:{port}" for port in ports)
+            assert [row.restarts for row in rows] == [0, 0]
+    assert told == []

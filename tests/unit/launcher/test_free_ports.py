@@ -59,3 +59,12 @@ def test_free_ports_and_sockets_are_not_refused() -> None:
         with socket.create_connection(address), listener.accept()[0]:
             pass
     check_free_ports(load_config(_simulators(f"127.0.0.1:{address[1]}")))
+
+
+def test_port_of_the_status_page_is_checked_before_anything_is_changed(taken: str) -> None:
+    """Otherwise `resume` had set the result aside, and `--fresh` the earlier run."""
+    _, _, port = taken.rpartition(":")
+    launcher = {"status_page": True, "status_page_port": int(port)}
+    with pytest.raises(ConfigError, match=naming("launcher.status_page_port", port)):
+        check_free_ports(load_config({"launcher": launcher}))
+    check_free_ports(load_config({"launcher": launcher | {"status_page": False}}))

@@ -127,3 +127,15 @@ def test_settings_follow_a_folder_that_was_moved(tmp_path: Path) -> None:
     moved = with_run_paths(_config(Path("elsewhere")), tmp_path / "renamed")
     assert moved.run.folder == tmp_path / "renamed"
     assert moved.run.seed == 7
+
+
+def test_folder_with_a_config_of_somebodys_own_is_left_alone(tmp_path: Path) -> None:
+    """It was taken for a run that never trained, and emptied."""
+    own = tmp_path / "lander" / "my_env.py"
+    own.parent.mkdir()
+    own.write_text("print()")
+    (own.parent / "config.yaml").write_text("run: {seed: 3}")
+    for fresh in (False, True):
+        with pytest.raises(AlreadyExists, match=naming("lander", "config.yaml", "run.name")):
+            RunFolder.create(_config(tmp_path), fresh=fresh)
+    assert own.exists()

@@ -355,6 +355,18 @@ def test_plain_view_prints_a_warning_when_it_comes_not_each_time() -> None:
     ]
 
 
+def test_json_view_prints_a_warning_when_it_comes_not_each_time() -> None:
+    """As the view for people does: the room on a disk changes at every look."""
+    stream = io.StringIO()
+    view = JsonView(RunSettings(), stream)
+    for warnings in (("3.5 MiB left",), ("2 MiB left",), (), ("1,000 MiB left",)):
+        view.show(ClusterStatus(0.0, (), warnings=warnings))
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == [
+        "3.5 MiB left",
+        "1,000 MiB left",
+    ]
+
+
 def test_json_view_prints_one_object_per_line() -> None:
     """Events, warnings that are new, each score once, progress every ten seconds, and the result at last."""
     stream = io.StringIO()

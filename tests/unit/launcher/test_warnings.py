@@ -105,3 +105,11 @@ def test_parameters_that_are_not_published_are_stale(tracker: WarningTracker) ->
     assert "no parameters were published for 31 s and 250 updates: actors act by version 10" in line
     assert "paramserver.log" in line
     assert after(1_300, 32.0, version=11) == ()
+
+
+def test_failures_of_earlier_sessions_are_known() -> None:
+    """After `resume` their curves are still in the folder; a count that falls is of an actor that began again."""
+    tracker = WarningTracker(Path("run"), 100, failed_before=5)
+    counts = ({"raised": 5}, {"raised": 2}, {"raised": 3})
+    lines = [tracker.warnings(replace(_WELL, env_failures=each), 10.0 * i) for i, each in enumerate(counts)]
+    assert [len(each) for each in lines] == [0, 0, 1]

@@ -373,7 +373,7 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
         try:
             for table in range(len(self._parts)):
                 left_s = wait_s if self._timeout_s is None else began_s + self._timeout_s - time.monotonic()
-                if self._allow_smaller and left_s <= 0:
+                if self._allow_smaller and self._timeout_s is not None and left_s <= 0:
                     if self._asked_s != began_s:
                         self._asked_s = began_s
                         self._opened[table].source.ask_smaller()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.arrays import Keys
-from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.limits import MAX_KEYS
 from tidemill.rpc.channel import DEADLINE_S, Backoff
@@ -176,7 +176,7 @@ class PrioritySender:
 
     def close(self) -> None:
         """Send what is waiting and not held, for a bounded time, and end the thread. May be called twice."""
-        with contextlib.suppress(TidemillError):  # what ended the thread; the owner's last call was to raise it
+        with contextlib.suppress(Exception):  # what ended the thread; the owner's last call was to raise it
             self.flush()
         self._closed.set()
         thread = self._thread

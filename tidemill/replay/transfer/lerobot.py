@@ -152,11 +152,14 @@ class _Dataset:
             frame = frames[min(i, len(frames) - 1)]
             is_last = i == count - 1
             action = frame[_ACTION] if i < count else np.zeros_like(frame[_ACTION])
+            reward = frame[_REWARD] * np.float32(i < count)
+            if is_last and self._final_reward is not None:
+                reward = np.float32(self._final_reward)
             yield (
                 {
                     "observation": frame["observation"],
                     "action": action,
-                    "reward": frame[_REWARD] * np.float32(i < count),
+                    "reward": reward,
                     "terminated": np.bool_(is_last and terminated),
                     "truncated": np.bool_(is_last and not terminated),
                     "is_first": np.bool_(i == 0),

@@ -83,3 +83,19 @@ def test_priority_that_is_not_finite_ends_training(value: float) -> None:
     sender.send(_keys(1), torch.tensor([value]))
     with pytest.raises(Diverged, match="priorities"):
         wait_until(sender.flush, "the reason")
+
+
+def test_close_survives_what_ended_the_thread() -> None:
+    """Its owner has more to close, and was told by `check`; so it is whatever ended it."""
+
+    def broken(keys: NDArray[np.uint64], priorities: NDArray[np.float64], *, deadline_s: float | None = None) -> None:
+        raise ZeroDivisionError
+
+    sender = PrioritySender([broken], BY_SIXTEEN)
+    for key in range(16):
+        sender.send(_keys(key), torch.ones(1))
+    wait_until(lambda: sender._error is not None, "the thread to end", _WAIT_S)
+    with pytest.raises(ZeroDivisionError):
+        sender.check()
+    sender.close()
+    sender.close()
