@@ -101,7 +101,7 @@ def test_update_from_images_in_bfloat16_is_near_the_one_in_float32(name: str) ->
     assert near.metrics != exact.metrics
     torch.testing.assert_close(near.metrics, exact.metrics, rtol=0.1, atol=0.05)
     config, spec = CASES[name]
-    before = build_agent(config, spec, seed=3).policy_state()  # type: ignore[type-var]
+    before = build_agent(config, spec, seed=3).policy_state()
     for parameter, tensor in expected.items():
         assert found[parameter].dtype == tensor.dtype
         check_same_way(found[parameter] - before[parameter], tensor - before[parameter])
