@@ -62,8 +62,8 @@ class NoiseConfig:
     theta: float = 0.15
     """Fraction of `ou` noise that decays at each step, above 0 and at most 1. Unused with `gaussian`."""
     greedy_fraction: float = 0.0
-    """Fraction of each actor's environments, or of the actors if each has one, that act without noise after the random
-    start, 0 to 1."""
+    """Fraction of all actors' environments that act without noise after the random start, 0 to 1. It is rounded down:
+    below 1, an environment that is alone has noise."""
     hold_probability: float = 0.0
     """Probability per step that an environment with noise starts to hold one uniformly random action. 0: never."""
     hold_steps: int = 60

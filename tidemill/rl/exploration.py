@@ -34,12 +34,12 @@ class ActorSlot:
     def first_of(self, fraction: float, num_envs: int) -> int:
         """Return how many of `num_envs` environments that it acts in, the first ones, belong to a fraction of all.
 
-        It is the fraction of each actor's. Where an actor has one environment, as each client of an inference service
-        has, the first actors' belong to it.
+        All actors' environments are counted in order, and each that completes a unit of the fraction belongs to it: of
+        one each and a quarter the fourth, the eighth and so on. However many actors there are, at most that fraction of
+        their environments does, and the only one of an actor that is alone does not.
         """
-        if num_envs == 1 and self.actor_count > 1:
-            return int(self.actor_index % self.actor_count < round(fraction * self.actor_count))
-        return round(fraction * num_envs)
+        before = self.actor_index * num_envs
+        return int((before + num_envs) * fraction) - int(before * fraction)
 
 
 def epsilon_ladder(slot: ActorSlot, base: float, alpha: float) -> NDArray[np.float64]:

@@ -109,9 +109,19 @@ def test_noise_setting_out_of_range_is_refused(field: str, value: object) -> Non
 
 
 def test_clients_of_one_environment_share_out_the_quiet_quarter() -> None:
-    """A quarter of one would be none of them; three quarters, all, and nothing would explore."""
+    """Every fourth of them is quiet, from the fourth on: seats fill from the front, and few may ever come."""
     config = NoiseConfig(std=0.3, greedy_fraction=0.25)
     action = np.zeros((1, 2), np.float32)
-    quiet = [not ActionNoise(config, 0, ActorSlot(i, 1, 8)).add_noise(action).any() for i in range(8)]
-    assert quiet == [True, True] + [False] * 6
+    quiet = [not ActionNoise(config, 0, ActorSlot(i, 1, 64)).add_noise(action).any() for i in range(8)]
+    assert quiet == [False, False, False, True] * 2
     assert ActorSlot(5, 8, 4).first_of(0.25, 8) == 2
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0])
+@pytest.mark.parametrize("num_envs", [1, 2, 3, 16])
+def test_first_actors_have_at_most_the_quiet_share(num_envs: int, fraction: float) -> None:
+    """Of the environments of any number of actors it is rounded down, also of one actor's."""
+    quiet = np.cumsum([ActorSlot(i, num_envs, 40).first_of(fraction, num_envs) for i in range(40)])
+    share = fraction * num_envs * np.arange(1, 41)
+    assert (quiet <= share).all()
+    assert (quiet > share - 1).all()

@@ -103,9 +103,9 @@ class SACConfig(SoftSettings, SequenceSettings):
     """Correlation of an environment's exploration noise between consecutive steps, at least 0 and below 1. 0: white
     noise. Set it for a heavy body, which white noise does not move because it averages out."""
     greedy_fraction: float = 0.0
-    """Fraction of each actor's environments, or of the actors if each has one, that act without noise after the random
-    start, 0 to 1. Set it if the reward needs quiet actions: a lander must rest with its engines off, which a noisy
-    policy never shows to the critics."""
+    """Fraction of all actors' environments that act without noise after the random start, 0 to 1. It is rounded down:
+    below 1, an environment that is alone has noise. Set it if the reward needs quiet actions: a lander must rest with
+    its engines off, which a noisy policy never shows to the critics."""
     hold_probability: float = 0.0
     """Probability per step that an environment with noise starts to hold one uniformly random action. 0: never."""
     hold_steps: int = 60
