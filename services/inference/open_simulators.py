@@ -113,9 +113,9 @@ async def serve_simulators(
         return None
 
     def explorer(slot: int) -> SplitPolicy:
-        """Return the policy that explores in a slot; its network is never passed through."""
+        """Return the policy that explores in a slot, on the CPU, where answers are; its network is never used."""
         place = ActorSlot(slot, num_envs=1, actor_count=settings.simulators)
-        explores = build_policy(config.agent, spec, str(device), seed * 1_000_003 + slot, place)
+        explores = build_policy(config.agent, spec, "cpu", seed * 1_000_003 + slot, place)
         assert isinstance(explores, SplitPolicy)
         return explores
 

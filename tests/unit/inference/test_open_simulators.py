@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from tidemill.services.inference.open_simulators import writer_name
+import numpy as np
+import pytest
+import torch
+
+from tests.support.batches import CASES
+from tidemill.config.run import RunSettings
+from tidemill.config.sections import InferenceConfig
+from tidemill.config.services import InferenceSettings
+from tidemill.inference.wire import Answer
+from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.interface import SplitPolicy
+from tidemill.rl.settings.registry import extra_columns_of
+from tidemill.services.inference import open_simulators
+from tidemill.services.inference.episode import Episode
+from tidemill.services.inference.open_simulators import serve_simulators, writer_name
 from tidemill.services.inference.resume_token import Identity, Place, place_of
 from tidemill.settings.check import is_safe_name
+from tidemill.simulator.wire import SeenStep
 
 
 def test_writer_name_is_one_for_each_service_and_run() -> None:
@@ -50,3 +70,34 @@ def test_identity_outlives_the_process(tmp_path: Path) -> None:
     unkept = Identity(None)
     unkept.keep(5)
     assert unkept.epoch == 5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_simulators_explore_on_the_cpu_wherever_the_network_is(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The network's numbers reach an episode in the host's memory. Noise is drawn where the network is."""
+    (config, spec), opened = CASES[name], dict[str, Any]()
+    unused: Any = SimpleNamespace(epoch=0)
+
+    def simulators(*parts: Any, **settings: Any) -> Any:  # noqa: ANN401 - those of `Simulators`
+        opened.update(settings, explorer=parts[3])
+        return unused
+
+    monkeypatch.setattr(open_simulators, "open_simulator_writer", lambda *_: unused)
+    monkeypatch.setattr(open_simulators, "SimulatorMetrics", lambda: unused)  # registers them once a process
+    monkeypatch.setattr(open_simulators, "Simulators", simulators)
+    run = InferenceConfig(run=RunSettings(root=str(tmp_path)), agent=config, inference=InferenceSettings(simulators=4))
+    policy, device = build_policy(config, spec), torch.device("meta")
+    asyncio.run(serve_simulators(run, spec, policy, device, unused, lambda _: None, threading.Event()))
+    assert opened["device"] == device
+    explorer: Callable[[int], SplitPolicy] = opened["explorer"]
+    episode = Episode(spec, policy.recurrent_state_size, extra_columns_of(config, spec))
+    mask = np.ones(sum(spec.action_options), np.bool_) if spec.masks_actions else None
+    seen = SeenStep(0, np.ones(spec.observation_shape, spec.observation_dtype), 0.0, action_mask=mask)
+    policy_input = episode.see(seen)
+    assert policy_input is not None
+    assert isinstance(policy, SplitPolicy)
+    numbers = {name: tensor.numpy() for name, tensor in policy.forward(policy_input).items()}
+    acted = episode.act(seen, policy_input, Answer(1, 0, 0, numbers), explorer(2), env_steps=0)
+    assert acted.output.action.shape == (1, *spec.action_shape)
