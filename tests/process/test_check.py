@@ -10,6 +10,7 @@ import pytest
 from tests.support.launched import launched
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
+from tidemill.services.launcher.run.folder import check_free
 
 pytestmark = pytest.mark.process
 
@@ -42,6 +43,7 @@ def test_right_settings_become_the_config_of_the_run(tmp_path: Path) -> None:
     assert "cluster.params is 'paramserver:7402', but this command starts" in command.output
     assert "add --cluster.replay 127.0.0.1:7401 --cluster.params 127.0.0.1:7402 --cluster.learner" in command.output
     assert (tmp_path / "box" / "config.yaml").read_text() == before
+    check_free(tmp_path / "box", fresh=False)  # `train` of the same name may follow
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.services.launcher.commands.train import check_settings
-from tidemill.services.launcher.run.folder import has_trained, write_config
+from tidemill.services.launcher.run.folder import has_trained, keep_settings
 
 _ABOUT = """Check the settings of a cluster that an engine starts service by service: pass those of all services.
 
@@ -26,11 +26,7 @@ def check(argv: Sequence[str]) -> int:
     before = from_document(RunConfig, read_document(file)) if file.exists() and has_trained(config.run.folder) else None
     # an engine may let the learner alone reach the servers of sources
     check_settings(replace(config, learner=replace(config.learner, sources={})), None, before)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_config(config, file)
-    except OSError as error:
-        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
+    keep_settings(config)
     print(f"the settings are fine: {config.agent.algorithm} on {config.env.id}, written to {file}", file=sys.stderr)
     return 0
 

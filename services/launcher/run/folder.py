@@ -132,6 +132,24 @@ class RunFolder:
         self.close()
 
 
+def keep_settings(config: RunConfig) -> None:
+    """Write config.yaml of a run whose services an engine starts, in a folder that a launcher takes over, too.
+
+    Raises:
+        AlreadyExists: the folder has a config.yaml of somebody's own.
+        ConfigError: the file cannot be written.
+    """
+    folder = config.run.folder
+    check_free(folder, fresh=True)
+    file = folder / "config.yaml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _LOCK).touch()
+        write_config(config, file)
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
+
+
 def write_config(config: RunConfig, file: Path) -> None:
     """Write a run's settings, with the versions it runs with as comments, whole or not at all."""
     header = "".join(f"# {name} {version}\n" for name, version in versions().items())

@@ -12,7 +12,7 @@ from tidemill.config.load import from_document, load, read_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, FailedPrecondition
-from tidemill.services.launcher.run.folder import RunFolder, is_running, with_run_paths
+from tidemill.services.launcher.run.folder import RunFolder, is_running, keep_settings, with_run_paths
 
 
 def _config(root: Path) -> RunConfig:
@@ -138,4 +138,15 @@ def test_folder_with_a_config_of_somebodys_own_is_left_alone(tmp_path: Path) -> 
     for fresh in (False, True):
         with pytest.raises(AlreadyExists, match=naming("lander", "config.yaml", "run.name")):
             RunFolder.create(_config(tmp_path), fresh=fresh)
+    with pytest.raises(AlreadyExists, match=naming("lander", "config.yaml", "run.name")):
+        keep_settings(_config(tmp_path))
     assert own.exists()
+    assert (own.parent / "config.yaml").read_text() == "run: {seed: 3}"
+
+
+def test_checked_settings_are_kept_again_and_taken_over_by_a_launcher(tmp_path: Path) -> None:
+    """`tidemill check` writes them, at every start of an engine; `train` of the same name may follow."""
+    for _ in range(2):
+        keep_settings(_config(tmp_path))
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
+        assert from_document(RunConfig, read_document(folder.config_file)) == _config(tmp_path)
