@@ -10,9 +10,9 @@ import weakref
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Literal, cast, get_args
 
+from tidemill.closing import Closing
 from tidemill.config.services import ReplaySettings, StorageSettings
 from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.replay.argument_types import check_integer, check_type
@@ -26,7 +26,7 @@ _GRACE_S = 0.5
 _CLOSE_S = 60.0
 
 
-class Server:
+class Server(Closing):
     """A replay server in a thread of this process, on loopback, until `close`, the end of the block or of the program.
 
     It is the server that `tidemill replay` runs, with the same guarantees, and clients of any process of this machine
@@ -134,14 +134,6 @@ class Server:
                     await server.serve_until(asyncio.create_task(self._stop.wait()))
             finally:
                 await server.stop()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()
 
 
 def _end(server: weakref.ref[Server]) -> None:

@@ -17,13 +17,13 @@ import traceback
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import Counter
 
+from tidemill.closing import Closing
 from tidemill.envs.interface import MasksActions, VectorEnv, VectorStep
 from tidemill.envs.settings import EnvSettings
 from tidemill.logger import LateLogger
@@ -44,7 +44,7 @@ _GRACE_S = 60.0
 _LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parent))
 
 
-class EnvWatch:
+class EnvWatch(Closing):
     """Times the calls of the environments of a process, which are made one at a time by the thread that creates it."""
 
     def __init__(
@@ -99,14 +99,6 @@ class EnvWatch:
     def close(self) -> None:
         """Stop watching."""
         self._closed.set()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Stop watching."""
-        self.close()
 
     def _watch(self) -> None:
         """Count polls instead of reading a clock: a process that was stopped meanwhile has not waited."""

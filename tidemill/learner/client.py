@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
+from tidemill.closing import Closing
 from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, ShardStatus, SourceStatus
 from tidemill.learner.v1 import learner_pb2 as pb
 from tidemill.learner.v1 import learner_pb2_grpc
@@ -15,7 +13,7 @@ CHECKPOINT_DEADLINE_S = 60.0
 """Deadline of a checkpoint: it waits for the step in progress and for the disk, in seconds."""
 
 
-class LearnerClient:
+class LearnerClient(Closing):
     """Looks at a running learner and controls it. Safe to use from several threads.
 
     Every call raises `Unavailable` when the learner cannot be reached or does not answer within its deadline.
@@ -82,14 +80,6 @@ class LearnerClient:
     def close(self) -> None:
         """Close the channel. May be called twice."""
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()
 
 
 def _unpack(response: pb.GetStatusResponse) -> LearnerStatus:

@@ -7,11 +7,11 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
+from tidemill.closing import Closing
 from tidemill.errors import DataLoss, ResourceExhausted
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.v1 import params_pb2_grpc
@@ -83,7 +83,7 @@ MAX_BLOB_BYTES = 1024**3
 """Largest encoding a client takes memory for, in bytes."""
 
 
-class ParamsClient:
+class ParamsClient(Closing):
     """Publishes, fetches and tags versions. Safe to use from several threads.
 
     Every call raises `Unavailable` when the server cannot be reached or does not answer within its deadline.
@@ -251,14 +251,6 @@ class ParamsClient:
     def close(self) -> None:
         """Close the channel; calls in progress end with `Unavailable`. May be called twice."""
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()
 
     def _fetch(self, request: pb.FetchRequest, *, accepts_file: bool) -> Params | None:
         folder = self._folder if accepts_file and self._folder is not None and self._folder.is_dir() else None

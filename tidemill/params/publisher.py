@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
+from tidemill.closing import Closing
 from tidemill.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -52,7 +51,7 @@ class _Publish:
     metadata: ParamsMetadata
 
 
-class ParamsPublisher:
+class ParamsPublisher(Closing):
     """One background thread that publishes the newest offer; a newer offer replaces one not yet begun.
 
     A publish whose answer was lost is repeated until it is acknowledged, across restarts of the server. An
@@ -147,14 +146,6 @@ class ParamsPublisher:
             self._changed.notify_all()
         self._client.close()
         self._thread.join(_JOIN_S)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()
 
     def _raise(self) -> None:
         if self._error is not None:

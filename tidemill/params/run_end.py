@@ -8,10 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tidemill.atomic_files import write_atomically
+from tidemill.closing import Closing
 from tidemill.errors import NotFound, TidemillError
 from tidemill.logger import LateLogger
 from tidemill.params.client import ParamsClient
@@ -51,7 +50,7 @@ def set_result_aside(folder: Path) -> None:
         (folder / RESULT).rename(folder / f"result-{number}.json")
 
 
-class RunEnd:
+class RunEnd(Closing):
     """Marks a run as over, and watches for another process to do so.
 
     The mark outlives every process: one that is started again after the end finds it. It holds for the target and the
@@ -107,14 +106,6 @@ class RunEnd:
         self._client.close()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()
 
     def _set(self, version: int | None) -> None:
         listed = self._client.list_versions()

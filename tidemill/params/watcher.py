@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from tidemill.closing import Closing
 from tidemill.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -33,7 +32,7 @@ _FATAL = (InvalidArgument, FailedPrecondition, ResourceExhausted, Unimplemented,
 _log = LateLogger()
 
 
-class ParamsWatcher:
+class ParamsWatcher(Closing):
     """One background thread that fetches each newer version and keeps only the newest bytes.
 
     It waits for the server and for the first version, reconnects by itself, and skips versions it is too slow
@@ -110,14 +109,6 @@ class ParamsWatcher:
             self._changed.notify_all()
         self._client.close()  # ends a fetch that is waiting
         self._thread.join(_JOIN_S)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()
 
     def _is_newer(self, newer_than: int) -> bool:
         return self._newest is not None and self._newest.number > newer_than

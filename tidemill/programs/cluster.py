@@ -10,10 +10,10 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tidemill import formats
+from tidemill.closing import Closing
 from tidemill.config.load import load_config, read_document, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, FailedPrecondition, FatalError, TidemillError, Unavailable
@@ -27,7 +27,7 @@ _POLL_S = 0.2
 _LAST_LINES = 12
 
 
-class Cluster:
+class Cluster(Closing):
     """Replay service, parameter server, learner, actors and evaluator of one run, each a process of this machine.
 
     Leaving the `with` block stops what is still running.
@@ -208,7 +208,3 @@ class Cluster:
         """Start, and return itself."""
         self.start()
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import ArrayLike, NDArray
 
+from tidemill.closing import Closing
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay.argument_types import check_address, check_number, check_type
 from tidemill.replay.table_config import TableConfig, TableDescription, TableUpdate
@@ -23,7 +21,7 @@ from tidemill.rpc.status import translated
 _EXPLAIN_S = 1.0
 
 
-class ReplayClient(Reopened):
+class ReplayClient(Reopened, Closing):
     """Tables of one replay service: create, describe, change, reset, drop, set priorities, delete.
 
     Every method raises `Unavailable` when the service cannot be reached or does not answer within `deadline_s`,
@@ -228,14 +226,6 @@ class ReplayClient(Reopened):
     def close(self) -> None:
         """Close the channel. May be called twice."""
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()
 
 
 def _named(table: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import grpc.aio
 
+from tidemill.closing import Closing
 from tidemill.logger import LateLogger
 from tidemill.rpc.client_security import channel_credentials, name_options, token_interceptors
 from tidemill.rpc.fork import OwnerProcess
@@ -70,7 +70,7 @@ def open_aio_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES
     return grpc.aio.secure_channel(address, credentials, [*client_options(max_message_bytes), *name_options()])
 
 
-class BoundedChannel(grpc.Channel):
+class BoundedChannel(Closing, grpc.Channel):
     """A channel whose `close` takes a bounded time, and which may be closed while other threads begin calls.
 
     In a process forked from the one that made it every call raises FailedPrecondition and `close` does nothing: gRPC's
@@ -141,17 +141,6 @@ class BoundedChannel(grpc.Channel):
             if self._closing is not None:
                 raise ValueError(f"a call on the closed channel to {self._address}")
             return _OwnCalls(prepare(*arguments, **named), self._owner)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> bool | None:
-        """Close."""
-        self.close()
-        return None
 
 
 class _OwnCalls:

@@ -9,13 +9,13 @@ import secrets
 import socket
 import time
 from collections import deque
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tidemill.closing import Closing
 from tidemill.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -45,7 +45,7 @@ class _EpisodeLost(Exception):
     """The service cannot continue the episode."""
 
 
-class SimulatorClient:
+class SimulatorClient(Closing):
     """Plays in a run as one environment, from a program that keeps its own main loop. Used by one thread.
 
     The service keeps stacks of observations and recurrent states, explores, and stores every step exactly once. A
@@ -267,14 +267,6 @@ class SimulatorClient:
         call, self._call = self._call, None
         if call is not None:
             call.end()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()
 
 
 _Call = Dialogue[pb.PlayRequest, pb.PlayResponse]

@@ -7,9 +7,9 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from tidemill.atomic_files import replacing
+from tidemill.closing import Closing
 from tidemill.config.load import read_document, write_document
 from tidemill.config.run import RESTORED
 from tidemill.config.sections import RunConfig
@@ -20,7 +20,7 @@ from tidemill.params.run_end import clear_divergence, set_result_aside
 _LOCK = ".lock"
 
 
-class RunFolder:
+class RunFolder(Closing):
     """ROOT/NAME of one run, locked for as long as this object is open."""
 
     def __init__(self, path: Path) -> None:
@@ -122,14 +122,6 @@ class RunFolder:
         """Mark the run as stopped, and unlock."""
         self.cluster_file.unlink(missing_ok=True)
         os.close(self._lock)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close."""
-        self.close()
 
 
 def keep_settings(config: RunConfig) -> None:

@@ -10,13 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.arrays import Keys
+from tidemill.closing import Closing
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
 from tidemill.replay.argument_types import check_integer, check_number, check_type
 from tidemill.replay.batch import SampledBatch
@@ -75,7 +74,7 @@ class Decoding:
         _check_at_least_1("decoding.ready", self.ready)
 
 
-class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch]):
+class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[ReplayBatch]):
     """Iterates over decoded batches, received ahead of their use: `for`, `next`, and in asyncio `async for`, `anext`.
 
     With several tables each batch has fixed fractions of them, as for learning from demonstrations and from experience
@@ -408,14 +407,6 @@ class ReplayDataset(Reopened, Iterator[ReplayBatch], AsyncIterator[ReplayBatch])
                 message += f"; they are fewer than a batch of {size}: allow_smaller=True takes them"
             return Unavailable(message)
         return Unavailable(f"{message}no replay server answers at {address}")
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()
 
 
 def _check_beta(beta: float | Callable[[], float]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.closing import Closing
 from tidemill.replay.argument_types import check_integer
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.named_table import Servers, read_servers, read_table
@@ -26,7 +25,7 @@ _POLL_S = 0.2
 """How soon an iterating thread notices that it shall stop."""
 
 
-class ReplaySampler(Reopened, Iterator[SampledBatch]):
+class ReplaySampler(Reopened, Closing, Iterator[SampledBatch]):
     """Iterates over sampled batches of one table, received ahead of their use.
 
     With one address the server's own rate limiter holds samples back. With several, or a DNS name, the table is spread
@@ -215,11 +214,3 @@ class ReplaySampler(Reopened, Iterator[SampledBatch]):
 
     def _is_over(self) -> bool:
         return self._closed.is_set() or self._stop.is_set()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()

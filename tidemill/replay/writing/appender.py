@@ -6,12 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.closing import Closing
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.chunk import Chunk, ItemBatch
@@ -31,7 +30,7 @@ _LEAVE_AGAIN_S = 5.0
 _log = LateLogger()
 
 
-class StreamAppender:
+class StreamAppender(Closing):
     """Sends a writer's streams to one server at a time; each chunk and item is stored at most once in all of them.
 
     An `AppendCall` holds the connection to the present server. With one address there is no other. With several, it is
@@ -348,11 +347,3 @@ class StreamAppender:
         thread = threading.Thread(target=old.close, name=f"leave-{left}", daemon=True)
         thread.start()
         self._closing = [*(each for each in self._closing if each.is_alive()), thread]
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Close."""
-        self.close()
