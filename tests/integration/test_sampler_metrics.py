@@ -11,7 +11,7 @@ from tests.support.replay_service import local_server, open_appender, write
 from tests.support.replay_streams import make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.sampling.dataset import ReplayDataset
 from tidemill.replay.table_config import shard_config
 from tidemill.services.learner.status.metrics import SamplerCollector
 
@@ -36,12 +36,14 @@ def test_reopened_sample_streams_are_counted(servers: int) -> None:
                 write(appender, range(8))
                 assert appender.flush(WAIT_S)
             proxies.append(stack.enter_context(Proxy(server.address)))
-        sampler = stack.enter_context(ReplaySampler([proxy.address for proxy in proxies], config, batch_size=4))
-        collector = SamplerCollector(sampler)
-        assert sampler.take(WAIT_S) is not None
+        dataset = stack.enter_context(
+            ReplayDataset([proxy.address for proxy in proxies], config, batch_size=4, timeout_s=WAIT_S)
+        )
+        collector = SamplerCollector(dataset)
+        next(dataset)
         assert _reconnects(collector) == 0
         for _ in range(2):
             before = _reconnects(collector)
             proxies[-1].cut()
             wait_until(lambda before=before: _reconnects(collector) > before, "the stream is opened again")  # type: ignore[misc]
-            assert sampler.take(WAIT_S) is not None
+            next(dataset)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter as Totals
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import structlog
@@ -249,37 +249,18 @@ def collect(dataset: ReplayDataset, stack: ExitStack) -> None:
     stack.callback(DATASETS.remove, dataset)
 
 
-class Sampled(Protocol):
-    """Statistics of the servers that a sampler or a dataset uses."""
-
-    def shards(self) -> tuple[ShardReport, ...]:
-        """Return the status of each shard; empty for a single server."""
-
-    @property
-    def reconnects(self) -> int:
-        """How often its sample streams were lost and opened again."""
-
-    @property
-    def priorities_dropped(self) -> int:
-        """Priorities that were not delivered."""
-
-    @property
-    def unknown_keys(self) -> int:
-        """Priorities delivered after their item had left the table."""
-
-
 class SamplerCollector:
-    """A Prometheus collector over a sampler and its shards. It only reads, so any thread may collect."""
+    """A Prometheus collector over a dataset's servers. It only reads, so any thread may collect."""
 
-    def __init__(self, sampler: Sampled) -> None:
-        """Collect from a sampler."""
-        self._sampler = sampler
+    def __init__(self, dataset: ReplayDataset) -> None:
+        """Collect from a dataset."""
+        self._dataset = dataset
 
     def collect(self) -> Iterator[Metric]:
         """Yield the number of reconnects, and the metrics of each shard if there are several."""
         about = "Sample streams lost and opened again."
-        yield CounterMetricFamily(f"{_PREFIX}_sample_reconnects", about, value=self._sampler.reconnects)
-        if reports := self._sampler.shards():
+        yield CounterMetricFamily(f"{_PREFIX}_sample_reconnects", about, value=self._dataset.reconnects)
+        if reports := self._dataset.shards():
             yield from self._of_shards(reports)
 
     def _of_shards(self, reports: tuple[ShardReport, ...]) -> Iterator[Metric]:
@@ -298,10 +279,10 @@ class SamplerCollector:
         yield samples
         dropped = "New priorities that were not delivered, because their shard was unavailable or slow."
         yield CounterMetricFamily(
-            f"{_PREFIX}_shard_priorities_dropped", dropped, value=self._sampler.priorities_dropped
+            f"{_PREFIX}_shard_priorities_dropped", dropped, value=self._dataset.priorities_dropped
         )
         unknown = "New priorities whose item had left its shard."
-        yield CounterMetricFamily(f"{_PREFIX}_shard_unknown_keys", unknown, value=self._sampler.unknown_keys)
+        yield CounterMetricFamily(f"{_PREFIX}_shard_unknown_keys", unknown, value=self._dataset.unknown_keys)
 
 
 def watch_gpu(device: torch.device) -> None:
