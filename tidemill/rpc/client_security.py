@@ -163,32 +163,6 @@ class TokenInterceptor(
         self._value = self._read()
         self._stamp: Stamp | None = stamp_of(path)
 
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:  # noqa: ANN401
-        """Make the call with the token."""
-        return self._continued(continuation, client_call_details, request)
-
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:  # noqa: ANN401
-        """Make the call with the token."""
-        return self._continued(continuation, client_call_details, request)
-
-    def intercept_stream_unary(
-        self,
-        continuation: Any,  # noqa: ANN401
-        client_call_details: Any,  # noqa: ANN401
-        request_iterator: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        """Make the call with the token."""
-        return self._continued(continuation, client_call_details, request_iterator)
-
-    def intercept_stream_stream(
-        self,
-        continuation: Any,  # noqa: ANN401
-        client_call_details: Any,  # noqa: ANN401
-        request_iterator: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        """Make the call with the token."""
-        return self._continued(continuation, client_call_details, request_iterator)
-
     def _continued(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:  # noqa: ANN401
         self._refresh()
         metadata = [*(details.metadata or ()), (METADATA_KEY, self._value)]
@@ -201,6 +175,10 @@ class TokenInterceptor(
             details.compression,
         )
         return continuation(with_token, request)
+
+    # gRPC passes the arguments by position, under whichever names
+    intercept_unary_unary = intercept_unary_stream = _continued  # type: ignore[assignment]
+    intercept_stream_unary = intercept_stream_stream = _continued  # type: ignore[assignment]
 
     def _refresh(self) -> None:
         try:
