@@ -41,6 +41,17 @@ def test_weight_has_the_largest_singular_value_1() -> None:
     assert all(torch.equal(value, kept[name]) for name, value in layer.state_dict().items())
 
 
+def test_redrawn_weights_are_normalised_from_the_start() -> None:
+    """A policy may act, and a target be computed, before any pass in training."""
+    config = DQNConfig(network="impala", network_settings=BTR, hidden_sizes=(16,), initialisation="xavier")
+    blocks = [
+        module for module in build_network(config, SMALL, seed=0).eval().modules() if type(module) is ResidualBlock
+    ]
+    for layer in (layer for block in blocks for layer in (block.first, block.second)):
+        assert np.linalg.svd(layer.weight.detach().flatten(1).numpy())[1][0] == pytest.approx(1.0, abs=0.1)
+    assert len(blocks) == 6
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_layers_normalised_together_are_what_each_is_by_itself(training: bool) -> None:
     """Weights, gradients and singular vectors equal those of torch's own, layer by layer, through several passes."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+_POWER_ITERATIONS = 15  # as torch's spectral_norm begins with; each pass in training takes one more
+
 _onednn: Any = torch.ops.mkldnn
 
 
@@ -70,11 +72,17 @@ def flat(observation: Tensor) -> Tensor:
     return vector / 255.0 if observation.dtype == torch.uint8 else vector
 
 
+@torch.no_grad()
 def xavier_uniform(network: nn.Module, rng: torch.Generator) -> None:
     """Redraw the weights of every convolution and linear layer, uniform with variance 2 / (in + out)."""
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            # the weight of a spectrally normalised layer is computed from another
-            module: Any = layer
-            drawn = module.parametrizations.weight.original if is_parametrized(layer, "weight") else layer.weight
-            nn.init.xavier_uniform_(drawn, generator=rng)
+            if is_parametrized(layer, "weight"):
+                # the weight of a spectrally normalised layer is computed from another and its singular vectors
+                module: Any = layer
+                weight = module.parametrizations.weight
+                nn.init.xavier_uniform_(weight.original, generator=rng)
+                for _ in range(_POWER_ITERATIONS):
+                    weight()
+            else:
+                nn.init.xavier_uniform_(layer.weight, generator=rng)
