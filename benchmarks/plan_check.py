@@ -3,7 +3,8 @@
 The run has all services but no evaluation, and the actors, decoder threads and shards of the plan. Before each run the
 rate of its learner alone is measured as benchmarks/learner.py does, and planned with: rates of another day or machine
 would be compared instead of the plan. `peer` is the plan's rate, so a ratio of 1 is a plan that came true. The other
-rows say where a difference comes from, and how far today's rate is from the one that an installed Tidemill plans with.
+rows say where a difference comes from and, without a GPU, how far today's rate is from the one that an installed
+Tidemill plans with.
 
     python -m benchmarks.plan_check [--rounds 3] [--seconds 30]
 """
@@ -17,6 +18,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from benchmarks.learner import learner_rate
 from benchmarks.learner_feed import servers
@@ -36,8 +39,8 @@ _TABLE_STEPS = 20_000
 class Trial:
     """A plan and what came of it."""
 
-    updates_per_core_s: float
-    """Of the learner alone, which the plan was made with."""
+    updates_per_s: float
+    """Of the learner alone, which the plan was made with: of a core or, if it has one, of a GPU."""
     plan: Plan
     work: Work
     """Of the run."""
@@ -53,7 +56,12 @@ def main() -> None:
     for path, case, batch_size in _PLANS:
         config = from_document(RunConfig, read_document(Path(path)))
         options = PlanOptions(
-            os.cpu_count() or 2, config.env.id, batch_size=batch_size, updates_per_env_step=0.25, case=case
+            os.cpu_count() or 2,
+            config.env.id,
+            gpus=int(torch.cuda.is_available()),  # the run has one learner
+            batch_size=batch_size,
+            updates_per_env_step=0.25,
+            case=case,
         )
         trials = [_trial(path, options, arguments.seconds) for _ in range(arguments.rounds)]
         rows += _rows(f"{path}, {options.cores} cores", options, trials)
@@ -61,27 +69,30 @@ def main() -> None:
 
 
 def _trial(path: str, options: PlanOptions, seconds: float) -> Trial:
-    rate = _updates_per_core_s(path, options.batch_size, seconds)
+    rate = _updates_per_s(path, options.batch_size, seconds)
     options = dataclasses.replace(options, updates_per_s=rate)
     plan = make_plan(options, measured_rates(options))
     return Trial(rate, plan, _work(path, options, plan, seconds))
 
 
 def _rows(case: str, options: PlanOptions, trials: list[Trial]) -> Iterator[Row]:
-    works, rates = [trial.work for trial in trials], [trial.updates_per_core_s for trial in trials]
+    works, rates = [trial.work for trial in trials], [trial.updates_per_s for trial in trials]
     name = f"env steps/s, {case}, against the plan, in which {trials[0].plan.limit} holds it back"
     yield row(name, "1/s", [work.env_steps_per_s for work in works], [trial.plan.env_steps_per_s for trial in trials])
-    in_run = [work.learner_steps / work.processor_s["learner"] for work in works]
-    yield row(f"updates per core second, {case}, in the run against the learner alone", "1/s", in_run, rates)
+    per = "s" if options.gpus else "core second"
+    in_run = [work.learner_steps / (work.seconds if options.gpus else work.processor_s["learner"]) for work in works]
+    yield row(f"updates per {per}, {case}, in the run against the learner alone", "1/s", in_run, rates)
     cores = [work.processor_s["learner"] / work.seconds for work in works]
     everything = [sum(work.processor_s.values()) / work.seconds for work in works]
     yield row(f"cores, {case}, of the learner against all services", "1", cores, everything)
+    if options.gpus:  # no rate of one is in the package
+        return
     packaged = [updates_per_core_s(options.case, options.batch_size)] * len(rates)
     name = f"updates per core second, {case}, of the learner alone against the package's rate"
     yield row(name, "1/s", rates, packaged)
 
 
-def _updates_per_core_s(run: str, batch_size: int, seconds: float) -> float:
+def _updates_per_s(run: str, batch_size: int, seconds: float) -> float:
     config, _ = load_run(run, {"agent.batch_size": batch_size, "table.min_size": _TABLE_STEPS // 2})
     with tempfile.TemporaryDirectory(prefix="tm-") as folder:
         path = Path(folder) / "run.yaml"
