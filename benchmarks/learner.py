@@ -37,6 +37,7 @@ from tidemill.envs.make import spec_of
 from tidemill.learner.client import LearnerClient
 from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.capture_trial import with_chosen_compile
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.settings.registry import stored_columns
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -103,9 +104,9 @@ def _measure(name: str, path: str, arguments: argparse.Namespace) -> list[Row]:
 
 
 def _beside_sb3(name: str, path: str, arguments: argparse.Namespace) -> list[Row]:
-    """Return SAC's updates from memory beside Stable-Baselines3's, in turns; no row for other networks."""
+    """Return SAC's updates from memory beside Stable-Baselines3's, in turns; no row for other networks or on a GPU."""
     config = _load(path).agent
-    if not arguments.sb3 or not isinstance(config, SACConfig):
+    if not arguments.sb3 or not isinstance(config, SACConfig) or torch.cuda.is_available():  # both are of a core
         return []
     hidden = [str(size) for size in config.hidden_sizes]
     command = [sys.executable, "-m", "benchmarks.sac_peer", "--hidden", *hidden, "--batch", str(config.batch_size)]
@@ -134,18 +135,21 @@ def _alone(path: str, seconds: float) -> float:
 def _update_alone(config: RunConfig, seconds: float) -> float:
     torch.set_num_threads(1)
     keep_freed_memory()  # as the learner does
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    agent = build_agent(config.agent, spec_of(config.env), str(device), seed=1)
-    batches, weight = batches_in_memory(config, agent, device), torch.ones(config.agent.batch_size, device=device)
-    for batch in batches[:2]:
+    on_gpu, spec, size = torch.cuda.is_available(), spec_of(config.env), config.agent.batch_size
+    device = torch.device("cuda:0" if on_gpu else "cpu")
+    torch.backends.cudnn.benchmark = on_gpu  # as in the learner, as is `agent.compile`
+    agent = build_agent(with_chosen_compile(config.agent, spec, device, size), spec, str(device), seed=1)
+    batches, weight = batches_in_memory(config, agent, device), torch.ones(size, device=device)
+    for batch in batches if on_gpu else batches[:2]:  # a GPU's updates are recorded meanwhile
         agent.update(batch, weight)
-    clock: Callable[[], float] = time.monotonic if device.type == "cuda" else time.process_time
+    finish: Callable[[], object] = torch.cuda.synchronize if on_gpu else lambda: None
+    clock: Callable[[], float] = time.monotonic if on_gpu else time.process_time
+    finish()
     started, updates, end = clock(), 0, time.monotonic() + seconds
     while time.monotonic() < end:
         agent.update(batches[updates % _BATCHES], weight)
         updates += 1
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    finish()
     return updates / (clock() - started)
 
 

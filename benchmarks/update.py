@@ -83,7 +83,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="turns of each variant")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()  # as the learner does
+    torch.backends.cudnn.benchmark = _ON_GPU
+    keep_freed_memory()  # both as the learner does
     write("update", [each for name in arguments.cases for each in _measure(_ALL[name], arguments.rounds)])
 
 

@@ -180,6 +180,50 @@ def test_parameters_leave_a_gpu_in_one_copy_for_each_dtype(built: Path) -> None:
     assert said.stdout.splitlines()[-1] == "4 1 {True}"
 
 
+_ALONE = """
+import warnings
+from unittest import mock
+
+warnings.simplefilter("ignore")
+import torch
+from benchmarks import learner
+from benchmarks.learner_cases import CASES
+
+updates, built = [], learner.build_agent
+
+
+def counted(config, *words, **settings):
+    agent = built(config, *words, **settings)
+    update = agent.update
+    agent.update = lambda batch, weight: updates.append("update") or update(batch, weight)
+    print(config.compile)
+    return agent
+
+
+with (
+    mock.patch.object(learner, "build_agent", counted),
+    mock.patch.object(torch.cuda, "synchronize", lambda: updates.append("wait")),
+):
+    learner._update_alone(CASES["sac_256_256_256"].config(), 0.1)
+print(updates.index("wait"), updates.count("wait"), updates[-1], torch.backends.cudnn.benchmark)
+"""
+
+
+def test_updates_from_memory_are_those_of_a_learner(built: Path) -> None:
+    """The benchmark's are recorded before its clock starts, and finished when it starts and ends."""
+    said = subprocess.run(
+        [sys.executable, "-c", _ALONE],
+        cwd=ROOT,
+        env=environment(built, 1),
+        capture_output=True,
+        text=True,
+        timeout=_BOUND_S,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines()[-2:] == ["cuda-graphs", "8 2 wait True"]
+
+
 def test_run_on_four_gpus_survives_a_rank_and_goes_on_with_two_and_with_none(built: Path, tmp_path: Path) -> None:
     """Real processes: mirrors and inference on each GPU, updates as CUDA graphs, gradients exchanged.
 

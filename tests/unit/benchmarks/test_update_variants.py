@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Never
 from unittest import mock
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import update
+from benchmarks.rows import Row
 from tidemill.errors import ConfigError
 from tidemill.rl.agents import q_learning
 
@@ -25,3 +27,21 @@ def test_update_that_cannot_be_compiled_is_left_out(capsys: pytest.CaptureFixtur
     assert names
     assert not [name for name in names if "default" in name]
     assert "left out: r2d2_64_64, float32, compiled (default): no compiler for" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_convolutions_are_chosen_on_a_gpu_as_in_a_learner(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuDNN tries its algorithms at the first update of each shape."""
+    chosen: list[bool] = []
+
+    def measure(*_: object) -> list[Row]:
+        chosen.append(torch.backends.cudnn.benchmark)
+        return []
+
+    monkeypatch.setattr(update, "_ON_GPU", on_gpu)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not on_gpu)
+    monkeypatch.setattr(update, "_measure", measure)
+    monkeypatch.setattr(update, "write", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["update", "--cases", "td3_256"])
+    update.main()
+    assert chosen == [on_gpu]
