@@ -83,17 +83,25 @@ def write_all_atomically(contents: Mapping[Path, bytes]) -> None:
         sync_folder(folder)
 
 
-def append_whole(path: Path, data: str) -> None:
-    """Append text, which is on the disk when this returns; after an error the file is as long as it was.
+def append_whole(path: Path, data: bytes | str, *, sync: bool = True) -> None:
+    """Append to a file, which is made if missing; after an error it is as long as it was. Text becomes UTF-8.
+
+    Args:
+        path: The file; its folder exists.
+        data: What it ends with afterwards.
+        sync: Whether to wait until the disk has it.
 
     Raises:
         OSError: The disk refused.
     """
-    with path.open("ab") as file:
+    with path.open("ab", buffering=0) as file:  # a buffer would write the rest when it is closed
         end = file.seek(0, os.SEEK_END)
+        left = memoryview(data.encode() if isinstance(data, str) else data)
         try:
-            file.write(data.encode())
-            sync_file(file)
+            while left:
+                left = left[file.write(left) :]
+            if sync:
+                linux.sync(file.fileno())
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(file.fileno(), end)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tidemill.atomic_files import append_whole
 from tidemill.logger import LateLogger
 
 if TYPE_CHECKING:
@@ -33,38 +36,51 @@ class MetricsFile:
     """An object per line with `time` (seconds since 1970), `step` (updates) and the scalars.
 
     A resumed run continues the file. Steps go back where the learner went back to a checkpoint; the later line counts.
-    A value that is not finite is null.
+    A value that is not finite is null. After an OSError, as of a full disk, the next line continues the file.
     """
 
     def __init__(self, file: Path) -> None:
-        """Open the file; a last line whose writing was cut is removed."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._file = file.open("ab+")
-        self._file.seek(0)
-        content = self._file.read()
-        self._file.truncate(content.rfind(b"\n") + 1)
+        """Remove the last line of the file if its writing was cut."""
+        self._file = file
+        with suppress(FileNotFoundError):
+            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
         """Append a line."""
         values = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
         line = {"time": round(time.time(), 3), "step": step} | values
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        append_whole(self._file, json.dumps(line) + "\n", sync=False)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+
+class Refusals:
+    """Drops what a disk does not take, such as a full one, and warns once until it takes something again."""
+
+    def __init__(self, what: str) -> None:
+        """Take what the warning names."""
+        self._what, self._is_told = what, False
+
+    @contextmanager
+    def dropped(self) -> Iterator[None]:
+        """Drop what the block cannot write."""
+        try:
+            yield
+            self._is_told = False
+        except OSError as error:
+            if not self._is_told:
+                _log.warning("cannot write a point of the curves, dropped", curves=self._what, reason=str(error))
+            self._is_told = True
 
 
 class SideCurves:
-    """Writes points into separate files, from the first one on, until the disk refuses one.
+    """Writes points into separate files, from the first one on; one that the disk refuses is dropped.
 
     TensorBoard has them over agent decisions, in its run NAME; `curves/NAME.jsonl` has them over updates, as
     metrics.jsonl has the learner's, with `env_steps` beside them.
     """
 
     def __init__(self, run: Path, name: str) -> None:
-        """Open nothing yet: the import behind it would delay the start of a process.
+        """Write nothing yet: the import behind it would delay the start of a process.
 
         Args:
             run: The run's folder.
@@ -72,27 +88,20 @@ class SideCurves:
         """
         self._run, self._name = run, name
         self._files: tuple[TensorboardWriter, MetricsFile] | None = None
+        self._refusals = Refusals(name)
         self._is_closed = False
 
     def write(self, scalars: Mapping[str, float], *, env_steps: int, learner_steps: int) -> None:
-        """Write scalars by name; nothing after `close`, or once it has failed."""
+        """Write scalars by name; nothing after `close`."""
         if self._is_closed:
             return
-        try:
+        with self._refusals.dropped():
             tensorboard, lines = self._open()
             tensorboard.write(scalars, env_steps)
             lines.write({"env_steps": env_steps, **scalars}, learner_steps)
-        except OSError as error:
-            _log.warning(
-                "cannot write curves; stopped writing them", run=str(self._run), name=self._name, reason=str(error)
-            )
-            self._is_closed = True
 
     def close(self) -> None:
-        """Close the files. May be called twice."""
-        if self._files is not None and not self._is_closed:
-            for file in self._files:
-                file.close()
+        """Write nothing more. May be called twice."""
         self._is_closed = True
 
     def _open(self) -> tuple[TensorboardWriter, MetricsFile]:

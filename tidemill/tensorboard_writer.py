@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,27 +14,34 @@ from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from tidemill.atomic_files import append_whole
+
+_numbers = itertools.count()  # of this process's writers, in the names of their files
 
 
 class TensorboardWriter:
-    """Writes event files below a folder.
+    """Writes an event file below a folder, from the first event on.
 
-    TensorBoard's own writer is used instead of torch.utils.tensorboard, whose import alone takes seconds.
+    TensorBoard's own records are used instead of torch.utils.tensorboard, whose import alone takes seconds, and instead
+    of its EventFileWriter, whose thread ends at the first error. Here each event is written at once or not at all, and
+    after an OSError, as of a full disk, the next continues the file.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open a new event file."""
-        self._folder = str(folder)
-        self._writer: EventFileWriter | None = EventFileWriter(self._folder)
+        """Write nothing yet."""
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        self._file = folder / name
+        self._is_begun = False
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
-        """Write scalars by name at a step, and flush."""
+        """Write scalars by name at a step."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def write_picture(self, name: str, file: Path, size: tuple[int, int], step: int) -> None:
-        """Write a picture at a step, and flush.
+        """Write a picture at a step.
 
         Args:
             name: Its tag.
@@ -57,21 +68,16 @@ class TensorboardWriter:
         summary = hparams_pb(dict(_flat(settings)), trial_id=trial, start_time_secs=time.time())
         self._add(Event(wall_time=time.time(), summary=summary))
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._writer is not None:
-            self._writer.close()
-
     def _add(self, event: Event) -> None:
-        """Write an event, and flush; raises OSError, after which the next goes to a new file."""
-        try:
-            if self._writer is None:
-                self._writer = EventFileWriter(self._folder)
-            self._writer.add_event(event)
-            self._writer.flush()
-        except OSError:
-            self._writer = None  # it would raise the same ever after
-            raise
+        """Write an event, the first one after that of the format."""
+        content = io.BytesIO()
+        records = RecordWriter(content)
+        if not self._is_begun:
+            records.write(Event(wall_time=event.wall_time, file_version="brain.Event:2").SerializeToString())
+        records.write(event.SerializeToString())
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        append_whole(self._file, content.getvalue(), sync=False)
+        self._is_begun = True
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:

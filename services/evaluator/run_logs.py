@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
-
 from tidemill import formats
 from tidemill.atomic_files import write_atomically
 from tidemill.bundle.files import CONFIG, portable_settings
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
+from tidemill.curves import Refusals
 from tidemill.params.version import Version
 from tidemill.scores import Score
 from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
@@ -23,8 +22,6 @@ from tidemill.services.evaluator.room import when_there_is_room
 from tidemill.services.evaluator.verdict import reaches_target
 from tidemill.settings.overlay import to_document
 from tidemill.tensorboard_writer import TensorboardWriter
-
-_log = structlog.get_logger()
 
 SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
 """Environment variable with the launcher's start time of the processes, on the monotonic clock."""
@@ -106,6 +103,7 @@ class RunLogs:
         self.scores = ScoreLog(folder / "scores.csv")
         self.confirmations = ScoreLog(folder / "confirmations.csv")
         self._episodes = EpisodeLog(folder / "episodes.csv")
+        self._refusals = Refusals("evaluator")
         self._tensorboard = TensorboardWriter(folder / "tensorboard" / "evaluator")
 
     def write_hparams(self, config: EvaluatorConfig) -> None:
@@ -145,9 +143,8 @@ class RunLogs:
         return max(rows, key=lambda row: (row.params_version in confirmed, row.mean), default=None)
 
     def close(self) -> None:
-        """Save the clock and close the files."""
+        """Save the clock."""
         self.clock.save()
-        self._tensorboard.close()
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Write, once the disk has room for it."""
@@ -165,7 +162,5 @@ class RunLogs:
             "params_version": score.params_version,
         }
         known = {f"{group}/{name}": value for name, value in scalars.items() if value is not None}
-        try:
+        with self._refusals.dropped():  # the row is in the file that counts
             self._tensorboard.write(known, score.env_steps)
-        except OSError as error:  # the row is in the file that counts
-            _log.warning("cannot write a point to TensorBoard", reason=str(error))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tidemill.config.sections import LearnerConfig
-from tidemill.curves import MetricsFile
+from tidemill.curves import MetricsFile, Refusals
 from tidemill.loggers.callbacks import Callback, CallbackThread, make_callbacks
 from tidemill.tensorboard_writer import TensorboardWriter
 
@@ -21,24 +21,24 @@ class ScalarWriter(Protocol):
         """Write scalars by name at a step."""
         ...
 
-    def close(self) -> None:
-        """Write nothing more."""
-        ...
-
 
 class LearnerCurves(Callback):
-    """The learner's own callback: its metrics over updates, named `learner/loss` and so on."""
+    """The learner's own callback: its metrics over updates, named `learner/loss` and so on.
+
+    A point that the disk refuses is dropped.
+    """
 
     def __init__(self, writer: ScalarWriter, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Write nothing yet.
 
         Args:
-            writer: Where the points go; closed with this.
+            writer: Where the points go.
             every_s: Least seconds between two points; the first metrics are written at once.
             clock: Monotonic time in seconds.
         """
         self._writer, self._every_s, self._clock = writer, every_s, clock
         self._next_s = clock()
+        self._refusals = Refusals("learner")
         self._left: tuple[int, Mapping[str, float]] | None = None
 
     def on_update(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -49,14 +49,14 @@ class LearnerCurves(Callback):
             self._write()
 
     def close(self) -> None:
-        """Write the last point and close the file."""
+        """Write the last point."""
         self._write()
-        self._writer.close()
 
     def _write(self) -> None:
         if self._left is not None:
             step, metrics = self._left
-            self._writer.write({f"learner/{name}": value for name, value in metrics.items()}, step)
+            with self._refusals.dropped():
+                self._writer.write({f"learner/{name}": value for name, value in metrics.items()}, step)
             self._left = None
 
 

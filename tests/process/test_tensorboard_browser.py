@@ -29,7 +29,6 @@ def url(tmp_path: Path) -> Iterator[str]:
         writer.write_hparams({"agent": {"gamma": gamma}}, name)
         writer.write({"evaluation/return_mean": 100 * gamma}, 70)
         writer.write_picture("evaluation/best_policy", tmp_path / "a.gif", film.write(tmp_path / "a.gif"), 70)
-        writer.close()
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path / "runs"), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as tensorboard:
         try:

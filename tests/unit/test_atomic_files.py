@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.atomic_files import is_disk_full, make_folder, replacing, write_all_atomically, write_atomically
+from tests.support.full_disk import no_file_longer_than
+from tidemill.atomic_files import (
+    append_whole,
+    is_disk_full,
+    make_folder,
+    replacing,
+    write_all_atomically,
+    write_atomically,
+)
 
 
 def _names(folder: Path) -> list[str]:
@@ -47,6 +55,18 @@ def test_file_is_made_and_replaced(tmp_path: Path) -> None:
     write_atomically(file, "ü")
     assert file.read_bytes() == "ü".encode()
     assert _names(tmp_path) == ["file"]
+
+
+def test_text_is_appended_whole_or_not_at_all(tmp_path: Path) -> None:
+    """What was written before the disk was full is taken back, and what was not is not written afterwards."""
+    file = tmp_path / "rows.csv"
+    append_whole(file, "first\n")
+    with no_file_longer_than(12), pytest.raises(OSError, match="File too large"):
+        append_whole(file, "too long\n")
+    assert file.read_bytes() == b"first\n"
+    append_whole(file, "ü\n")
+    append_whole(file, b"\xff", sync=False)
+    assert file.read_bytes() == "first\nü\n".encode() + b"\xff"
 
 
 def test_disk_is_waited_for_unless_it_need_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

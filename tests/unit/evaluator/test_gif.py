@@ -34,5 +34,4 @@ def test_tensorboard_has_the_gif_as_it_is(tmp_path: Path) -> None:
     size = sample.write(tmp_path / "a.gif")
     writer = TensorboardWriter(tmp_path / "events")
     writer.write_picture("evaluation/best_policy", tmp_path / "a.gif", size, 70)
-    writer.close()
     assert images(tmp_path / "events") == [("evaluation/best_policy", 70, 60, 40, (tmp_path / "a.gif").read_bytes())]

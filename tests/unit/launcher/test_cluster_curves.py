@@ -61,13 +61,19 @@ def test_no_curves_are_written_where_none_are_wanted(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_curves_that_cannot_be_written_are_given_up(tmp_path: Path) -> None:
-    """A run does not end for want of them."""
-    (tmp_path / "tensorboard").write_text("no folder")
-    curves = ClusterCurves(tmp_path, "replay", 1.0)
+def test_points_that_cannot_be_written_are_dropped(tmp_path: Path) -> None:
+    """A run does not end for want of them, and its curves continue once the disk takes them."""
+    now_s = 0.0
+    in_the_way = tmp_path / "tensorboard"
+    in_the_way.write_text("no folder")
+    curves = ClusterCurves(tmp_path, "replay", 1.0, lambda: now_s)
     curves.add(_status(100, _table()))
+    assert in_the_way.read_text() == "no folder"
+    in_the_way.unlink()
+    now_s = 10.0
+    curves.add(_status(200, _table()))
     curves.close()
-    assert (tmp_path / "tensorboard").read_text() == "no folder"
+    assert scalars(tmp_path / "tensorboard" / "cluster", "replay/fill") == [(200, 0.0)]
 
 
 def test_shard_that_is_late_once_makes_no_rate_of_all_it_has_ever_stored(tmp_path: Path) -> None:
