@@ -76,6 +76,7 @@ _BAD_PUBLISHES = [
     ([_header(b"ab"), _piece(b"abc")], InvalidArgument, "at least 3 bytes, declared: 2"),
     ([_header(b"ab"), _piece(b"ab"), _piece(b"")], InvalidArgument, "piece has 0 bytes"),
     ([_header(b"ab"), _piece(b"aB")], DataLoss, "does not match its SHA-256"),
+    ([_header(b"full", b"half"), _piece(b"Fullhalf")], DataLoss, "does not match its SHA-256"),
     ([_header(b"ab"), _header(b"ab")], InvalidArgument, "only pieces"),
     ([_header(b"ab"), pb.PublishRequest()], InvalidArgument, "only pieces"),
     ([_header(LARGE), _piece(LARGE[: MIB + 1])], InvalidArgument, f"piece has {MIB + 1} bytes"),

@@ -17,7 +17,6 @@ from tidemill.errors import (
     NotFound,
     Reason,
     ResourceExhausted,
-    TidemillError,
     Unavailable,
 )
 from tidemill.params.client import ParamsClient
@@ -129,23 +128,6 @@ def test_tags_and_versions_are_listed(client: ParamsClient) -> None:
     best = client.fetch("best")
     assert best is not None
     assert best.blob == b"1"
-
-
-@pytest.mark.parametrize(
-    "tag, number, error",
-    [
-        ("latest", 1, InvalidArgument),
-        ("Best", 1, InvalidArgument),
-        ("", 1, InvalidArgument),
-        ("best", 2, NotFound),
-    ],
-)
-def test_bad_tag_is_refused(client: ParamsClient, tag: str, number: int, error: type[TidemillError]) -> None:
-    """`latest`, malformed names and missing versions cannot be tagged."""
-    publish(client, b"1")
-    with pytest.raises(error):
-        client.set_tag(tag, number)
-    assert client.list_versions().tags == {"latest": 1}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +9,7 @@ from tempfile import TemporaryDirectory
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.naming import because, naming
@@ -26,13 +25,10 @@ from tests.support.publishing import (
     store_request,
 )
 from tidemill.errors import (
-    DataLoss,
     FailedPrecondition,
     FatalError,
-    InvalidArgument,
     NotFound,
     Reason,
-    ResourceExhausted,
     Unavailable,
 )
 from tidemill.params.version import Precision
@@ -178,14 +174,6 @@ def test_open_version_can_be_read_after_it_was_removed(tmp_path: Path, open_stor
     blob.close()
 
 
-def test_fencing_tokens_grow_across_restarts(tmp_path: Path, open_store: OpenStore) -> None:
-    """Each open hands out a number never seen before."""
-    store = open_store(tmp_path)
-    assert [store.acquire_fencing_token().fencing_token for _ in range(2)] == [1, 2]
-    store.close()
-    assert open_store(tmp_path).acquire_fencing_token().fencing_token == 3
-
-
 def test_publisher_superseded_while_it_sends_is_refused_at_the_end(tmp_path: Path, open_store: OpenStore) -> None:
     """The bytes of the older publisher leave nothing."""
     store = open_store(tmp_path)
@@ -200,17 +188,6 @@ def test_publisher_superseded_while_it_sends_is_refused_at_the_end(tmp_path: Pat
     assert store.catalog.newest is None
 
 
-def test_request_beyond_the_limits_is_refused_before_its_bytes_are_taken(tmp_path: Path, open_store: OpenStore) -> None:
-    """One byte more than `max_blob_bytes`, or no full precision; the largest allowed is stored."""
-    store = open_store(tmp_path, max_blob_bytes=5)
-    fencing_token = store.acquire_fencing_token().fencing_token
-    with pytest.raises(ResourceExhausted, match=naming("size_bytes 6 5")):
-        store.check(request_of(b"123456", fencing_token=fencing_token))
-    with pytest.raises(InvalidArgument, match=naming("encodings")):
-        store.check(dataclasses.replace(request_of(b"1", b"2", fencing_token=fencing_token), encodings=()))
-    assert store_request(store, request_of(b"12345", fencing_token=fencing_token), b"12345").version == 1
-
-
 def test_repeated_publish_is_answered_with_the_stored_version(tmp_path: Path, open_store: OpenStore) -> None:
     """The check finds the version a lost answer was about, even after a restart."""
     store = open_store(tmp_path)
@@ -220,28 +197,6 @@ def test_repeated_publish_is_answered_with_the_stored_version(tmp_path: Path, op
     assert store.check(request) == version
     store.close()
     assert open_store(tmp_path).check(request) == version
-
-
-@pytest.mark.parametrize(
-    "data, error",
-    [
-        (b"fullhal", InvalidArgument),
-        (b"fullhalff", InvalidArgument),
-        (b"", InvalidArgument),
-        (b"fullhalF", DataLoss),
-        (b"Fullhalf", DataLoss),
-    ],
-)
-def test_bytes_that_are_not_as_declared_leave_nothing(
-    tmp_path: Path, open_store: OpenStore, data: bytes, error: type
-) -> None:
-    """Too few, too many or changed bytes are refused; the next publish works."""
-    store = open_store(tmp_path)
-    store.acquire_fencing_token()
-    with pytest.raises(error):
-        store_request(store, request_of(b"full", b"half"), data)
-    assert names(tmp_path) == set()
-    assert publish(store, b"full", b"half").version == 1
 
 
 @given(cuts=st.lists(st.integers(0, 8), max_size=4))
@@ -273,45 +228,3 @@ def test_folder_that_cannot_be_made_is_fatal(tmp_path: Path, open_store: OpenSto
     (tmp_path / "file").write_text("")
     with pytest.raises(FatalError, match=naming(tmp_path / "file")):
         open_store(tmp_path / "file" / "params")
-
-
-_STEPS = st.lists(
-    st.one_of(
-        st.just(("publish", 0)),
-        st.tuples(st.just("tag"), st.integers(1, 12)),
-        st.just(("open", 0)),
-        st.just(("restart", 0)),
-    ),
-    max_size=12,
-)
-
-
-@settings(deadline=None, max_examples=60)
-@given(steps=_STEPS, keep_versions=st.integers(1, 4))
-def test_any_history_keeps_its_promises(steps: list[tuple[str, int]], keep_versions: int) -> None:
-    """Numbers only grow, restarts change nothing, every listed version reads back, no other file is left."""
-    with TemporaryDirectory() as name, mock.patch("os.fsync"):
-        folder = Path(name)
-        store = small_store(folder, keep_versions=keep_versions)
-        blobs: dict[int, bytes] = {}
-        for action, number in steps:
-            before = store.catalog
-            if action == "publish":
-                blob = f"blob {len(blobs)}".encode()
-                version = publish(store, blob).version
-                assert version > max(blobs, default=0)
-                blobs[version] = blob
-            elif action == "tag" and number in before.versions:
-                store.set_tag("best", number)
-            elif action == "open":
-                assert store.acquire_fencing_token().fencing_token == before.fencing_token + 1
-            elif action == "restart":
-                store.close()
-                store = small_store(folder, keep_versions=keep_versions)
-                assert store.catalog == before
-        held = store.catalog.versions
-        expected = {*sorted(blobs)[-keep_versions:], *store.catalog.tags.values()}
-        assert set(held) == expected
-        assert {number: read(store, number) for number in held} == {n: blobs[n] for n in expected}
-        assert {name[:10] for name in names(folder)} == {f"{number:010d}" for number in expected}
-        store.close()
