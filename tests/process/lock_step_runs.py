@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-from tests.support.forkery import forkery
 from tests.support.lock_step import lock_step_cluster
 
 _BOUND_S = 3600.0  # for each part of a run
@@ -37,7 +36,7 @@ def run(folder: Path, settings: Mapping[str, Any], updates: int, kills: int) -> 
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     limited = {**settings, "run": {**settings.get("run", {}), "max_learner_steps": updates}}
-    with forkery() as services, lock_step_cluster(services, folder, limited) as cluster:
+    with lock_step_cluster(folder, limited) as cluster:
         cluster.start_all()
         cluster.reach(updates // 10, _BOUND_S)
         started = time.monotonic()

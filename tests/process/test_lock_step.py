@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.forkery import Forkery, forkery
+from tests.support.forked_service import fork_server
 from tests.support.lock_step import lock_step_cluster
+from tidemill.programs.fork_client import ForkClient
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -63,16 +64,22 @@ _CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def forkeries() -> Iterator[tuple[Forkery, Forkery]]:
-    """Two, with different seeds of Python's hashes."""
-    with forkery() as first, forkery() as second:
-        yield first, second
+def other_server() -> Iterator[ForkClient]:
+    """A fork server with a different seed of Python's hashes, which are those of all that it forks."""
+    with fork_server({}) as server:
+        yield server
 
 
-def _digest(started: Forkery, folder: Path, *ended: str, seed: int = 1, settings: Mapping[str, Any] = _SETTINGS) -> str:
+def _digest(
+    folder: Path,
+    *ended: str,
+    seed: int = 1,
+    settings: Mapping[str, Any] = _SETTINGS,
+    server: ForkClient | None = None,
+) -> str:
     """Return the digest of a run; processes are killed on the way, or with `stop` stopped, and started again."""
     updates = settings["run"]["max_learner_steps"]
-    with lock_step_cluster(started, folder, settings, seed) as cluster:
+    with lock_step_cluster(folder, settings, seed, server) as cluster:
         cluster.start_all()
         for number, words in enumerate(ended):
             cluster.reach(updates * (number + 1) // (len(ended) + 3))
@@ -87,11 +94,9 @@ def _digest(started: Forkery, folder: Path, *ended: str, seed: int = 1, settings
     return digest
 
 
-def test_process_with_other_settings_than_at_the_start_is_refused(
-    tmp_path: Path, forkeries: tuple[Forkery, Forkery]
-) -> None:
+def test_process_with_other_settings_than_at_the_start_is_refused(tmp_path: Path) -> None:
     """Another seed, or another number of actors: a started learner and actor say so in one line each."""
-    with lock_step_cluster(forkeries[0], tmp_path / "cluster", _SETTINGS) as cluster:
+    with lock_step_cluster(tmp_path / "cluster", _SETTINGS) as cluster:
         cluster.start_all()
         cluster.reach(1)
         for name in ("learner", "actor-1"):
@@ -102,10 +107,10 @@ def test_process_with_other_settings_than_at_the_start_is_refused(
 
 
 def test_seed_gives_the_same_parameters_whatever_happens_and_another_seed_others(
-    tmp_path: Path, forkeries: tuple[Forkery, Forkery]
+    tmp_path: Path, other_server: ForkClient
 ) -> None:
     """Two actors: neither kills of every kind nor a stop in the middle of a round change a bit."""
-    first = _digest(forkeries[0], tmp_path / "first")
+    first = _digest(tmp_path / "first")
     for actor in ("actor-0", "actor-1"):
         points = [json.loads(line) for line in (tmp_path / f"first/run/curves/{actor}.jsonl").read_text().splitlines()]
         decisions, updates = [[point[name] for point in points] for name in ("env_steps", "step")]
@@ -113,16 +118,16 @@ def test_seed_gives_the_same_parameters_whatever_happens_and_another_seed_others
         assert decisions[-1] > 500
         assert updates == sorted(updates)
         assert updates[-1] > 0
-    assert _digest(forkeries[1], tmp_path / "again", "actor-1", "replay", "learner", "stop learner") == first
-    assert _digest(forkeries[0], tmp_path / "other", seed=2) != first
+    assert _digest(tmp_path / "again", "actor-1", "replay", "learner", "stop learner", server=other_server) == first
+    assert _digest(tmp_path / "other", seed=2) != first
 
 
 @pytest.mark.parametrize("case", _CASES)
 def test_algorithm_gives_the_same_parameters_in_spite_of_kills(
-    tmp_path: Path, forkeries: tuple[Forkery, Forkery], case: str
+    tmp_path: Path, other_server: ForkClient, case: str
 ) -> None:
     """Priorities that a killed server has lost, continuous actions and their noise, images: all of it comes back."""
     settings = {**_SETTINGS, **_CASES[case]}
-    first = _digest(forkeries[0], tmp_path / "first", settings=settings)
+    first = _digest(tmp_path / "first", settings=settings)
     ended = ("replay", "actor-0", "stop learner", "learner")
-    assert _digest(forkeries[1], tmp_path / "again", *ended, settings=settings) == first
+    assert _digest(tmp_path / "again", *ended, settings=settings, server=other_server) == first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +10,15 @@ from typing import Any
 
 import yaml
 
-from tests.support.forkery import ForkedProcess, Forkery
+from tests.support.forked_service import fork_service
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import TidemillError
 from tidemill.learner.client import LearnerClient
 from tidemill.params.blob import unpack
 from tidemill.params.digest import params_digest
 from tidemill.params.stored import read_params
+from tidemill.programs.fork_client import ForkClient, ForkedPopen
+from tidemill.programs.fork_server import Order
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 
 ACTORS = 2
@@ -25,10 +27,12 @@ ACTORS = 2
 class LockStepCluster:
     """Replay service, parameter server, learner and two actors."""
 
-    def __init__(self, forkery: Forkery, folder: Path, sockets: Path, settings: Mapping[str, Any], seed: int) -> None:
+    def __init__(
+        self, folder: Path, sockets: Path, settings: Mapping[str, Any], seed: int, server: ForkClient | None
+    ) -> None:
         """Write the run's settings; nothing is started."""
-        self._forkery, self._folder, self._sockets = forkery, folder, sockets
-        self._processes: dict[str, ForkedProcess] = {}
+        self._server, self._folder, self._sockets = server, folder, sockets
+        self._processes: dict[str, ForkedPopen] = {}
         folder.mkdir()
         given = {"seed": seed, "deterministic": True, **settings.get("run", {})}
         document = {
@@ -50,7 +54,9 @@ class LockStepCluster:
         """Start a process: `replay`, `paramserver`, `learner`, `actor-0` or `actor-1`; with other settings if given."""
         service, _, index = name.partition("-")
         arguments = ["--config", str(self._config), *(("--actor.index", index) if index else ()), *options]
-        self._processes[name] = self._forkery.start(service, arguments, self._folder / f"{name}.log")
+        order = Order(f"tidemill.services.{service}", arguments, os.environ | {"OMP_NUM_THREADS": "1"})
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = fork_service(order, log, self._server)
 
     def start_all(self) -> None:
         """Start every process."""
@@ -61,14 +67,14 @@ class LockStepCluster:
         """Kill a process with SIGKILL."""
         process = self._processes.pop(name)
         assert process.poll() is None, f"{name} had ended before it was killed:\n{self._log(name)}"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.wait(WAIT_S)
 
     def stop(self, name: str) -> None:
         """End a process with SIGTERM; it must end well."""
         process = self._processes.pop(name)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == 0, self._log(name)
+        process.terminate()
+        assert process.wait(WAIT_S) == 0, self._log(name)
 
     def reach(self, learner_steps: int, timeout_s: float = WAIT_S) -> None:
         """Wait until the learner has made so many updates."""
@@ -97,14 +103,14 @@ class LockStepCluster:
     def refusal(self, name: str, *options: str) -> str:
         """Start a process that has ended once more, with other settings; return the line in which it refuses them."""
         self.start(name, *options)
-        assert self._processes.pop(name).wait() == 2
+        assert self._processes.pop(name).wait(WAIT_S) == 2
         return self._log(name).splitlines()[-1]
 
     def close(self) -> None:
         """End what runs."""
         for process in self._processes.values():
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.kill()
+            process.wait(WAIT_S)
 
     def _check_running(self) -> None:
         for name, process in self._processes.items():
@@ -123,11 +129,11 @@ class LockStepCluster:
 
 @contextmanager
 def lock_step_cluster(
-    forkery: Forkery, folder: Path, settings: Mapping[str, Any], seed: int = 1
+    folder: Path, settings: Mapping[str, Any], seed: int = 1, server: ForkClient | None = None
 ) -> Iterator[LockStepCluster]:
-    """Yield a cluster with a run in a new folder; its processes end with the block."""
+    """Yield a cluster with a run in a new folder; its processes, forked as by `fork_service`, end with the block."""
     sockets = make_socket_folder()
-    cluster = LockStepCluster(forkery, folder, sockets, settings, seed)
+    cluster = LockStepCluster(folder, sockets, settings, seed, server)
     try:
         yield cluster
     finally:
