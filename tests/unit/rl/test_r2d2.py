@@ -1,8 +1,7 @@
-"""R2D2: its memory, its priorities, and a task that only a memory solves."""
+"""R2D2: its LSTM, its targets and its priorities."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 from tests.support.batches import IMAGE, SMALL_R2D2, VECTOR, policy_input, random_batch
 from tidemill.rl import losses
 from tidemill.rl.agents.interface import PolicyContext
-from tidemill.rl.agents.r2d2 import R2D2Agent, R2D2Policy, RecurrentQNetwork, sequence_loss, sequence_target
+from tidemill.rl.agents.r2d2 import R2D2Agent, R2D2Policy, sequence_loss, sequence_target
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.networks.layers import lstm
 from tidemill.rl.networks.layers.lstm import LSTM
-from tidemill.rl.policy_io import PolicyInputBuilder, PolicyOutput
+from tidemill.rl.policy_io import PolicyInputBuilder
 from tidemill.rl.settings.q_learning import R2D2Config
 from tidemill.types import EnvSpec
 
@@ -168,138 +167,6 @@ def test_actors_initial_priority_equals_the_learners(env_spec: EnvSpec, rescalin
     learned = agent.update(batch, torch.ones(num_envs)).priority.numpy()
     np.testing.assert_allclose(priority, learned, rtol=1e-3, atol=1e-4)
     assert learned.std() > 0.01
-
-
-def test_nothing_before_a_reset_reaches_what_follows_it() -> None:
-    """Another past, memory and burn-in before an episode's start leave the priorities of its sequence as they were."""
-    config = R2D2Config(network="mlp", **SMALL_R2D2)
-    rng = torch.Generator().manual_seed(0)
-    length = R2D2Agent(config, VECTOR, CPU, seed=0).window.length
-
-    def priority(past: int) -> torch.Tensor:
-        agent = R2D2Agent(config, VECTOR, CPU, seed=0)
-        stream = random_batch(VECTOR, length, torch.Generator().manual_seed(1))
-        other = random_batch(VECTOR, length, torch.Generator().manual_seed(past))
-        start = 1 + config.burn_in  # the history is one row
-        for name in ("observation", "action", "n_step_return"):
-            stream[name][:start] = other[name][:start]
-        no = np.zeros(length, np.bool_)
-        columns = {name: stream[name].numpy() for name in ("observation", "action")}
-        columns |= {"reward": stream["n_step_return"].numpy(), "terminated": no.copy(), "truncated": no}
-        columns["terminated"][start - 1] = True
-        columns["is_first"] = np.arange(length) == start
-        batch = {name: torch.from_numpy(a) for name, a in agent.decode(columns, np.arange(length)[None]).items()}
-        batch["recurrent_state"] = torch.randn((1, 2 * config.lstm_size), generator=rng)
-        return agent.update(batch, torch.ones(1)).priority
-
-    torch.testing.assert_close(priority(2), priority(3))
-
-
-class Recall:
-    """N games side by side: a cue in the first of `length` rows, and a reward for naming it in the last."""
-
-    spec = EnvSpec((3,), "float32", num_actions=2)
-
-    def __init__(self, num_envs: int, length: int, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._length, self._row = length, 0
-        self._cue = np.zeros(num_envs, np.int64)
-
-    def observe(self) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the observations of this row and whether they are first: cue as -1 or 1, is last, bias."""
-        count = len(self._cue)
-        if self._row == 0:
-            self._cue = self._rng.integers(2, size=count)
-        shown = np.zeros((count, 3), np.float32)
-        shown[:, 0] = (2 * self._cue - 1) * (self._row == 0)
-        shown[:, 1], shown[:, 2] = self._row == self._length - 1, 1.0
-        return shown, np.full(count, self._row == 0)
-
-    def step(self, action: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return rewards and whether the games ended; the next row is then the first of the next game."""
-        ended = self._row == self._length - 1
-        reward = np.where(action == self._cue, 1.0, -1.0) * ended
-        self._row = 0 if ended else self._row + 1
-        return reward.astype(np.float32), np.full(len(action), ended)
-
-
-def train_on_recall(config: R2D2Config, updates: int) -> float:
-    """Train in process on streams as actors write them; return the mean reward of greedy games."""
-    num_envs, length, rows = 32, 5, 200
-    agent = R2D2Agent(config, Recall.spec, CPU, seed=0)
-    policy = R2D2Policy(config, Recall.spec, PolicyContext(CPU, 1, ActorSlot(num_envs=num_envs)))
-    rng = np.random.default_rng(0)
-    for _ in range(updates // 20):
-        policy.load(agent.policy_state())
-        steps = _play_recall(policy, Recall(num_envs, length, int(rng.integers(1 << 30))), num_envs, rows)
-        flat = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in steps.items()}
-        for _ in range(20):
-            start = rng.integers(1, rows - agent.window.length + 1, size=16)
-            stream = rng.integers(num_envs, size=16)
-            first = stream * rows + start
-            index = (first - 1)[:, None] + np.arange(agent.window.length)
-            batch = {name: torch.from_numpy(array) for name, array in agent.decode(flat, index).items()}
-            batch["recurrent_state"] = torch.from_numpy(flat["recurrent_state"][first])
-            agent.update(batch, torch.ones(16))
-    policy.load(agent.policy_state())
-    played = _play_recall(policy, Recall(num_envs, length, 99), num_envs, 4 * length, greedy=True)
-    return float(played["reward"].sum() / (4 * num_envs))
-
-
-def _play_recall(
-    policy: R2D2Policy, env: Recall, num_envs: int, rows: int, greedy: bool = False
-) -> dict[str, NDArray[Any]]:
-    input_builder, reward = PolicyInputBuilder(num_envs, Recall.spec, policy.recurrent_state_size), None
-    steps = []
-    for _ in range(rows):
-        seen, is_first = env.observe()
-        policy_input = input_builder.build(seen, is_first, reward)
-        output: PolicyOutput = policy.act(policy_input, evaluation=True) if greedy else policy.act(policy_input, 0)
-        input_builder.record(output)
-        reward, terminated = env.step(output.action)
-        row = {"observation": seen, "action": output.action, "reward": reward, "terminated": terminated}
-        truncated = np.zeros(num_envs, np.bool_)
-        steps.append(
-            row | {"truncated": truncated, "is_first": is_first, "recurrent_state": policy_input.recurrent_state}
-        )
-    return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
-
-
-RECALL = R2D2Config(
-    network="mlp",
-    hidden_sizes=(16,),
-    lstm_size=16,
-    head_sizes=(16,),
-    burn_in=3,
-    unroll=8,
-    period=4,
-    n_step=2,
-    gamma=0.95,
-    learning_rate=5e-3,
-    optimizer_epsilon=1e-5,
-    target_update_period=20,
-    ladder_base=0.3,
-    ladder_alpha=1.0,
-)
-
-
-@pytest.mark.parametrize("burn_in", [0, 3])
-def test_r2d2_recalls_a_cue(burn_in: int) -> None:
-    """Named right five steps later it brings 1 per game, with and without a burn-in."""
-    assert train_on_recall(dataclasses.replace(RECALL, burn_in=burn_in), updates=300) > 0.95
-
-
-def test_agent_without_a_memory_cannot_recall_the_cue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same network, reset at every step as if an episode began, sees the same last row whatever the cue was."""
-    remembering = RecurrentQNetwork.forward
-
-    def forward(self: RecurrentQNetwork, *columns: Any, **named: Any) -> Any:  # noqa: ANN401 - handed through
-        arguments = dict(zip(("observation", "last_action", "last_reward", "is_first", "state"), columns, strict=False))
-        arguments |= named
-        return remembering(self, **arguments | {"is_first": torch.ones_like(arguments["is_first"])})
-
-    monkeypatch.setattr(RecurrentQNetwork, "forward", forward)
-    assert train_on_recall(RECALL, updates=300) < 0.5
 
 
 def test_policy_in_bfloat16_remembers_and_values_in_float32() -> None:

@@ -1,4 +1,4 @@
-"""Recurrent SAC and TD3: updates against an independent implementation, memory, and a task that only memory solves."""
+"""Recurrent SAC and TD3: updates against an independent implementation, and their memories."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from torch import Tensor, nn
 from tests.support.batches import CONTINUOUS, PIXELS, SMALL_LSTM, policy_input, random_batch
 from tests.support.naming import naming
 from tidemill.errors import ConfigError
-from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.items import Transitions
 from tidemill.rl.networks.recurrent import RecurrentTorso, Steps
 from tidemill.rl.policy_io import PolicyInputBuilder
 from tidemill.rl.settings.deterministic import TD3Config
 from tidemill.rl.settings.soft_actor_critic import SACConfig
-from tidemill.types import EnvSpec
 
 CELLS, STREAMS, ACTIONS, GAMMA = 5, 6, 2, 0.9
 SIZES: dict[str, Any] = {"lstm_size": CELLS, "burn_in": 3, "unroll": 7, "period": 2, "n_step": 2, "gamma": GAMMA}
@@ -306,31 +304,6 @@ def test_memory_of_random_first_steps_is_kept(config: Config) -> None:
     assert (rows["recurrent_state"][5:] != 0).any(axis=2).mean() > 0.8
 
 
-@BOTH
-def test_nothing_before_a_reset_reaches_what_follows_it(config: Config) -> None:
-    """Another past, memory and burn-in before an episode's start leave the priorities of its sequence as they were."""
-    length = build_agent(config, CONTINUOUS, seed=0).window.length
-    rng = torch.Generator().manual_seed(0)
-
-    def priority(past: int) -> Tensor:
-        agent = build_agent(config, CONTINUOUS, seed=0)
-        stream = random_batch(CONTINUOUS, length, torch.Generator().manual_seed(1))
-        other = random_batch(CONTINUOUS, length, torch.Generator().manual_seed(past))
-        start = 1 + config.burn_in  # the history is one row
-        for name in ("observation", "action", "n_step_return"):
-            stream[name][:start] = other[name][:start]
-        no = np.zeros(length, np.bool_)
-        columns = {name: stream[name].numpy() for name in ("observation", "action")}
-        columns |= {"reward": stream["n_step_return"].numpy(), "terminated": no.copy(), "truncated": no}
-        columns["terminated"][start - 1] = True
-        columns["is_first"] = np.arange(length) == start
-        batch = {name: torch.from_numpy(a) for name, a in agent.decode(columns, np.arange(length)[None]).items()}
-        batch["recurrent_state"] = torch.randn((1, 2 * CELLS), generator=rng)
-        return agent.update(batch, torch.ones(1)).priority
-
-    torch.testing.assert_close(priority(2), priority(3))
-
-
 def test_actor_and_critics_have_a_memory_each() -> None:
     """Neither shares parameters with the other, and a critic's starts empty, whatever the actor remembered."""
     agent: Any = build_agent(SAC, CONTINUOUS, seed=0)
@@ -368,113 +341,3 @@ def test_crossq_with_an_lstm_is_refused() -> None:
     """The message says why."""
     with pytest.raises(ConfigError, match=naming("lstm_size 8 0 crossq")):
         SACConfig(crossq=True, lstm_size=8)
-
-
-class Recall:
-    """N games side by side: a cue in the first of five rows, and in the last a reward for an action of its sign."""
-
-    spec = EnvSpec((3,), "float32", action_shape=(1,))
-    length = 5
-
-    def __init__(self, num_envs: int, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._row = 0
-        self._cue = np.zeros(num_envs, np.int64)
-
-    def observe(self) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the observations of this row and whether they are first: cue as -1 or 1, is last, bias."""
-        count = len(self._cue)
-        if self._row == 0:
-            self._cue = 2 * self._rng.integers(2, size=count) - 1
-        shown = np.zeros((count, 3), np.float32)
-        shown[:, 0] = self._cue * (self._row == 0)
-        shown[:, 1], shown[:, 2] = self._row == self.length - 1, 1.0
-        return shown, np.full(count, self._row == 0)
-
-    def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return rewards and whether the games ended; the next row is then the first of the next game."""
-        ended = self._row == self.length - 1
-        reward = self._cue * action[:, 0] * ended
-        self._row = 0 if ended else self._row + 1
-        return reward.astype(np.float32), np.full(len(action), ended)
-
-
-def train_on_recall(config: Any, updates: int, *, forgets: bool = False) -> float:  # noqa: ANN401 - of any algorithm
-    """Train in process on streams as actors write them; return the mean reward of games in evaluation.
-
-    `forgets` has each step begin an episode for the networks.
-    """
-    num_envs, rows = 32, 200
-    agent = build_agent(config, Recall.spec, seed=0)
-    policy = build_policy(config, Recall.spec, seed=0)
-    rng = np.random.default_rng(0)
-    for _ in range(updates // 20):
-        policy.load(agent.policy_state())
-        steps = _play_recall(policy, Recall(num_envs, int(rng.integers(1 << 30))), num_envs, rows, forgets=forgets)
-        flat = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in steps.items()}
-        for _ in range(20):
-            start = rng.integers(1, rows - agent.window.length + 1, size=16)
-            first = rng.integers(num_envs, size=16) * rows + start
-            index = (first - 1)[:, None] + np.arange(agent.window.length)
-            batch = {name: torch.from_numpy(array) for name, array in agent.decode(flat, index).items()}
-            batch["recurrent_state"] = torch.from_numpy(flat["recurrent_state"][first])
-            if forgets:
-                batch["is_first"] = torch.ones_like(batch["is_first"])
-            agent.update(batch, torch.ones(16))
-    policy.load(agent.policy_state())
-    played = _play_recall(policy, Recall(num_envs, 99), num_envs, 4 * Recall.length, evaluation=True, forgets=forgets)
-    return float(played["reward"].sum() / (4 * num_envs))
-
-
-def _play_recall(
-    policy: Any,  # noqa: ANN401 - of any algorithm
-    env: Recall,
-    num_envs: int,
-    rows: int,
-    *,
-    forgets: bool,
-    evaluation: bool = False,
-) -> Rows:
-    builder, reward, steps = PolicyInputBuilder(num_envs, Recall.spec, policy.recurrent_state_size), None, []
-    for _ in range(rows):
-        observation, is_first = env.observe()
-        seen = builder.build(observation, is_first | forgets, reward)
-        output = policy.act(seen, evaluation=evaluation)
-        builder.record(output)
-        reward, terminated = env.step(output.action)
-        row = {"observation": observation, "action": output.action, "reward": reward, "terminated": terminated}
-        row |= {"truncated": np.zeros(num_envs, np.bool_), "is_first": is_first}
-        steps.append(row | {"recurrent_state": seen.recurrent_state})
-    return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
-
-
-RECALL_SIZES: dict[str, Any] = {"lstm_size": 16, "burn_in": 3, "unroll": 8, "period": 4, "gamma": 0.95, "tau": 0.02}
-RECALLING: dict[str, Any] = {
-    "sac": SACConfig(
-        hidden_sizes=(32,),
-        **RECALL_SIZES,
-        learning_rate=5e-3,
-        start_steps=0,
-        temperature="fixed",
-        initial_temperature=0.05,
-    ),
-    "td3": TD3Config(
-        hidden_sizes=(32,),
-        **RECALL_SIZES,
-        actor_learning_rate=5e-3,
-        critic_learning_rate=5e-3,
-        start_steps=0,
-        noise=NoiseConfig(std=0.5),
-    ),
-}
-
-
-@pytest.mark.parametrize("algorithm, updates", [("sac", 300), ("td3", 200)])
-def test_recurrent_agent_recalls_a_cue(algorithm: str, updates: int) -> None:
-    """An action of its sign four steps later brings almost 1 per game."""
-    assert train_on_recall(RECALLING[algorithm], updates) > 0.9
-
-
-def test_agent_that_forgets_cannot_recall_the_cue() -> None:
-    """The same networks, reset at every step, see the same last row whatever the cue was."""
-    assert train_on_recall(RECALLING["td3"], updates=200, forgets=True) < 0.5
