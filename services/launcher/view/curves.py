@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -72,8 +73,7 @@ class ClusterCurves:
         """
         self._curves, self._table, self._every_s, self._clock = SideCurves(run, CLUSTER), table, every_s, clock
         self._next_s = clock()
-        self._inserts, self._samples = RateMeter(), RateMeter()
-        self._shards = 1  # the most that have answered
+        self._rates: defaultdict[int, tuple[RateMeter, RateMeter]] = defaultdict(lambda: (RateMeter(), RateMeter()))
 
     def add(self, status: ClusterStatus) -> None:
         """Write a point if it is time and the learner answers."""
@@ -84,7 +84,12 @@ class ClusterCurves:
         scalars = {"actors/env_steps_per_s": status.env_steps_per_s}
         if status.policy_lag is not None:
             scalars["actors/policy_lag"] = status.policy_lag
-        if parts := [part for part in status.tables if part.config.name == self._table]:
+        if parts := {
+            shard: table
+            for shard, tables in enumerate(status.tables)
+            for table in tables
+            if table.config.name == self._table
+        }:
             scalars |= self._of_table(parts, now_s)
         self._curves.write(scalars, env_steps=status.learner.env_steps, learner_steps=status.learner.learner_steps)
 
@@ -92,12 +97,12 @@ class ClusterCurves:
         """Close the files."""
         self._curves.close()
 
-    def _of_table(self, parts: list[TableDescription], now_s: float) -> dict[str, float]:
-        fill = {"replay/fill": sum(part.items for part in parts) / sum(part.config.max_items for part in parts)}
-        if len(parts) < self._shards:  # without one, the sum would fall, and then grow by all that it has ever had
-            return fill
-        self._shards = len(parts)
-        return fill | {
-            "replay/inserts_per_s": self._inserts.update(now_s, sum(part.inserts for part in parts)),
-            "replay/samples_per_s": self._samples.update(now_s, sum(part.samples for part in parts)),
+    def _of_table(self, parts: Mapping[int, TableDescription], now_s: float) -> dict[str, float]:
+        """Return what the shards that answer have together; their rates are added, as their counts may come and go."""
+        rates = [(self._rates[shard], part) for shard, part in parts.items()]
+        return {
+            "replay/fill": sum(part.items for part in parts.values())
+            / sum(part.config.max_items for part in parts.values()),
+            "replay/inserts_per_s": sum(inserts.update(now_s, part.inserts) for (inserts, _), part in rates),
+            "replay/samples_per_s": sum(samples.update(now_s, part.samples) for (_, samples), part in rates),
         }

@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from tidemill.config.sections import RunConfig
@@ -34,12 +35,13 @@ class ReplayTables:
         own = (address for address in addresses if not address.startswith("dns:"))
         self._clients = [ReplayClient(address, deadline_s=_DEADLINE_S) for address in own]
 
-    def describe(self) -> tuple[TableDescription, ...]:
-        """Return the tables of the services that answer, within a second for each."""
-        found: list[TableDescription] = []
+    def describe(self) -> tuple[tuple[TableDescription, ...], ...]:
+        """Return the tables of each service, none of one that does not answer, within a second for each."""
+        found: list[tuple[TableDescription, ...]] = []
         for client in self._clients:
+            found.append(())
             with contextlib.suppress(TidemillError):
-                found += client.list_tables()
+                found[-1] = tuple(client.list_tables())
         return tuple(found)
 
     def close(self) -> None:
@@ -89,7 +91,7 @@ class StatusPoller:
         scores = self._scores()
         failed = env_failures(self._folder)
         tables = () if _has_ended("replay", processes) else self._tables.describe()
-        sample = ClusterSample(answer, tables, _free_bytes(self._folder), failed)
+        sample = ClusterSample(answer, tuple(chain(*tables)), _free_bytes(self._folder), failed)
         return ClusterStatus(
             elapsed_s=now_s - self._started_s,
             earlier_s=self._earlier_s,
@@ -105,7 +107,7 @@ class StatusPoller:
             training_return=training_return(self._folder),
             evaluating=_evaluating(self._folder),
             is_disk_full=sample.is_disk_full,
-            tables=tuple(sample.tables),
+            tables=tables,
             env_failures=failed,
             warnings=self._tracker.warnings(sample, now_s),
         )

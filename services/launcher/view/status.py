@@ -53,8 +53,8 @@ class ClusterStatus:
     """Every evaluation so far, the oldest first."""
     learner_answers: bool = True
     """Whether the learner answered just now."""
-    tables: tuple[TableDescription, ...] = ()
-    """The tables of the replay services that answer, one service after the other."""
+    tables: tuple[tuple[TableDescription, ...], ...] = ()
+    """The tables of each replay service; empty for one that does not answer."""
     is_disk_full: bool = False
     """Whether nothing more can be stored."""
     training_return: float | None = None

@@ -22,9 +22,13 @@ def _table(**values: int) -> TableDescription:
     return replace(describe(replay.find("replay"), replay, AdmissionQueue(lambda: 0.0), None), **values)  # type: ignore[arg-type]
 
 
-def _status(env_steps: int, *tables: TableDescription, answers: bool = True) -> ClusterStatus:
+def _status(
+    env_steps: int, *tables: TableDescription | tuple[TableDescription, ...], answers: bool = True
+) -> ClusterStatus:
+    """Return a status in which each shard has a table, or several."""
     learner = LearnerStatus(env_steps=env_steps, learner_steps=env_steps // 2, metrics={POLICY_LAG: 1.5})
-    return ClusterStatus(1.0, (), learner, env_steps_per_s=50.0, tables=tables, learner_answers=answers)
+    shards = tuple(each if isinstance(each, tuple) else (each,) for each in tables)
+    return ClusterStatus(1.0, (), learner, env_steps_per_s=50.0, tables=shards, learner_answers=answers)
 
 
 def test_shards_are_added_up_and_rates_are_of_the_time_between(tmp_path: Path) -> None:
@@ -32,11 +36,11 @@ def test_shards_are_added_up_and_rates_are_of_the_time_between(tmp_path: Path) -
     now_s = 0.0
     curves = ClusterCurves(tmp_path, "replay", 2.0, lambda: now_s)
     other = replace(_table(), config=make_config("other"), items=100)
-    curves.add(_status(100, _table(items=10, inserts=10, samples=0), _table(items=40, inserts=30, samples=0), other))
+    curves.add(_status(100, _table(items=10, inserts=10, samples=0), (_table(items=40, inserts=30, samples=0), other)))
     now_s = 1.0
     curves.add(_status(150, _table(items=99)))  # too early
     now_s = 4.0
-    curves.add(_status(200, _table(items=50, inserts=50, samples=80), _table(items=50, inserts=70, samples=0), other))
+    curves.add(_status(200, _table(items=50, inserts=50, samples=80), (_table(items=50, inserts=70, samples=0), other)))
     now_s = 8.0
     curves.add(_status(300, answers=False))
     curves.close()
@@ -76,13 +80,22 @@ def test_points_that_cannot_be_written_are_dropped(tmp_path: Path) -> None:
     assert scalars(tmp_path / "tensorboard" / "cluster", "replay/fill") == [(200, 0.0)]
 
 
-def test_shard_that_is_late_once_makes_no_rate_of_all_it_has_ever_stored(tmp_path: Path) -> None:
-    """Without it the sum falls; with it again it would grow by millions."""
+def test_rates_are_those_of_the_shards_that_answer(tmp_path: Path) -> None:
+    """One that is back shows no growth of all that it has ever stored, and none of what another one has."""
     now_s = 0.0
     curves = ClusterCurves(tmp_path, "replay", 1.0, lambda: now_s)
-    first, second = _table(inserts=5_000_000, samples=0), _table(inserts=5_000_000, samples=0)
-    for tables in ((first, second), (first,), (replace(first, inserts=5_000_100), second)):
-        curves.add(_status(100, *tables))
+    first, second = _table(inserts=5_000_000, samples=0), _table(inserts=1_000, samples=0)
+    for step, shards in enumerate(
+        (
+            (first, second),
+            (first, replace(second, inserts=1_100)),
+            ((), replace(second, inserts=1_300)),
+            (replace(first, inserts=5_000_100), replace(second, inserts=1_500)),
+            (replace(first, inserts=0), replace(second, inserts=1_500)),  # its disk was lost, too
+        )
+    ):
+        curves.add(_status(step, *shards))  # type: ignore[arg-type]
         now_s += 10.0
     curves.close()
-    assert scalars(tmp_path / "tensorboard" / "cluster", "replay/inserts_per_s") == [(100, 0.0), (100, 5.0)]
+    rates = scalars(tmp_path / "tensorboard" / "cluster", "replay/inserts_per_s")
+    assert rates == [(0, 0.0), (1, 10.0), (2, 20.0), (3, 25.0), (4, 0.0)]
