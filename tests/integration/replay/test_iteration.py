@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.replay import (
     Decoding,
     HostRows,
+    RateLimiterConfig,
     ReplayClient,
     ReplayDataset,
     ReplayWriter,
@@ -237,6 +239,18 @@ def test_what_a_table_cannot_do_is_refused(server: LocalServer) -> None:
     ):
         with pytest.raises(InvalidArgument, match=naming(message)):
             call()
+
+
+@pytest.mark.parametrize("settings", [{"sampler": _UNIFORM, "max_times_sampled": 0}, {}])
+def test_smaller_batch_is_advised_only_where_one_would_come(server: LocalServer, settings: dict[str, Any]) -> None:
+    """Not where the limiter waits: an item drawn with replacement may come eight times."""
+    _write(server.address, steps_table(rate_limiter=RateLimiterConfig(min_size=4), **settings), range(3))
+    with (
+        ReplayDataset(server.address, "t", 8, timeout_s=0.1) as dataset,
+        pytest.raises(Unavailable, match=naming("3 items min_size 4")) as raised,
+    ):
+        next(dataset)
+    assert "allow_smaller" not in str(raised.value)
 
 
 @pytest.mark.parametrize("threads", [0, 1])

@@ -191,6 +191,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         _check_single(self._parts, epochs, transform, join, schedule, allow_smaller=allow_smaller)
         # a sample counts as handed out whole: of items that may be used up it is one batch
         alone = any(part.table.max_times_sampled for part in self._parts)
+        self._runs_out = alone or without_replacement or epochs is not None
         splits = 1 if alone else batches_per_sample
         ahead = prefetch * batches_per_sample if alone else prefetch
         self._stop, self._closed = stop or threading.Event(), threading.Event()
@@ -403,7 +404,9 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                 f"it has {found.items} items after {found.inserts} inserts and {found.samples} samples, with "
                 f"min_size {limiter.min_size} and samples_per_insert {limiter.samples_per_insert:g}"
             )
-            if 0 < found.items < size and not self._allow_smaller:
+            is_single = len(self._parts) == 1 and not self._directories[table].is_sharded
+            may_shrink = self._runs_out and is_single and not self._allow_smaller
+            if may_shrink and 0 < found.items < size and found.inserts >= limiter.min_size:
                 message += f"; they are fewer than a batch of {size}: allow_smaller=True takes them"
             return Unavailable(message)
         return Unavailable(f"{message}no replay server answers at {address}")
