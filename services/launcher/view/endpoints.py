@@ -23,7 +23,7 @@ _ASKED_AT_ONCE = 16
 _ANSWER_BYTES = 2**20
 _SERIES = re.compile(r"^(process_cpu_seconds_total|process_resident_memory_bytes)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _START = re.compile(r"^tidemill_start_time_seconds\{([^}]*)\} (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(host|process)="([^"]*)"')
+_HOST = re.compile(r'host="([^"]*)"')
 
 
 @dataclass
@@ -43,7 +43,8 @@ class _Process:
 class AskedEndpoints:
     """The processes behind `HOST:PORT` of metrics; a host name stands for as many of them as it has addresses.
 
-    One whose host says another start time than before was restarted, also under another address.
+    One whose host says another start time at its port than before was restarted, also under another address. Its own
+    name does not tell it: services may share one, and an actor has none until it has found its place.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class AskedEndpoints:
         """
         self._endpoints, self._event, self._every_s = endpoints, event, every_s
         self._processes: dict[str, _Process] = {}
-        self._lives: dict[tuple[str, str], list[str]] = {}  # start times by host and process
+        self._lives: dict[tuple[str, int], list[str]] = {}  # start times by host and port
         self._asked_s = -every_s
         self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="endpoints")
 
@@ -109,13 +110,13 @@ class AskedEndpoints:
             return
         is_well = process.reason == "SERVING"
         process.phase, process.reason = (Phase.SERVING, "") if is_well else (Phase.STARTING, process.reason)
-        self._note(process, metrics)
+        self._note(process, metrics, host_and_port(address)[1])
 
-    def _note(self, process: _Process, metrics: str) -> None:
+    def _note(self, process: _Process, metrics: str, port: int) -> None:
         """Read the state of a process from its metrics."""
         for labels, start in _START.findall(metrics):
-            own = dict(_LABEL.findall(labels))  # several processes may be on one host
-            lives = self._lives.setdefault((own.get("host", ""), own.get("process", "")), [])
+            found = _HOST.search(labels)
+            lives = self._lives.setdefault((found[1] if found else "", port), [])
             if start not in lives:
                 lives.append(start)
                 if len(lives) > 1:

@@ -114,13 +114,17 @@ def test_restart_and_silence_are_events(two: tuple[_Process, _Process]) -> None:
 
 
 def test_processes_of_one_host_are_told_apart() -> None:
-    """As services started by hand on one machine, which all have its name: none of them was restarted."""
+    """As services started by hand on one machine, which have its name and may share their own, or change it."""
     told: list[str] = []
     with closing(_Process("127.0.0.1", 0, "box")) as one, closing(_Process("127.0.0.1", 0, "box")) as other:
-        one.process, other.process, other.start = "learner", "replay", "2.5e+09"
+        one.process, other.process, other.start = "inference", "inference", "2.5e+09"
         ports = [each.server.server_address[1] for each in (one, other)]
         with closing(AskedEndpoints([f"127.0.0.1:{port}" for port in ports], told.append, every_s=0.0)) as asked:
             rows = asked()
             assert sorted(row.name for row in rows) == sorted(f"127.0.0.1:{port}" for port in ports)
             assert [row.restarts for row in rows] == [0, 0]
-    assert told == []
+            one.process, one.start = "actor-3", "2.6e+09"
+            assert {row.name: row.restarts for row in asked()} == {
+                f"127.0.0.1:{port}": restarts for port, restarts in zip(ports, (1, 0), strict=True)
+            }
+    assert told == [f"127.0.0.1:{ports[0]} was restarted"]
