@@ -50,7 +50,7 @@ def test_each_table_gets_its_own_in_order() -> None:
 
 
 def test_what_cannot_be_delivered_is_counted() -> None:
-    """A table that is lost, and one that does not answer: what is beyond the queue is dropped."""
+    """A table that is lost, and one that does not answer: what is beyond the queue is dropped, newest first."""
     table = _Table()
     table.fault = NotFound("no table")
     sender = PrioritySender([table])
@@ -58,10 +58,11 @@ def test_what_cannot_be_delivered_is_counted() -> None:
     wait_until(lambda: sender.dropped == 2, "the first to be dropped")
     table.fault = None
     table.may_answer.clear()
-    for _ in range(100):
-        sender.send(KEYS, [1.0, 1.0])
+    for value in range(100):
+        sender.send(KEYS, [value, value])
     table.may_answer.set()
     sender.close()
+    assert table.found[0] == [0.0, 0.0]
     assert sender.dropped == 202 - 2 * len(table.found)
     assert 8 <= len(table.found) <= 10
 
