@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.batches import policy_input
+from tests.support.batches import IMAGE, VECTOR, policy_input, random_batch
 from tests.unit.rl.test_dqn import CHAIN, CPU, chain_batch
 from tidemill.rl.agents.dqn import DQNAgent, DQNPolicy, build_network
 from tidemill.rl.agents.dqn_heads import ValueHead, build_value_head
@@ -202,22 +202,28 @@ def _random_values(config: DQNConfig, rng: torch.Generator, *shape: int) -> torc
 
 
 @pytest.mark.parametrize(
-    "distribution,munchausen", [*((kind, 0.0) for kind in _DISTRIBUTIONS), ("none", 0.9), ("qr", 0.9)]
+    "distribution,munchausen,env_spec",
+    [
+        *((kind, 0.0, VECTOR) for kind in _DISTRIBUTIONS),
+        ("none", 0.0, IMAGE),
+        ("none", 0.9, VECTOR),
+        ("qr", 0.9, VECTOR),
+    ],
 )
 @pytest.mark.parametrize("ends", ["nowhere", "terminated", "truncated"])
 def test_actors_initial_priority_equals_the_learners_whatever_the_values(
-    distribution: str, munchausen: float, ends: str
+    distribution: str, munchausen: float, env_spec: EnvSpec, ends: str
 ) -> None:
     """On the same parameters the actor's priority of a window is what the learner's update reports."""
     soft = {"double": False, "munchausen_scale": munchausen} if munchausen else {}
     kind = _DISTRIBUTIONS[distribution] | soft
-    config = DQNConfig(network="mlp", hidden_sizes=(16,), n_step=3, gamma=0.9, **kind)
-    spec = EnvSpec((3,), "float32", num_actions=4)
-    agent = DQNAgent(config, spec, CPU, seed=0)
-    policy = DQNPolicy(config, spec, PolicyContext(CPU, 1, ActorSlot(num_envs=5)))
+    network = "mlp" if env_spec is VECTOR else "nature"
+    config = DQNConfig(network=network, hidden_sizes=(16,), n_step=3, gamma=0.9, update_precision="float32", **kind)
+    agent = DQNAgent(config, env_spec, CPU, seed=0)
+    policy = DQNPolicy(config, env_spec, PolicyContext(CPU, 1, ActorSlot(num_envs=5)))
     policy.load(agent.policy_state())
     rng = torch.Generator().manual_seed(5)
-    seen = torch.randn((4, 5, 3), generator=rng)
+    seen = [random_batch(env_spec, 5, rng)["observation"] for _ in range(4)]
     decisions = [policy.act(policy_input(observation.numpy()), 0) for observation in seen]
     inputs = ("chosen", "best", "bonus") if munchausen else ("chosen", "best")
     steps = {name: np.stack([d.priority_inputs[name] for d in decisions]) for name in inputs}
