@@ -1,4 +1,4 @@
-"""Nim, an environment in which not every action is legal: of the sticks that are left one takes 1, 2 or 3."""
+"""Nim, an environment in which not every action is legal: each move takes 1, 2 or 3 of the remaining sticks."""
 
 from __future__ import annotations
 

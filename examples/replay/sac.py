@@ -63,7 +63,7 @@ def main() -> None:
     address = options.replay or replay.Server().address
     writer = replay.ReplayWriter(address, table, windows=replay.ItemWindow(length=1))
     dataset = replay.ReplayDataset(address, table, BATCH_SIZE, timeout_s=120.0, batches_per_sample=8)
-    returns, episode_return, began_s = [0.0], 0.0, time.monotonic()
+    returns, episode_return, began_s = list[float](), 0.0, time.monotonic()
     observation, _ = env.reset(seed=options.seed)
     for step in range(1, options.steps + 1):
         if step <= LEARNING_STARTS:

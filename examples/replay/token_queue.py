@@ -10,13 +10,16 @@ inserts wait while it is full: what is trained on is never older than the queue 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import threading
 
 import numpy as np
 
 from tidemill.replay import (
     ItemWindow,
+    NotFound,
     RateLimiterConfig,
+    ReplayClient,
     ReplayDataset,
     ReplayWriter,
     SelectorConfig,
@@ -72,6 +75,8 @@ def main() -> None:
     parser.add_argument("--replay", default="127.0.0.1:7401", help="address of the replay server")
     parser.add_argument("--batches", type=int, default=100, help="updates")
     options = parser.parse_args()
+    with contextlib.suppress(NotFound), ReplayClient(options.replay) as client:
+        client.drop_table(QUEUE.name)  # an earlier run left what it had not trained on
     stop, version, numbers, oldest = threading.Event(), [1], [], 0
     generator = threading.Thread(target=generate, args=(options.replay, version, stop))
     generator.start()

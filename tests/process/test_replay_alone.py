@@ -126,13 +126,14 @@ def test_offline_run_reads_what_another_run_wrote(tmp_path: Path) -> None:
 
 
 def test_token_queue_hands_each_trajectory_out_once(server: ServerProcess) -> None:
-    """In order, whole, and none older than the bound on its staleness."""
-    done = _run("token_queue.py", server.address, "--batches", "20")
-    assert done.returncode == 0, done.stderr
-    assert "640 trajectories, each once" in done.stdout
-    staleness = re.search(r"at most (\d+) versions old", done.stdout)
-    assert staleness, done.stdout
-    assert int(staleness[1]) <= 4
+    """In order, whole, and none older than the bound on its staleness; as well beside what an earlier run left."""
+    for batches in (20, 5):
+        done = _run("token_queue.py", server.address, "--batches", str(batches))
+        assert done.returncode == 0, done.stderr
+        assert f"{32 * batches} trajectories, each once" in done.stdout
+        staleness = re.search(r"at most (\d+) versions old", done.stdout)
+        assert staleness, done.stdout
+        assert int(staleness[1]) <= 4
 
 
 def test_two_learners_share_one_table(server: ServerProcess) -> None:
