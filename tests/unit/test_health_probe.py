@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -90,14 +90,36 @@ def test_endpoint_listens_on_either_kind_of_address(host: str) -> None:
 
 
 def test_endpoint_bounds_its_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent ones are let go after a while, and no more are taken than so many; then it answers again."""
-    monkeypatch.setattr("tidemill.rpc.telemetry._SilentHandler.timeout", 0.5)
+    """Silent and slow ones are let go after a while, and no more are taken than so many; then it answers again."""
+    monkeypatch.setattr("tidemill.rpc.telemetry._REQUEST_S", 0.5)
     port, before = start_http_endpoint("127.0.0.1", 0, None), threading.active_count()
     with ExitStack() as stack:
-        for _ in range(100):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        callers = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)]
         time.sleep(0.2)
         assert threading.active_count() - before <= 32
-        wait_until(lambda: threading.active_count() <= before, "the silent ones to be let go")
+
+        def are_let_go() -> bool:
+            for caller in callers:
+                with suppress(OSError):
+                    caller.send(b"G")  # within any bound of a single read
+            return threading.active_count() <= before
+
+        wait_until(are_let_go, "the slow ones to be let go")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             assert answer.status == 200
+
+
+def test_endpoint_without_threads_for_a_while_answers_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that got none leaves its place to others."""
+    port = start_http_endpoint("127.0.0.1", 0, None)
+    with monkeypatch.context() as out_of_threads:
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        out_of_threads.setattr(threading.Thread, "start", refuse)
+        for _ in range(40):
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as caller, suppress(ConnectionResetError):
+                assert caller.recv(1) == b""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        assert answer.status == 200

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
@@ -29,6 +28,7 @@ from tidemill import kernel
 from tidemill.errors import FatalError
 from tidemill.rpc.addresses import host_and_port, joined, listening_at
 from tidemill.rpc.certificate import watch_certificates
+from tidemill.rpc.http_bounds import BoundedThreads, RequestReader
 from tidemill.rpc.server import Health, why_not_bound
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.tls import check_exposure
@@ -199,37 +199,11 @@ def _start_time() -> Gauge:
 
 
 _MAX_CONNECTIONS = 32
-_SILENT_S = 5.0
+_REQUEST_S = 5.0
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    """Takes so many connections at a time, each for as long as somebody speaks."""
-
-    daemon_threads = True
-
-    def server_activate(self) -> None:
-        """Begin to listen."""
-        self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        super().server_activate()
-
-    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver has it
-        """Answer in a thread; refuse whoever comes while there are too many."""
-        if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Answer, and let another come."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Log nothing of a caller that is silent, or gone."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
+class _Server(BoundedThreads, WSGIServer):
+    max_connections = _MAX_CONNECTIONS
 
 
 class _ServerV6(_Server):
@@ -242,7 +216,10 @@ class _ServerV6(_Server):
 
 
 class _SilentHandler(WSGIRequestHandler):
-    timeout = _SILENT_S
+    def setup(self) -> None:
+        """Read through the bounds."""
+        super().setup()
+        self.rfile = io.BufferedReader(RequestReader(self.connection, _REQUEST_S))
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: a request comes every few seconds."""

@@ -15,22 +15,19 @@ import json
 import re
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import resources
 from pathlib import Path
 from socketserver import TCPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidemill.errors import ConfigError, InvalidArgument, TidemillError
 from tidemill.rpc.addresses import listening_at
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from tidemill.rpc.http_bounds import BoundedThreads, RequestReader
 
 READ_S = 5.0
 """Time a client has for its whole request, in seconds."""
@@ -39,7 +36,6 @@ SEND_S = 20.0
 MAX_CONNECTIONS = 16
 """Requests at the same time; further ones are closed at once."""
 
-_MAX_REQUEST_BYTES = 16 * 1024
 _MAX_BODY_BYTES = 256
 _BLOCK_BYTES = 2**20
 _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
@@ -100,9 +96,8 @@ class StatusPage:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = MAX_CONNECTIONS
+class _Server(BoundedThreads, HTTPServer):
+    max_connections = request_queue_size = MAX_CONNECTIONS
 
     def __init__(
         self,
@@ -118,7 +113,6 @@ class _Server(ThreadingHTTPServer):
         self.document, self.files, self.control, self.token = document, files, control, token
         self.read_s = read_s
         self.control_lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self.address_family, host = listening_at(*address)
         super().__init__((host, address[1]), _Handler)
 
@@ -128,46 +122,6 @@ class _Server(ThreadingHTTPServer):
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver has it
-        """Serve a connection in a separate thread if there are few enough, or close it."""
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver has it
-        """Serve it, and make room for the next."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver has it
-        """Leave a client that went away, or was too slow, unmentioned."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
-
-
-class _RequestReader(io.RawIOBase):
-    """The bytes of one request, at most so many and so late."""
-
-    def __init__(self, connection: socket.socket, timeout_s: float) -> None:
-        self._connection, self._end_s, self._left = connection, time.monotonic() + timeout_s, _MAX_REQUEST_BYTES
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read what has come; raise an OSError, which ends the connection, if that is too much or too late."""
-        view = memoryview(buffer)[: self._left]
-        if not view:
-            raise ConnectionAbortedError(f"a request of more than {_MAX_REQUEST_BYTES} bytes")
-        self._connection.settimeout(max(self._end_s - time.monotonic(), 1e-3))
-        count = self._connection.recv_into(view)
-        self._left -= count
-        return count
 
 
 class _Refused(Exception):
@@ -188,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         """Read through the bounds."""
         super().setup()
-        self.rfile = io.BufferedReader(_RequestReader(self.connection, self.server.read_s))
+        self.rfile = io.BufferedReader(RequestReader(self.connection, self.server.read_s))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: ANN401 - as http.server has it
         """Log nothing: the page asks every two seconds."""
