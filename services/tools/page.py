@@ -56,7 +56,7 @@ def page(argv: Sequence[str]) -> int:
         contextlib.closing(asked),
         with_status_page(config, config.run.folder, _AddressView(sys.stdout), host=host, lines_of=lines_of) as view,
     ):
-        poller = StatusPoller(config, config.run.folder, asked)
+        poller = StatusPoller(config, config.run.folder, asked, is_new_session=False)
         with contextlib.closing(poller):
             while True:
                 view.show(_of_the_run(poller.poll()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -36,15 +36,22 @@ def training_return(run: Path) -> float | None:
     return fmean(found) if found else None
 
 
-def env_failures(run: Path) -> dict[str, int]:
-    """Return the numbers of environment failures that the present actors have counted, by kind; empty for none."""
-    found: dict[str, int] = {}
+def env_failures(run: Path) -> dict[str, dict[str, int]]:
+    """Return the numbers of environment failures that each actor has counted since it started, by kind, without 0."""
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for file in sorted((run / CURVES).glob("*.jsonl")):
         for name, value in _last_line(file).items():
-            if name.startswith(f"actor/{ENV_FAILURES}") and isinstance(value, float):
-                kind = name.removeprefix(f"actor/{ENV_FAILURES}")
-                found[kind] = found.get(kind, 0) + int(value)
-    return found
+            if name.startswith(f"actor/{ENV_FAILURES}") and isinstance(value, float) and value:
+                found[file.stem][name.removeprefix(f"actor/{ENV_FAILURES}")] = int(value)
+    return dict(found)
+
+
+def by_kind(failures: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Return the numbers of failures of all actors together, by kind."""
+    total: Counter[str] = Counter()
+    for own in failures.values():
+        total.update(own)
+    return dict(total)
 
 
 def _last_line(file: Path) -> dict[str, Any]:

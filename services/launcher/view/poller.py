@@ -19,7 +19,7 @@ from tidemill.replay.table_config import TableDescription
 from tidemill.scores import EVALUATING, Score, read_scores
 from tidemill.services.launcher.run.continuation import trained_s
 from tidemill.services.launcher.supervise.supervisor import Phase
-from tidemill.services.launcher.view.curves import env_failures, training_return
+from tidemill.services.launcher.view.curves import by_kind, env_failures, training_return
 from tidemill.services.launcher.view.rate_meter import RateMeter
 from tidemill.services.launcher.view.status import ClusterStatus, ProcessRow
 from tidemill.services.launcher.view.warnings import ClusterSample, WarningTracker
@@ -61,6 +61,8 @@ class StatusPoller:
         config: RunConfig,
         folder: Path,
         processes: Callable[[], tuple[ProcessRow, ...]],
+        *,
+        is_new_session: bool = True,
     ) -> None:
         """Prepare; nothing is contacted yet.
 
@@ -68,12 +70,13 @@ class StatusPoller:
             config: Settings of the run, with the addresses of its services.
             folder: Of the run; it need not be there yet.
             processes: What is known of its processes, for each poll.
+            is_new_session: Whether its processes start later: what their predecessors told is no warning.
         """
         self._client = LearnerClient(config.cluster.learner, deadline_s=_DEADLINE_S)
         self._tables = ReplayTables(config.cluster.replay)
         waits_for_simulators = config.inference.simulators and not config.launcher.actors
         simulators_at = config.inference.server.address if waits_for_simulators else ""
-        before = sum(env_failures(folder).values())
+        before = env_failures(folder) if is_new_session else None
         self._tracker = WarningTracker(folder, config.learner.publish_every, simulators_at, before)
         self._folder, self._scores_file = folder, folder / "scores.csv"
         self._processes = processes
@@ -108,7 +111,7 @@ class StatusPoller:
             evaluating=_evaluating(self._folder),
             is_disk_full=sample.is_disk_full,
             tables=tables,
-            env_failures=failed,
+            env_failures=by_kind(failed),
             warnings=self._tracker.warnings(sample, now_s),
         )
 

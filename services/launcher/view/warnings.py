@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.replay.table_config import TableDescription
+from tidemill.services.launcher.view.curves import by_kind
 
 FULL_BYTES = 32 * 2**20
 """With less than this left a disk counts as full: a checkpoint, a segment or a version may no longer fit."""
@@ -36,13 +37,13 @@ class ClusterSample:
         learner: Status of the learner; None while it does not answer.
         tables: Tables of the replay services that answer.
         disk_free_bytes: Free space on the disk of the run's folder.
-        env_failures: Failures of the actors' environments so far, by kind.
+        env_failures: Failures of the environments of each actor since it started, by kind.
     """
 
     learner: LearnerStatus | None
     tables: Sequence[TableDescription]
     disk_free_bytes: int
-    env_failures: Mapping[str, int] = field(default_factory=dict)
+    env_failures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def is_disk_full(self) -> bool:
@@ -53,18 +54,24 @@ class ClusterSample:
 class WarningTracker:
     """Warns of problems of a run. Services that wait for each other are its normal state, which gets no warning."""
 
-    def __init__(self, folder: Path, publish_every: int, simulators_at: str = "", failed_before: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        publish_every: int,
+        simulators_at: str = "",
+        failed_before: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
         """Take the settings of a run.
 
         Args:
             folder: Of the run.
             publish_every: Updates after which the learner publishes.
             simulators_at: Where simulators connect, in a run that has no actors; empty for any other.
-            failed_before: Failures of environments that earlier sessions counted.
+            failed_before: Failures of environments that the actors of earlier sessions counted.
         """
         self._folder, self._publish_every, self._simulators_at = folder, publish_every, simulators_at
         self._played = (-1, 0.0)  # env steps, and when there was the last one
-        self._env_failed = (failed_before, -math.inf)  # failures so far, and when there was the last one
+        self._env_failed = (failed_before or {}, -math.inf)  # failures so far, and when there was the last one
         self._published = (0, 0, 0.0)  # newest version, updates and time when it was first seen
 
     def warnings(self, sample: ClusterSample, now_s: float) -> tuple[str, ...]:
@@ -131,14 +138,14 @@ class WarningTracker:
             f"to {self._simulators_at}"
         )
 
-    def _env_failures(self, counts: Mapping[str, int], now_s: float) -> str:
-        total, (known, seen_s) = sum(counts.values()), self._env_failed
-        if total > known:
+    def _env_failures(self, failures: Mapping[str, Mapping[str, int]], now_s: float) -> str:
+        known, seen_s = self._env_failed
+        if any(known.get(actor) != own for actor, own in failures.items()):  # fewer: an actor that was started again
             seen_s = now_s
-        self._env_failed = total, seen_s
-        if not total or now_s - seen_s > _RECENT_S:
+        self._env_failed = failures, seen_s
+        if not failures or now_s - seen_s > _RECENT_S:
             return ""
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(by_kind(failures).items()))
         return (
             f"environments of the actors failed and were restarted ({kinds}): reasons are in "
             f"{self._folder / 'logs'}/actor-*.log"

@@ -26,7 +26,7 @@ from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, Sha
 from tidemill.replay.client import ReplayClient
 from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
-from tidemill.services.launcher.view.curves import env_failures, training_return
+from tidemill.services.launcher.view.curves import by_kind, env_failures, training_return
 from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.live import LiveView, render, sparkline
 from tidemill.services.launcher.view.poller import StatusPoller
@@ -240,14 +240,21 @@ def test_training_return_is_that_of_the_actors_that_act(tmp_path: Path) -> None:
     assert ", training return 25.0," in describe_progress(status, _LEARNER, RunSettings())
 
 
-def test_failures_of_environments_are_those_of_all_actors(tmp_path: Path) -> None:
+def test_failures_of_environments_are_those_of_all_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By kind, in their files' last whole lines."""
+    config = RunConfig(cluster=ClusterSettings(replay=("dns:nowhere:1",), learner="unix:///nowhere"))
     assert env_failures(tmp_path) == {}
     (tmp_path / "curves").mkdir()
     for name, counts in {"actor-0": {"raised": 2.0, "died": 1.0}, "actor-1": {"raised": 3.0}}.items():
         line = {"time": 1.0} | {f"actor/env_failures/{kind}": count for kind, count in counts.items()}
         (tmp_path / "curves" / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
-    assert env_failures(tmp_path) == {"raised": 5, "died": 1}
+    assert by_kind(env_failures(tmp_path)) == {"raised": 5, "died": 1}
+    for is_new_session in (True, False):  # a page that is opened while a run trains shows what has failed so far
+        with contextlib.closing(StatusPoller(config, tmp_path, tuple, is_new_session=is_new_session)) as poller:
+            monkeypatch.setattr(poller, "_learner_status", lambda: None)
+            status = poller.poll()
+        assert status.env_failures == {"raised": 5, "died": 1}
+        assert any("environments of the actors failed" in line for line in status.warnings) is not is_new_session
 
 
 @pytest.mark.parametrize(

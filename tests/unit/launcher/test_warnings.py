@@ -59,12 +59,15 @@ def test_failed_checkpoint_is_told_with_what_a_resume_would_find(tracker: Warnin
 
 def test_environments_that_fail_are_told_for_ten_minutes(tracker: WarningTracker) -> None:
     """How often and how, and where the reasons are; longer if more fail."""
-    failed = replace(_WELL, env_failures={"raised": 2, "hung": 1})
+    failed = replace(_WELL, env_failures={"actor-0": {"raised": 2}, "actor-1": {"hung": 1}})
     for now_s in (5.0, 600.0):
         (line,) = tracker.warnings(failed, now_s)
         assert "(1 hung, 2 raised): reasons are in runs/lander/logs/actor-*.log" in line
     assert tracker.warnings(failed, 606.0) == ()
-    assert len(tracker.warnings(replace(_WELL, env_failures={"raised": 3, "hung": 1}), 607.0)) == 1
+    assert (
+        len(tracker.warnings(replace(_WELL, env_failures={"actor-0": {"raised": 3}, "actor-1": {"hung": 1}}), 607.0))
+        == 1
+    )
 
 
 def test_run_whose_simulators_do_not_play_says_where_they_connect() -> None:
@@ -108,8 +111,10 @@ def test_parameters_that_are_not_published_are_stale(tracker: WarningTracker) ->
 
 
 def test_failures_of_earlier_sessions_are_known() -> None:
-    """After `resume` their curves are still in the folder; a count that falls is of an actor that began again."""
-    tracker = WarningTracker(Path("run"), 100, failed_before=5)
-    counts = ({"raised": 5}, {"raised": 2}, {"raised": 3})
+    """After `resume` their curves are still in the folder; an actor whose count falls began again, and failed again."""
+    before = {"actor-0": {"raised": 5}, "actor-1": {"raised": 2}}
+    tracker = WarningTracker(Path("run"), 100, failed_before=before)
+    counts = (before, {"actor-1": {"raised": 2}}, {"actor-0": {"raised": 1}, "actor-1": {"raised": 2}})
     lines = [tracker.warnings(replace(_WELL, env_failures=each), 10.0 * i) for i, each in enumerate(counts)]
     assert [len(each) for each in lines] == [0, 0, 1]
+    assert "3 raised" in lines[-1][0]
