@@ -22,6 +22,7 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.devices import flush_denormals, use_device
 from tidemill.envs.goals import goal_rewards
 from tidemill.envs.make import spec_of
+from tidemill.errors import Unavailable
 from tidemill.learner.status import LearnerState
 from tidemill.near_processors import use_near_processors
 from tidemill.params.client import ParamsClient
@@ -45,7 +46,7 @@ from tidemill.services.learner.curves import learner_callbacks
 from tidemill.services.learner.data.device import learner_device, torch_threads
 from tidemill.services.learner.data.table import create_tables
 from tidemill.services.learner.data.table_watch import TableWatch
-from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, joined_group
+from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, StepVote, joined_group
 from tidemill.services.learner.lock_step.pace import LockStepPace
 from tidemill.services.learner.publishing import PolicyPublisher
 from tidemill.services.learner.rollback import PUBLISH_S, Rollback
@@ -63,6 +64,9 @@ from tidemill.types import EnvSpec
 _LAST_PUBLISH_S = 5.0
 PUBLISH_LEAST_S = 0.2
 """Between two versions of a learner that a GPU makes fast."""
+_SIGNAL_S = 1.0
+"""Longest time between the signals to two processes of a machine that is asked to end."""
+_LEAVES = StepVote(stop=True, pause=False, lacks_batch=True, largest_weight=0.0, is_over=True)
 _FENCE_DEADLINE_S = 1.0  # for that answer; a server that is silent holds nothing up for longer
 
 _log = structlog.get_logger()
@@ -105,15 +109,18 @@ class Learner:
             set_serving: Sets the health of the process.
 
         Raises:
-            Unavailable: A service the learner needs did not answer in time.
+            Unavailable: A service the learner needs did not answer in time, or another machine was asked to end.
             StalePublisher: A newer learner took over.
             FatalError: The checkpoint is of another run.
         """
-        learning = self._build()
+        learning, is_left = self._build(), False
         try:
             with ExitStack() as stack:
                 if self._services_are_ready() and not self._run_is_over(stack):
-                    self._train(learning, self._directory(stack), set_serving, stack)
+                    is_over = self._train(learning, self._directory(stack), set_serving, stack)
+                    is_left = self._rank.machines > 1 and not is_over and not self._stop.wait(_SIGNAL_S)
+            if is_left:  # torchrun starts this machine's ranks again, which wait for the others
+                raise Unavailable("another machine was asked to end; waiting for it to return")
         finally:
             self._control.close()
 
@@ -168,7 +175,8 @@ class Learner:
         directory: ShardDirectory,
         set_serving: Callable[[bool], None],
         stack: ExitStack,
-    ) -> None:
+    ) -> bool:
+        """Train to the end; return whether it is that of all ranks, and not a signal that interrupted one of them."""
         callbacks = learner_callbacks(self._config, is_first=self._rank.is_first)
         stack.enter_context(closing(callbacks))  # closed last
         self._progress.on_update = callbacks.on_update
@@ -203,8 +211,11 @@ class Learner:
         except Diverged as error:
             set_serving(False)
             self._end_as_diverged(error)
+        if self._rank.machines > 1 and trainer.is_over:  # if one fails to end the run, all start again
+            group.all_agree(_LEAVES)
         if publisher is not None and publisher.version != self._counters.version:
             callbacks.on_publish(publisher.version)
+        return trainer.is_over
 
     def _table_watch(self, directory: ShardDirectory, table: str) -> TableWatch:
         progress = self._progress

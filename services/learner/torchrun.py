@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ from torch.distributed.run import run as run_ranks
 from tidemill import gpus, linux
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
-from tidemill.errors import ConfigError, FatalError, Unavailable
+from tidemill.errors import ConfigError, FatalError, TidemillError, Unavailable
+from tidemill.params.run_end import RunEnd
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.process import run, signal_event
 from tidemill.programs.fork_client import ForkClient, ForkedPopen, given_client
@@ -75,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             arguments = (signal_event(number), interrupted, forks)
             threading.Thread(target=_end_without_ranks, args=arguments, daemon=True).start()
-        is_over = run_agent(options, words, environ, forks)
+        is_over = (not one_machine and _was_ended(config)) or run_agent(options, words, environ, forks)
         return exit_or_idle((ENDED_LEARNER, *learner_arguments), config.run, is_over=is_over)
 
     return run("learner", body)
@@ -102,6 +104,15 @@ def _config_of(options: argparse.Namespace) -> LearnerConfig:
     if not options.module or options.training_script != _LEARNER:
         raise ConfigError(f"torchrun's options end with `-m {_LEARNER}`, not with {options.training_script!r}")
     return load(LearnerConfig, options.training_script_args, prog="tidemill learner", description="")
+
+
+def _was_ended(config: LearnerConfig) -> bool:
+    """True if the run is over: machines that have ended it do not come to meet this one."""
+    if config.run.supervisor == "launcher":
+        return False
+    with suppress(TidemillError), RunEnd(config.cluster.params, config.run.end_tag) as end:
+        return end.is_marked()
+    return False  # the ranks wait for the parameter server
 
 
 def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:

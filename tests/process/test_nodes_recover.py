@@ -1,4 +1,4 @@
-"""Learners of two machines, each with a separate torchrun: one machine dies and comes back."""
+"""Learners of two machines, each with a separate torchrun: one machine dies or is drained, and comes back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _starter(cluster: LearnerCluster, rendezvous: str, port: int) -> Start:
+def _starter(cluster: LearnerCluster, rendezvous: str, port: int, *settings: str) -> Start:
     """Return the command that starts the torchrun of machine 0 or 1, which has one learner."""
 
     def start(machine: int) -> Process:
@@ -46,6 +46,7 @@ def _starter(cluster: LearnerCluster, rendezvous: str, port: int) -> Start:
         options = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=50", *meeting[rendezvous])
         return cluster.start_learner_process(
             *("--learner.ranks-timeout-s", "20"),
+            *settings,
             module="tidemill.services.learner.torchrun",
             before=(*options, "-m", "tidemill.services.learner"),
         )
@@ -54,9 +55,16 @@ def _starter(cluster: LearnerCluster, rendezvous: str, port: int) -> Start:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
-def test_machine_that_died_and_came_back_is_joined(cluster: LearnerCluster, rendezvous: str, victim: int) -> None:
-    """Whichever it is, the one where they meet as well: both resume from the checkpoint, and end with 0 when asked."""
+@pytest.mark.parametrize(
+    "rendezvous, end", [("static", signal.SIGKILL), ("c10d", signal.SIGKILL), ("static", signal.SIGTERM)]
+)
+def test_machine_that_ended_and_came_back_is_joined(
+    cluster: LearnerCluster, rendezvous: str, end: signal.Signals, victim: int
+) -> None:
+    """Whichever it is, the one where they meet as well, and also if it was asked to end, as a node that is drained.
+
+    Both resume from the checkpoint, and end with 0 when asked.
+    """
     cluster.start_replay()
     cluster.start_params()
     cluster.feed()
@@ -64,10 +72,10 @@ def test_machine_that_died_and_came_back_is_joined(cluster: LearnerCluster, rend
     machines = [start(0), start(1)]
     cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 updates", _WAIT_S)
     saved = cluster.learner_client().save_checkpoint()
-    machines[victim].signal(signal.SIGKILL)  # its learner dies with it
+    machines[victim].signal(end)  # its learner ends with it
     machines[victim].wait()
     machines[victim] = start(victim)
-    where = f"{saved.learner_steps:,} updates"
+    where = f"{saved.learner_steps:,} updates" if end == signal.SIGKILL else " updates"  # asked to end it saves again
     cluster.wait_for_status(
         lambda s: where in s.restored and s.learner_steps > saved.learner_steps, "further steps", _WAIT_S
     )
@@ -76,6 +84,27 @@ def test_machine_that_died_and_came_back_is_joined(cluster: LearnerCluster, rend
     for machine in machines:
         assert machine.wait(_WAIT_S) == 0, machine.text()
         assert "Traceback" not in machine.text()
+
+
+def test_machines_end_with_zero_together(cluster: LearnerCluster) -> None:
+    """None does while the first learner cannot mark the end of the run; one that returns after it waits for nobody."""
+    cluster.start_replay()
+    params = cluster.start_params()
+    cluster.feed()
+    job = ("--run.supervisor", "job", "--run.max-learner-steps", "2000", "--cluster.connect-timeout-s", "5")
+    start = _starter(cluster, "static", _free_port(), *job)
+    machines = [start(0), start(1)]
+    cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 updates", _WAIT_S)
+    params.signal(signal.SIGSTOP)
+
+    def has_failed() -> bool:
+        assert machines[1].is_running, machines[1].text()
+        return "cannot mark the run as over" in machines[0].text() and "lost the others" in machines[1].text()
+
+    wait_until(has_failed, "the end that fails", _WAIT_S)
+    params.signal(signal.SIGCONT)
+    for machine in (*machines, start(1)):
+        assert machine.wait(_WAIT_S) == 0, machine.text()
 
 
 def test_machine_that_waits_for_another_ends_when_asked(cluster: LearnerCluster) -> None:

@@ -104,6 +104,8 @@ class StepVote(NamedTuple):
     """Whether any rank has no batch yet."""
     largest_weight: float
     """The largest importance weight of the batch before any scaling; 0 without one."""
+    is_over: bool = False
+    """Whether any rank ends for another reason than a signal to its machine, which returns."""
 
 
 class LearnerGroup(ProcessGroup, Protocol):
@@ -189,8 +191,8 @@ class TorchLearnerGroup:
         def agreed() -> StepVote:
             with self._translated():
                 exchange.wait()
-            stop, pause, lacks_batch, largest_weight = numbers.tolist()
-            return StepVote(bool(stop), bool(pause), bool(lacks_batch), largest_weight)
+            stop, pause, lacks_batch, largest_weight, is_over = numbers.tolist()
+            return StepVote(bool(stop), bool(pause), bool(lacks_batch), largest_weight, bool(is_over))
 
         return agreed
 

@@ -56,7 +56,12 @@ class Control:
     @property
     def stop_reason(self) -> str | None:
         """Reason to stop; None while the learner runs."""
-        return "a signal asked" if self._stop_reason is None and self._signalled.is_set() else self._stop_reason
+        return "a signal asked" if self.is_interrupted else self._stop_reason
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal alone asks to stop: the run is not over."""
+        return self._stop_reason is None and self._signalled.is_set()
 
     def take_checkpoint_request(self) -> Future[SavedCheckpoint] | None:
         """Return the oldest request for a checkpoint, which the caller must then answer."""

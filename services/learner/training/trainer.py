@@ -125,6 +125,8 @@ class Trainer:
         self._backlog = DeviceBacklog()
         self._voting: Callable[[], StepVote] | None = None
         self._published_at = -math.inf
+        self.is_over = False
+        """Whether all ranks have ended for good; otherwise a signal to one of them interrupted all."""
 
     def run(self) -> str:
         """Train until asked to stop or until a limit is reached; return the reason.
@@ -177,6 +179,7 @@ class Trainer:
         agreed = self._voting()
         self._voting = None
         self._progress.record_rank_wait(self._clock() - started)
+        self.is_over = agreed.is_over
         return agreed
 
     def _vote(self, *, must_stop: bool) -> StepVote:
@@ -185,7 +188,8 @@ class Trainer:
         if self._batch is None and not must_stop and not paused:
             self._batch = self._batches.take(0.0) or self._wait_for_batch()
         largest_weight = 0.0 if self._batch is None else self._batch.largest_weight
-        return StepVote(must_stop, paused, self._batch is None, largest_weight)
+        is_interrupted = self._control.is_interrupted and self._limits.reached(self._counters) is None
+        return StepVote(must_stop, paused, self._batch is None, largest_weight, must_stop and not is_interrupted)
 
     def _vote_ahead(self) -> None:
         """Vote for the next step while the device computes this one, if there is a batch and nothing to say besides."""

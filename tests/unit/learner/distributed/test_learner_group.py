@@ -40,7 +40,8 @@ class _Others(SingleLearner):
         other = self._words.pop(0) if self._words else _NOTHING
         largest = max(word.largest_weight, other.largest_weight)
         lacks_batch = word.lacks_batch or other.lacks_batch
-        return StepVote(word.stop or other.stop, word.pause or other.pause, lacks_batch, largest)
+        is_over = word.is_over or other.is_over
+        return StepVote(word.stop or other.stop, word.pause or other.pause, lacks_batch, largest, is_over)
 
 
 _NOTHING = StepVote(stop=False, pause=False, lacks_batch=False, largest_weight=0.0)
@@ -61,10 +62,12 @@ def _batch(largest_weight: float = 1.0) -> Batch:
     return batch(0, 1, weight=torch.tensor([1.0, 0.5]), largest_weight=largest_weight)
 
 
-def _trainer(ranks: _Others, agent: FakeAgent, batches: list[Batch], steps: int) -> Trainer:
+def _trainer(
+    ranks: _Others, agent: FakeAgent, batches: list[Batch], steps: int, control: Control | None = None
+) -> Trainer:
     counters, clock = Counters(), Clock()
     progress = Progress(counters, log_every_s=1e9, clock=clock)
-    control, outputs = Control(threading.Event()), TrainerOutputs(FakePriorities(), group=ranks)
+    control, outputs = control or Control(threading.Event()), TrainerOutputs(FakePriorities(), group=ranks)
     return Trainer(agent, FakeSource(*batches), outputs, control, counters, progress, Limits(steps), clock)
 
 
@@ -82,6 +85,22 @@ def test_rank_stops_when_another_one_must() -> None:
     agent = FakeAgent()
     reason = _trainer(_Others(_NOTHING._replace(stop=True)), agent, [_batch()], 5).run()
     assert (reason, agent.batches) == ("another rank stopped", [])
+
+
+@pytest.mark.parametrize("asked", [None, "a caller asked"])
+def test_signal_to_a_rank_ends_the_run_for_none(asked: str | None) -> None:
+    """Both ranks leave, and both know whether the run is over: it is if one was asked to stop besides."""
+    signalled = threading.Event()
+    signalled.set()
+    control = Control(signalled)
+    if asked is not None:
+        control.stop(asked)
+    ranks = _Others()
+    trainer = _trainer(ranks, FakeAgent(), [_batch()], 5, control)
+    assert trainer.run() == (asked or "a signal asked")
+    assert (ranks.heard[-1].stop, ranks.heard[-1].is_over, trainer.is_over) == (True, bool(asked), bool(asked))
+    other = _trainer(_Others(ranks.heard[-1]), FakeAgent(), [_batch()], 5)
+    assert (other.run(), other.is_over) == ("another rank stopped", bool(asked))
 
 
 def test_rank_pauses_with_the_others() -> None:
