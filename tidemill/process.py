@@ -179,9 +179,20 @@ class StopRequests:
         return last_s is None or signal_number != signal.SIGTERM or now_s - last_s > self._SAME_S
 
 
-def stop_event() -> threading.Event:
+class StopEvent(threading.Event):
+    """An event that calls `then` in the thread that sets it."""
+
+    then: Callable[[], object] = staticmethod(lambda: None)
+
+    def set(self) -> None:
+        """Set the event, then call."""
+        super().set()
+        self.then()
+
+
+def stop_event() -> StopEvent:
     """Return an event that SIGTERM, SIGHUP or Ctrl-C sets; a second request ends the process at once."""
-    event, requests = threading.Event(), StopRequests()
+    event, requests = StopEvent(), StopRequests()
 
     def stop(signal_number: int) -> None:
         if requests.is_new(signal_number) and event.is_set():
@@ -234,7 +245,7 @@ def _act(reader: socket.socket, _writer: socket.socket) -> None:
                 _actions[number](number)
 
 
-def stop_requested(before: threading.Event | None = None) -> asyncio.Task[bool]:
+def stop_requested(before: StopEvent | None = None) -> asyncio.Task[bool]:
     """Return a task of the running event loop that is done once SIGTERM or Ctrl-C comes, from this call on.
 
     To be called before anyone is told that the service is ready: the first signal may follow at once.
@@ -244,10 +255,17 @@ def stop_requested(before: threading.Event | None = None) -> asyncio.Task[bool]:
     """
     requested = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(requested.set)
+
+    if before is not None:
+        before.then = tell  # the thread of a signal that came just now may set it after the next look
+        if before.is_set():
+            requested.set()
     for number in _heard_signals():
         loop.add_signal_handler(number, requested.set)
-    if before is not None and before.is_set():
-        requested.set()
     return loop.create_task(requested.wait())
 
 

@@ -100,7 +100,7 @@ def request_limit(config: InferenceConfig, spec: EnvSpec, recurrent_state_size: 
 
 
 async def serve(
-    config: InferenceConfig, spec: EnvSpec, policy: Policy, device: torch.device, stopped: threading.Event
+    config: InferenceConfig, spec: EnvSpec, policy: Policy, device: torch.device, stopped: process.StopEvent
 ) -> None:
     """Put the parts of one service together and serve until SIGTERM, or not at all if that has set `stopped`."""
     settings, metrics = config.inference, Metrics()

@@ -214,17 +214,23 @@ def test_request_that_arrives_again_is_one() -> None:
     assert requests.is_new(signal.SIGTERM)
 
 
-def test_signal_before_the_event_loop_counts() -> None:
-    """As while a service makes its environment; it would serve, and be killed later."""
-    script = """
-import asyncio, os, signal, time
+@pytest.mark.parametrize("arrives", ["before", "meanwhile"])
+def test_signal_before_the_event_loop_counts(arrives: str) -> None:
+    """As while a service makes its environment, also if its thread sets the event late; it would serve until killed."""
+    script = f"""
+import asyncio, os, signal
 from tidemill.process import stop_event, stop_requested
 before = stop_event()
-os.kill(os.getpid(), signal.SIGTERM)
-assert before.wait(60)
+if {arrives!r} == "before":
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert before.wait(60)
 async def main():
-    await asyncio.wait_for(stop_requested(before), 60)
+    stop = stop_requested(before)
+    if {arrives!r} == "meanwhile":
+        before.set()
+    await asyncio.wait_for(stop, 10)
 asyncio.run(main())
+before.set()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=_BOUND_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
