@@ -18,19 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.learner_feed import process, publish
 from benchmarks.rllib_turns import rllib_turns
 from benchmarks.rows import Row, row, write
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import make_env
-from tidemill.params.blob import half, pack
-from tidemill.params.client import ParamsClient
-from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.replay.client import ReplayClient
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.settings.registry import stored_columns
@@ -130,20 +127,20 @@ def _actor(config: RunConfig, path: str, seconds: float) -> tuple[float, float]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tm-")))
         replay, params = f"unix://{folder}/r", f"unix://{folder}/p"
         places = ["--cluster.replay", replay, "--cluster.params", params]
-        server = stack.enter_context(_process("1", "replay", path, "--replay.server.address", replay))
+        server = stack.enter_context(process("1", "tidemill.services.replay", path, "--replay.server.address", replay))
         address = ["--paramserver.server.address", params, "--run.root", str(folder)]
-        stack.enter_context(_process("1", "paramserver", path, *address))
+        stack.enter_context(process("1", "tidemill.services.paramserver", path, *address))
         client = stack.enter_context(ReplayClient(replay))
         client.wait_for_ready(_START_S)
         prepare(config, client, params)
-        before = _resident_bytes(server.pid)
-        stack.enter_context(_process("0", "actor", path, "--actor.log-every-s", "5", *places))
+        before = _resident_bytes(server)
+        stack.enter_context(process("0", "tidemill.services.actor", path, "--actor.log-every-s", "5", *places))
         _wait_for_steps(client, config.table.name)
         time.sleep(_WARM_UP_S)
         first, started = client.describe_table(config.table.name).env_steps, time.monotonic()
         time.sleep(seconds)
         last, elapsed = client.describe_table(config.table.name).env_steps, time.monotonic() - started
-        return (last - first) / elapsed, (_resident_bytes(server.pid) - before) / last
+        return (last - first) / elapsed, (_resident_bytes(server) - before) / last
 
 
 def prepare(config: RunConfig, client: ReplayClient, params: str) -> None:
@@ -154,13 +151,7 @@ def prepare(config: RunConfig, client: ReplayClient, params: str) -> None:
     client.create_table(
         table_config(config.table, learner, agent, stored_columns(config.agent, env.spec), config.agent.batch_size)
     )
-    state = {name: tensor.numpy() for name, tensor in agent.policy_state().items()}
-    blobs = {Precision.FULL: pack(state)}
-    if (small := half(state)) is not None:
-        blobs[Precision.HALF] = pack(small)
-    with ParamsClient(params) as publisher:
-        fencing_token = publisher.acquire_fencing_token("benchmark", connect_timeout_s=_START_S).fencing_token
-        publisher.publish(blobs, ParamsMetadata(), fencing_token=fencing_token, base_version=0)
+    publish(agent, params)
 
 
 def _wait_for_steps(client: ReplayClient, table: str) -> None:
@@ -169,27 +160,6 @@ def _wait_for_steps(client: ReplayClient, table: str) -> None:
         if time.monotonic() > deadline:
             raise SystemExit("the actor stored nothing within a minute")
         time.sleep(0.1)
-
-
-@contextlib.contextmanager
-def _process(core: str, service: str, config: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [
-        "taskset",
-        "-c",
-        core,
-        sys.executable,
-        "-m",
-        f"tidemill.services.{service}",
-        "--config",
-        config,
-        *options,
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def _resident_bytes(pid: int) -> int:

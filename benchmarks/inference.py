@@ -13,26 +13,22 @@ import argparse
 import contextlib
 import dataclasses
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.learner_feed import process, publish
 from benchmarks.rows import Row, row, write
 from tidemill.config.load import load_config, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
 from tidemill.inference.client import InferenceClient
 from tidemill.inference.wire import Answer, Opening, pack_answer, pack_step
-from tidemill.params.blob import half, pack
-from tidemill.params.client import ParamsClient
-from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.interface import SplitPolicy
@@ -64,18 +60,19 @@ def main() -> None:
 
 def _measure(network: str, arguments: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
-    core = arguments.cores[1]
+    core = str(arguments.cores[1])
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tm-")))
         params, inference = f"unix://{folder}/p", f"unix://{folder}/i"
         config = load_config({"env": {"id": "ALE/Pong-v5"}, "agent": {"algorithm": "dqn", "network": network}})
         cluster = dataclasses.replace(config.cluster, params=params)
         write_document(config := dataclasses.replace(config, cluster=cluster), folder / "run.yaml")
+        path, own = str(folder / "run.yaml"), ["--inference.server.address", inference]
         places = ["--paramserver.server.address", params, "--run.root", str(folder)]
-        stack.enter_context(_process(core, "paramserver", folder / "run.yaml", *places))
-        stack.enter_context(_process(core, "inference", folder / "run.yaml", "--inference.server.address", inference))
+        stack.enter_context(process(core, "tidemill.services.paramserver", path, *places))
+        stack.enter_context(process(core, "tidemill.services.inference", path, *own))
         spec = spec_of(config.env)
-        _publish(config, spec, params)
+        publish(build_agent(config.agent, spec, seed=1), params)
         for count in arguments.envs:
             local, remote = [], []
             for _ in range(arguments.rounds):
@@ -161,29 +158,6 @@ def _multiply_adds(config: RunConfig, spec: EnvSpec) -> float:
     with FlopCounterMode(display=False) as counter:
         policy.forward(seen)
     return float(counter.get_total_flops()) / 2
-
-
-def _publish(config: RunConfig, spec: EnvSpec, params: str) -> None:
-    """Publish random parameters, as the learner would."""
-    state = {name: tensor.numpy() for name, tensor in build_agent(config.agent, spec, seed=1).policy_state().items()}
-    blobs = {Precision.FULL: pack(state)}
-    if (small := half(state)) is not None:
-        blobs[Precision.HALF] = pack(small)
-    with ParamsClient(params) as publisher:
-        fencing_token = publisher.acquire_fencing_token("benchmark", connect_timeout_s=_START_S).fencing_token
-        publisher.publish(blobs, ParamsMetadata(), fencing_token=fencing_token, base_version=0)
-
-
-@contextlib.contextmanager
-def _process(core: int, service: str, config: Path, *options: str) -> Iterator[None]:
-    module = f"tidemill.services.{service}"
-    command = ["taskset", "-c", str(core), sys.executable, "-m", module, "--config", str(config), *options]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,16 @@ from numpy.typing import NDArray
 from benchmarks.replay_frames import cached_steps
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
+from tidemill.params.blob import half, pack
+from tidemill.params.client import ParamsClient
+from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.replay import codec
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.writing.appender import StreamAppender
 from tidemill.rl.agents.build import build_agent
+from tidemill.rl.agents.interface import Agent
 from tidemill.rl.settings.registry import stored_columns
 from tidemill.services.learner.data.table import table_config
 from tidemill.types import ColumnSpec, EnvSpec
@@ -98,7 +102,18 @@ def process(core: str | None, module: str, config: str, *options: str, **variabl
         yield child.pid  # taskset becomes the service
     finally:
         child.terminate()
-        child.wait(20)
+        child.wait(60)
+
+
+def publish(agent: Agent, address: str) -> None:
+    """Publish an agent's parameters, as its learner would."""
+    state = {name: tensor.numpy() for name, tensor in agent.policy_state().items()}
+    blobs = {Precision.FULL: pack(state)}
+    if (small := half(state)) is not None:
+        blobs[Precision.HALF] = pack(small)
+    with ParamsClient(address) as publisher:
+        fencing_token = publisher.acquire_fencing_token("benchmark", connect_timeout_s=START_S).fencing_token
+        publisher.publish(blobs, ParamsMetadata(), fencing_token=fencing_token, base_version=0)
 
 
 def processor_s(pid: int) -> float:

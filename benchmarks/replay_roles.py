@@ -1,4 +1,4 @@
-"""The client processes of the replay benchmark: one that writes, one that samples, one that plays and writes."""
+"""The client processes of the replay benchmark: those that write, and one that samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.replay_frames import NUM_ENVS, Steps, cached_steps, play
+from benchmarks.replay_frames import NUM_ENVS, Steps, cached_steps
 from tidemill.process import keep_freed_memory
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.chunk import Chunk, ItemBatch
@@ -130,19 +130,6 @@ def write_paced(address: str, actor_id: str, seconds: float, streams: int, steps
     return {"rate": sum(acknowledged) / elapsed, "fewest": min(calls), "most": max(calls)}
 
 
-def play_and_write(address: str, limit: int) -> float:
-    """Play with new frames all the time and write them; return steps per second."""
-    writer = Writer(address, "player")
-    began = time.monotonic()
-    with writer.appender:
-        for steps in play(CHUNK_LENGTH):
-            writer.write(steps, 0)
-            if writer.written >= limit:
-                break
-        writer.appender.flush(_FLUSH_S)
-    return writer.written / (time.monotonic() - began)
-
-
 def sample(address: str, batch_size: int, seconds: float, max_items: int, threads: int) -> float:
     """Sample decoded n-step transitions and set their priorities; return transitions per second.
 
@@ -238,7 +225,7 @@ class _Updates:
 def main() -> None:
     """Play one role and print its rate."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("role", choices=["write", "pace", "play", "sample", "probe"])
+    parser.add_argument("role", choices=["write", "pace", "sample", "probe"])
     parser.add_argument("address")
     parser.add_argument("--actor-id", default="writer")
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -253,7 +240,6 @@ def main() -> None:
     rates: dict[str, Callable[[], object]] = {
         "write": lambda: write(a.address, a.actor_id, a.seconds, a.limit),
         "pace": lambda: write_paced(a.address, a.actor_id, a.seconds, a.streams, a.steps_per_s),
-        "play": lambda: play_and_write(a.address, a.limit),
         "probe": lambda: probe(a.address, a.actor_id, a.seconds),
         "sample": lambda: sample(a.address, a.batch_size, a.seconds, a.max_items, a.decode_threads),
     }

@@ -14,17 +14,15 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks.learner_feed import process
 from benchmarks.rows import Row, row, write
 from tidemill.acting.writer import open_writer
 from tidemill.config.load import load_config, write_document
@@ -62,7 +60,7 @@ def main() -> None:
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tm-")))
-        config, spec = _started(folder, max(arguments.clients), arguments.cores[1], stack)
+        config, spec = _started(folder, max(arguments.clients), str(arguments.cores[1]), stack)
         address = config.inference.server.address
         for count in arguments.clients:
             rates, own, waits = [], [], []
@@ -82,7 +80,7 @@ def main() -> None:
         print(json.dumps(each))
 
 
-def _started(folder: Path, simulators: int, core: int, stack: contextlib.ExitStack) -> tuple[RunConfig, EnvSpec]:
+def _started(folder: Path, simulators: int, core: str, stack: contextlib.ExitStack) -> tuple[RunConfig, EnvSpec]:
     """Start the services with a table and parameters; return the settings."""
     replay, params, inference = (f"unix://{folder}/{letter}" for letter in "rpi")
     document = {
@@ -96,8 +94,9 @@ def _started(folder: Path, simulators: int, core: int, stack: contextlib.ExitSta
     config = load_config(document)
     write_document(config, folder / "run.yaml")
     spec = spec_of(config.env)
-    stack.enter_context(_process(core, "replay", folder / "run.yaml", "--replay.server.address", replay))
-    stack.enter_context(_process(core, "paramserver", folder / "run.yaml", "--paramserver.server.address", params))
+    path = str(folder / "run.yaml")
+    stack.enter_context(process(core, "tidemill.services.replay", path, "--replay.server.address", replay))
+    stack.enter_context(process(core, "tidemill.services.paramserver", path, "--paramserver.server.address", params))
     window = config.agent.window(spec.frame_stack)
     table = TableConfig(
         config.table.name, signature_of(spec), SelectorConfig(SelectorKind.UNIFORM), 100_000, window.length
@@ -110,21 +109,10 @@ def _started(folder: Path, simulators: int, core: int, stack: contextlib.ExitSta
         fencing_token = publisher.acquire_fencing_token("benchmark", connect_timeout_s=_START_S).fencing_token
         blobs = {Precision.FULL: pack(state)}
         publisher.publish(blobs, ParamsMetadata(), fencing_token=fencing_token, base_version=0)
-    stack.enter_context(_process(core, "inference", folder / "run.yaml"))
+    stack.enter_context(process(core, "tidemill.services.inference", path))
     with SimulatorClient(inference, spec, timeout_s=_START_S) as client:  # waits until it serves
         client.begin(np.zeros(spec.observation_shape, spec.observation_dtype))
     return config, spec
-
-
-@contextlib.contextmanager
-def _process(core: int, service: str, config: Path, *options: str) -> Iterator[None]:
-    command = ["taskset", "-c", str(core), sys.executable, "-m", f"tidemill.services.{service}"]
-    process = subprocess.Popen([*command, "--config", str(config), *options], stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def _clients(address: str, spec: EnvSpec, count: int, seconds: float) -> tuple[float, list[float]]:
