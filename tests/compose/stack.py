@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 import urllib.error
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.compose.engine import Engine, NoEngine
+from tests.support.params_service import free_port
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ class Stack:
         self.engine = engine
         self.project = f"tidemill-test-{os.getpid()}"
         self.version = self.project
-        self._prometheus_port, tensorboard_port, page_port = _free_port(), _free_port(), _free_port()
+        self._prometheus_port, tensorboard_port, page_port = free_port(), free_port(), free_port()
         self._variables = settings | {
             "COMPOSE_PROJECT_NAME": self.project,
             "TIDEMILL_VERSION": self.version,
@@ -374,10 +374,3 @@ class Stack:
 def until(is_true: Callable[[], bool], what: str, describe: Callable[[], str] = str, bound_s: float = BOUND_S) -> None:
     """Wait until something outside of this process holds; there is no event to wait on."""
     wait_until(is_true, what, bound_s, longest_pause_s=_POLL_S, describe=describe)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

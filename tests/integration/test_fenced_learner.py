@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ from tests.support.feeder import TABLE
 from tests.support.learner_cluster import LearnerCluster, learner_cluster
 from tests.support.waiting import wait_until
 from tidemill.services.learner.checkpoint.store import CheckpointStore
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
-    """A cluster whose replay service and parameter server serve."""
-    with learner_cluster(tmp_path) as cluster:
-        cluster.start_replay()
-        cluster.start_params()
-        yield cluster
 
 
 def _newest(cluster: LearnerCluster) -> tuple[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,15 +19,6 @@ from tidemill.params.blob import unpack
 from tidemill.params.version import LATEST
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.tools.certs import make
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
-    """A cluster whose replay service and parameter server serve."""
-    with learner_cluster(tmp_path) as cluster:
-        cluster.start_replay()
-        cluster.start_params()
-        yield cluster
 
 
 def test_learner_trains_publishes_and_updates_priorities(cluster: LearnerCluster) -> None:

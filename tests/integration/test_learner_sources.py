@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from tests.support.demonstrations import demonstrations, write_demonstrations
 from tests.support.feeder import SPEC, TABLE
-from tests.support.learner_cluster import LearnerCluster, learner_cluster
+from tests.support.learner_cluster import LearnerCluster
 from tests.support.naming import naming
 from tests.support.waiting import wait_until
 from tidemill.errors import ConfigError, FatalError
@@ -24,15 +22,6 @@ from tidemill.replay import (
 from tidemill.types import signature_of
 
 _HALF = ("--learner.sources", "demos", "{fraction: 0.5}", "--agent.batch-size", "32")
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
-    """A cluster whose replay service and parameter server serve."""
-    with learner_cluster(tmp_path) as cluster:
-        cluster.start_replay()
-        cluster.start_params()
-        yield cluster
 
 
 def _lags() -> float:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-from tests.support.learner_cluster import LearnerCluster, learner_cluster
+from tests.support.learner_cluster import LearnerCluster
 from tests.support.waiting import wait_until
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import BEST, EVALUATED, LAST_TRAINED, VERDICT, Version
@@ -15,15 +10,6 @@ from tidemill.services.learner.checkpoint.store import CheckpointStore
 
 _TARGET = ("--run.target-return", "1000")
 """Of a run that an evaluator ends; who sets the tags here is the test."""
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
-    """A cluster whose replay service and parameter server serve."""
-    with learner_cluster(tmp_path) as cluster:
-        cluster.start_replay()
-        cluster.start_params()
-        yield cluster
 
 
 def _evaluated(cluster: LearnerCluster, params: ParamsClient, fencing_token: int = 1) -> Version:

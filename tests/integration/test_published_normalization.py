@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
-import pytest
 from torch import nn
 
 from tests.support.feeder import SPEC
-from tests.support.learner_cluster import LearnerCluster, learner_cluster
+from tests.support.learner_cluster import LearnerCluster
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.params.blob import unpack
 from tidemill.params.client import ParamsClient
@@ -27,15 +24,6 @@ from tidemill.services.learner.checkpoint.store import CheckpointStore
 _NORMALIZED = ("--agent.normalize-observations", "true", "--run.target-return", "1000")
 _CONFIG = DQNConfig(network="mlp", hidden_sizes=(16,), n_step=1, normalize_observations=True)
 _MEAN = "torso.standardization.mean"
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
-    """A cluster whose replay service and parameter server serve."""
-    with learner_cluster(tmp_path) as cluster:
-        cluster.start_replay()
-        cluster.start_params()
-        yield cluster
 
 
 class _Actor:

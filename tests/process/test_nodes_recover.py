@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
+from tests.support.params_service import free_port
 from tests.support.waiting import wait_until
 
 _WAIT_S = 240.0  # a machine takes four starts of torch to come back
@@ -24,12 +25,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Learner
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     with learner_cluster(tmp_path) as cluster:
         yield cluster
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _starter(cluster: LearnerCluster, rendezvous: str, port: int, *settings: str) -> Start:
@@ -68,7 +63,7 @@ def test_machine_that_ended_and_came_back_is_joined(
     cluster.start_replay()
     cluster.start_params()
     cluster.feed()
-    start = _starter(cluster, rendezvous, _free_port())
+    start = _starter(cluster, rendezvous, free_port())
     machines = [start(0), start(1)]
     cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 updates", _WAIT_S)
     saved = cluster.learner_client().save_checkpoint()
@@ -92,7 +87,7 @@ def test_machines_end_with_zero_together(cluster: LearnerCluster) -> None:
     params = cluster.start_params()
     cluster.feed()
     job = ("--run.supervisor", "job", "--run.max-learner-steps", "2000", "--cluster.connect-timeout-s", "5")
-    start = _starter(cluster, "static", _free_port(), *job)
+    start = _starter(cluster, "static", free_port(), *job)
     machines = [start(0), start(1)]
     cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 updates", _WAIT_S)
     params.signal(signal.SIGSTOP)
@@ -109,7 +104,7 @@ def test_machines_end_with_zero_together(cluster: LearnerCluster) -> None:
 
 def test_machine_that_waits_for_another_ends_when_asked(cluster: LearnerCluster) -> None:
     """With 0, though torch hears nothing while it waits."""
-    port = _free_port()
+    port = free_port()
     machine = _starter(cluster, "static", port)(0)
 
     def listens() -> bool:
@@ -125,7 +120,7 @@ def test_machine_that_waits_for_another_ends_when_asked(cluster: LearnerCluster)
 def test_machine_alone_gives_up_in_one_line(cluster: LearnerCluster) -> None:
     """Without restarts the meeting that does not come about is its end."""
     options = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=0", "--rdzv-conf=timeout=1")
-    meeting = ("--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={_free_port()}")
+    meeting = ("--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
     before = (*options, *meeting, "-m", "tidemill.services.learner")
     machine = cluster.start_learner_process(module="tidemill.services.learner.torchrun", before=before)
     assert machine.wait() == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -17,7 +16,7 @@ from tests.process.rank_updates import RECORDED, trained
 from tests.support.batches import CASES
 from tests.support.forked_service import fork_service
 from tests.support.launched import ROOT
-from tests.support.params_service import free_address
+from tests.support.params_service import free_address, free_port
 from tidemill.programs.fork_client import ForkedPopen
 from tidemill.programs.fork_server import Order
 from tidemill.services.learner.distributed.learner_group import SingleLearner
@@ -36,10 +35,7 @@ def _start(place: int, size: int, port: int, words: list[str], log: IO[bytes]) -
 
 def _train_together(size: int, folder: Path, cases: Sequence[str]) -> list[dict[str, Tensor]]:
     """Return the output of each rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = folder / "log"
+    port, log = free_port(), folder / "log"
     with log.open("wb") as output:
         ranks = [_start(place, size, port, [str(folder), str(_UPDATES), *cases], output) for place in range(size)]
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
+from tests.support.params_service import free_address
 from tests.support.scraped import scrape
 from tests.support.waiting import wait_until
 from tidemill.learner.status import LearnerState
@@ -35,12 +35,6 @@ def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
 
 def _newest(cluster: LearnerCluster) -> int:
     return cluster.params_client().list_versions().versions[-1].version
-
-
-def _metrics_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def _page(address: str, path: str) -> str:
@@ -82,7 +76,7 @@ def test_learner_of_a_job_ends_with_zero_only_at_the_end_of_its_run(cluster: Lea
 
 def test_learner_that_an_engine_starts_again_after_its_run_rests(cluster: LearnerCluster) -> None:
     """At its limit it idles, in good health; started again it does nothing, unless the limit is another one."""
-    address = _metrics_address()
+    address = free_address()
     engine = ("--run.supervisor", "engine", "--learner.server.metrics-address", address)
     newest = set()
     for _ in range(2):
@@ -121,7 +115,7 @@ def _start_evaluator(cluster: LearnerCluster, address: str, *words: str) -> Proc
 
 def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> None:
     """When the target is reached learner and evaluator rest without anybody's help, and stay so when started again."""
-    target, addresses = ("--run.target-return", "1"), (_metrics_address(), _metrics_address())
+    target, addresses = ("--run.target-return", "1"), (free_address(), free_address())
     settings = ("--run.supervisor", "engine", "--learner.server.metrics-address", addresses[0], *target)
     learner = cluster.start_learner_process(*settings)
     result, written = cluster.folder / "test" / "result.json", set()
@@ -144,7 +138,7 @@ def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> N
 
 def test_limit_of_the_learner_ends_the_evaluator(cluster: LearnerCluster) -> None:
     """The evaluator measures the last version, writes the result and idles; a run that continues keeps it aside."""
-    addresses = _metrics_address(), _metrics_address()
+    addresses = free_address(), free_address()
     settings = ("--run.supervisor", "engine", "--learner.server.metrics-address", addresses[0])
     for steps in ("100", "200"):
         limit = ("--run.max-learner-steps", steps)

@@ -129,11 +129,16 @@ class ServerProcess:
             self.kill()
 
 
-def free_address() -> str:
-    """Return a loopback address whose port was free a moment ago, for a server that starts twice on it."""
+def free_port() -> int:
+    """Return a port of the loopback interface that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+        return int(probe.getsockname()[1])
+
+
+def free_address() -> str:
+    """Return a loopback address whose port was free a moment ago, for a server that starts twice on it."""
+    return f"127.0.0.1:{free_port()}"
 
 
 @contextmanager
