@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.chaos.fault_report import FaultReport, pause
-from tests.support.replay_log import RANKED, Load, kill, load, options
-from tests.support.replay_service import ServerProcess
+from tests.support.replay_log import RANKED, Load, load, options
+from tests.support.replay_service import ServerProcess, server_process, whole_table
 from tests.support.replay_streams import SIGNATURE
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import TidemillError
@@ -37,9 +37,9 @@ def kill_replay(folder: Path, kills: int, seed: int, ack: str) -> FaultReport:
     """
     rng = random.Random(seed)
 
-    def fault(server: Server) -> float:
+    def fault(server: ServerProcess) -> float:
         began_s = time.monotonic()
-        server.kill()
+        server.close()
         server.start()
         return began_s
 
@@ -51,7 +51,7 @@ def freeze_replay(folder: Path, freezes: int, seed: int) -> FaultReport:
     """Stop the server with SIGSTOP for a while: the writers notice nothing but a pause."""
     rng = random.Random(seed)
 
-    def fault(server: Server) -> float:
+    def fault(server: ServerProcess) -> float:
         os.kill(server.pid, signal.SIGSTOP)
         pause(rng.uniform(1.0, 3.0))
         began_s = time.monotonic()
@@ -66,7 +66,7 @@ def _rounds(
     report: FaultReport,
     faults: int,
     rng: random.Random,
-    fault: Callable[[Server], float],
+    fault: Callable[[ServerProcess], float],
     arguments: Callable[[int], tuple[str, ...]],
 ) -> FaultReport:
     """Cause faults, a few to each server, so that its table holds all that was written; then read it.
@@ -74,7 +74,7 @@ def _rounds(
     `fault` returns when the time to recovery starts.
     """
     for number, first in enumerate(range(0, faults, FAULTS_PER_ROUND)):
-        with Server(arguments(number)) as server, ReplayClient(server.address) as client:
+        with server_process("127.0.0.1:0", *arguments(number)) as server, ReplayClient(server.address) as client:
             client.create_table(RANKED)
             with load(server.address, WRITERS) as running, sampling(server.address) as reading:
                 for _ in range(min(FAULTS_PER_ROUND, faults - first)):
@@ -94,11 +94,8 @@ def compare(report: FaultReport, address: str, running: Load) -> None:
     """Hold what the server has against what the writers were told."""
     sent = {(stream, step) for stream in range(WRITERS) for step in range(running.written[stream])}
     assert len(sent) < RANKED.max_items, "the table has dropped what should be compared"
-    with ReplayClient(address) as client:
-        count = client.describe_table("t").items
-    with ReplaySampler([address], RANKED, count, max_in_flight_batches=1, without_replacement=True) as sampler:
-        batch = sampler.take(WAIT_S)
-    assert batch is not None, "the server does not answer"
+    batch = whole_table(address, RANKED)
+    assert batch is not None, "the table is empty"
     decoded = decode(SIGNATURE, batch, 1)
     last = decoded.index[:, -1]
     stream, step = decoded.columns["stream"][last, 0], decoded.columns["step"][last]
@@ -109,35 +106,6 @@ def compare(report: FaultReport, address: str, running: Load) -> None:
     report.unknown += len(found.keys() - sent)
     report.duplicates += sum(times - 1 for times in found.values())
     report.altered += int((decoded.columns["frame"][last] != wanted).any(axis=1).sum())
-
-
-class Server:
-    """A server that comes back at the same address."""
-
-    def __init__(self, arguments: tuple[str, ...]) -> None:
-        self._arguments = arguments
-        self._process = ServerProcess("127.0.0.1:0", *arguments)
-        self.address = self._process.address
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.close()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    def kill(self) -> None:
-        """End it without a chance to do anything."""
-        kill(self._process)
-        self._process.close()
-
-    def start(self) -> None:
-        """Start it again."""
-        self._process = ServerProcess(self.address, *self._arguments)
 
 
 class Sampling(threading.Thread):

@@ -10,12 +10,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.replay_service import CHUNK_LENGTH, ServerProcess, items_of
+from tests.support.replay_service import CHUNK_LENGTH, ServerProcess, everything
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S
-from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sample_stream import SampleStream
-from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.placement import ShardPlacement
 from tidemill.replay.table_config import shard_config
@@ -52,7 +50,9 @@ class Shards:
 
     def stored(self) -> dict[str, list[Item]]:
         """Return every item of every shard."""
-        return {str(shard): _everything(address) for shard, address in enumerate(self.addresses)}
+        return {
+            str(shard): everything(address, shard_config(TABLE, COUNT)) for shard, address in enumerate(self.addresses)
+        }
 
     def close(self) -> None:
         """Leave nothing running."""
@@ -63,19 +63,6 @@ class Shards:
     def _started(self, shard: int) -> ServerProcess:
         options = ["--replay.storage.folder", f"{self._folder}/log-{shard}"] if self.durable else []
         return ServerProcess(self.addresses[shard], *options)
-
-
-def _everything(address: str) -> list[Item]:
-    with ReplayClient(address) as client:
-        items = client.describe_table("t").items
-    if not items:
-        return []
-    with ReplaySampler(
-        [address], shard_config(TABLE, COUNT), items, max_in_flight_batches=1, without_replacement=True
-    ) as stream:
-        batch = stream.take(WAIT_S)
-        assert batch is not None
-        return items_of(batch)
 
 
 @dataclass

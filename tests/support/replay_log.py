@@ -10,12 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.replay_service import ServerProcess, open_appender
-from tests.support.replay_streams import SIGNATURE, make_chunk, make_config, make_items
+from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S
-from tidemill.replay.client import ReplayClient
-from tidemill.replay.codec import decode
-from tidemill.replay.sampling.sampler import ReplaySampler
-from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.table_config import SelectorConfig, SelectorKind
 from tidemill.replay.writing.appender import StreamAppender
 
 RANKED = make_config(sampler=SelectorConfig(SelectorKind.PRIORITIZED, 1.0), max_items=100_000)
@@ -33,21 +30,6 @@ def write(appender: StreamAppender, first: int, stream: int = 0) -> None:
     """Append one chunk of four steps with an item of one step at each."""
     items = make_items(0, [(0, i, 1) for i in range(4)], [1.0 + first + i for i in range(4)])
     appender.append([make_chunk(stream, 0, first, 4)], [items], timeout_s=WAIT_S)
-
-
-def everything(address: str, config: TableConfig) -> list[tuple[int, int]]:
-    """Return (stream, step) of every item, sorted."""
-    with ReplayClient(address) as client:
-        count = client.describe_table("t").items
-    with ReplaySampler([address], config, count, max_in_flight_batches=1, without_replacement=True) as stream:
-        batch = stream.take(WAIT_S)
-        assert batch is not None
-        assert len(set(batch.keys.tolist())) == count
-        decoded = decode(SIGNATURE, batch, 1)
-        last = decoded.index[:, -1]
-        columns = decoded.columns
-        found = zip(columns["stream"][last, 0].tolist(), columns["step"][last].tolist(), strict=True)
-        return sorted(found)
 
 
 class Load:

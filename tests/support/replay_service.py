@@ -20,6 +20,7 @@ from tests.support.forked_service import ForkedService, fork_read
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S
 from tidemill.replay.batch import SampledBatch
+from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import decode
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import TableConfig
@@ -89,12 +90,18 @@ class ServerProcess:
             before: Words that go before its command, such as `ip netns exec NAME`.
             forked: Whether it is forked if there are no such words; its memory is then not its alone.
         """
-        module, arguments = "tidemill.services.replay", ["--replay.server.address", address, *options]
+        self.address, self._options, self._before = address, options, before
+        self._is_forked = forked and not before
         self.process: ForkedService | subprocess.Popen[str]
-        if forked and not before:
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again at its address after `close`."""
+        module, arguments = "tidemill.services.replay", ["--replay.server.address", self.address, *self._options]
+        if self._is_forked:
             self.process = fork_read(module, arguments)
         else:
-            command = [*before, sys.executable, "-m", module, *arguments]
+            command = [*self._before, sys.executable, "-m", module, *arguments]
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.address, self.metrics_address = self._addresses()
 
@@ -110,7 +117,7 @@ class ServerProcess:
         return self.process.wait(), said
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Kill it if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate(timeout=WAIT_S)
@@ -168,9 +175,20 @@ def items_of(batch: SampledBatch, length: int = 1) -> list[tuple[int, int]]:
     return list(zip(decoded.columns["stream"][last, 0].tolist(), decoded.columns["step"][last].tolist(), strict=True))
 
 
-def everything(address: str, config: TableConfig, items: int) -> list[tuple[int, int]]:
-    """Return (stream, last step) of every item of a table, sorted."""
+def whole_table(address: str, config: TableConfig) -> SampledBatch | None:
+    """Return all items of a table, each once; None if it is empty."""
+    with ReplayClient(address) as client:
+        items = client.describe_table(config.name).items
+    if not items:
+        return None
     with ReplaySampler([address], config, items, max_in_flight_batches=1, without_replacement=True) as stream:
         batch = stream.take(WAIT_S)
-        assert batch is not None
-        return sorted(items_of(batch))
+    assert batch is not None, "the server does not answer"
+    assert len(set(batch.keys.tolist())) == items
+    return batch
+
+
+def everything(address: str, config: TableConfig) -> list[tuple[int, int]]:
+    """Return (stream, last step) of every item of a table, sorted."""
+    batch = whole_table(address, config)
+    return [] if batch is None else sorted(items_of(batch))

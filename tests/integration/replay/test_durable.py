@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support.naming import naming
-from tests.support.replay_log import RANKED, everything, kill, load, options, write
-from tests.support.replay_service import open_appender, server_process
+from tests.support.replay_log import RANKED, kill, load, options, write
+from tests.support.replay_service import everything, open_appender, server_process
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, TidemillError

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.naming import naming
-from tests.support.replay_log import RANKED, everything, kill, load, options, write
-from tests.support.replay_service import ServerProcess, open_appender, server_process
+from tests.support.replay_log import RANKED, kill, load, options, write
+from tests.support.replay_service import ServerProcess, everything, open_appender, server_process
 from tests.support.replay_streams import make_chunk, make_items
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.naming import naming
-from tests.support.replay_service import ServerProcess
+from tests.support.replay_service import server_process
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FatalError, InvalidArgument, NotFound
 from tidemill.replay import (
@@ -177,13 +177,14 @@ def test_table_elsewhere_is_never_created(servers: list[Server]) -> None:
 def test_table_elsewhere_that_is_lost_ends_the_dataset(servers: list[Server], tmp_path: Path) -> None:
     """A server that comes back without it is told of, instead of waiting for ever for items in an empty table."""
     _write(servers[0].address, _table(), range(10))
-    with ServerProcessAt(tmp_path) as address, ExitStack() as stack:
-        _write(address, _table("u"), range(10))
-        fractions: dict[str | TableAt, float] = {"t": 0.5, TableAt("u", address): 0.5}
+    with server_process(f"unix://{tmp_path}/replay.sock") as other, ExitStack() as stack:
+        _write(other.address, _table("u"), range(10))
+        fractions: dict[str | TableAt, float] = {"t": 0.5, TableAt("u", other.address): 0.5}
         dataset = stack.enter_context(ReplayDataset(servers[0].address, fractions, 8))
         next(dataset)
-        address.restart()
-        with pytest.raises(FatalError, match=naming(address, "'u'")):
+        other.close()
+        other.start()
+        with pytest.raises(FatalError, match=naming(other.address, "'u'")):
             _take_for_ever(dataset)
 
 
@@ -191,28 +192,6 @@ def _take_for_ever(dataset: ReplayDataset) -> None:
     """Take what was on its way, and what comes."""
     while True:
         dataset.take(WAIT_S)
-
-
-class ServerProcessAt(str):
-    """The address of a server that keeps its tables in memory, and may be started again there."""
-
-    def __new__(cls, folder: Path) -> ServerProcessAt:
-        """Choose the address."""
-        return super().__new__(cls, f"unix://{folder}/replay.sock")
-
-    def __enter__(self) -> ServerProcessAt:
-        """Start it."""
-        self._process = ServerProcess(str(self))
-        return self
-
-    def restart(self) -> None:
-        """End it and start another one."""
-        self._process.close()
-        self._process = ServerProcess(str(self))
-
-    def __exit__(self, *_: object) -> None:
-        """End it."""
-        self._process.close()
 
 
 def test_transform_is_called_for_each_table_and_join_makes_the_batch(servers: list[Server]) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.support.exported import fill, steps_of
-from tests.support.replay_log import RANKED, everything, kill, load, options
-from tests.support.replay_service import LocalServer, local_server, server_process
+from tests.support.replay_log import RANKED, kill, load, options
+from tests.support.replay_service import LocalServer, everything, local_server, server_process
 from tests.support.replay_streams import FIFO, make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay import export_table, import_table
