@@ -105,7 +105,7 @@ class ClusterCurves:
         self._curves.close()
 
     def _of_table(self, parts: Mapping[int, TableDescription], now_s: float) -> dict[str, float]:
-        """Return what the shards that answer have together; their rates are added, as their counts may come and go."""
+        """Return the fill and the rates of the shards that answer; rates are added, as the sum of counts may fall."""
         rates = [(self._rates[shard], part) for shard, part in parts.items()]
         return {
             "replay/fill": sum(part.items for part in parts.values())

@@ -70,7 +70,7 @@ class StatusPoller:
             config: Settings of the run, with the addresses of its services.
             folder: Of the run; it need not be there yet.
             processes: What is known of its processes, for each poll.
-            is_new_session: Whether its processes start later: what their predecessors told is no warning.
+            is_new_session: Whether its processes start later, so that failures counted before are of another session.
         """
         self._client = LearnerClient(config.cluster.learner, deadline_s=_DEADLINE_S)
         self._tables = ReplayTables(config.cluster.replay)
