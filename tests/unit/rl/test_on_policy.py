@@ -91,16 +91,14 @@ def transitions(batch: dict[str, Tensor]) -> list[tuple[int, int]]:
     return [(b, t) for b in range(STREAMS) for t in range(STEPS) if batch["is_trained"][b, t]]
 
 
-def reference_advantages(network: Reference, batch: dict[str, Tensor], decay: float) -> dict[tuple[int, int], float]:
-    """Return the generalized advantage of each transition, one float at a time."""
+def reference_advantages(values: Tensor, batch: dict[str, Tensor], decay: float) -> dict[tuple[int, int], float]:
+    """Return the generalized advantage of each transition by the values [B, T + 1], one float at a time."""
     advantage: dict[tuple[int, int], float] = {}
-    with torch.no_grad():
-        value = network.value(batch["observation"]).squeeze(-1).tolist()
-    for b in range(STREAMS):
+    for b, value in enumerate(values.tolist()):
         following = 0.0
-        for t in range(STEPS - 1, -1, -1):
+        for t in range(len(value) - 2, -1, -1):
             discount = float(batch["discount"][b, t])
-            error = float(batch["reward"][b, t]) + discount * value[b][t + 1] - value[b][t]
+            error = float(batch["reward"][b, t]) + discount * value[t + 1] - value[t]
             following = error + (discount * decay * following if batch["continues"][b, t] else 0.0)
             advantage[b, t] = following
     return advantage
@@ -108,7 +106,7 @@ def reference_advantages(network: Reference, batch: dict[str, Tensor], decay: fl
 
 def reference_ppo_loss(network: Reference, batch: dict[str, Tensor], config: PPOConfig) -> dict[str, Tensor]:
     """Return PPO's loss and its parts, transition by transition."""
-    advantages = reference_advantages(network, batch, config.gae_lambda)
+    advantages = reference_advantages(network.value(batch["observation"]).squeeze(-1), batch, config.gae_lambda)
     chosen = transitions(batch)
     raw = torch.tensor([advantages[at] for at in chosen])
     scaled = (raw - raw.mean()) / (raw.std() + 1e-8)
@@ -137,7 +135,7 @@ def test_ppo_equals_an_independent_implementation(env_spec: EnvSpec, std: Litera
     agent, batch = PPOAgent(config, env_spec, CPU, seed=3), rollout(env_spec)
     network = Reference(agent.policy_state(), env_spec)
     samples = agent.samples(batch, torch.ones(STREAMS))
-    expected = reference_advantages(network, batch, 0.8)
+    expected = reference_advantages(network.value(batch["observation"]).squeeze(-1), batch, 0.8)
     found = samples.advantage.unflatten(0, (STEPS, STREAMS))
     for (b, t), advantage in expected.items():
         assert float(found[t, b]) == pytest.approx(advantage, rel=1e-4, abs=1e-5)
@@ -159,7 +157,7 @@ def test_ppo_update_equals_torchs_adam_on_the_reference(env_spec: EnvSpec) -> No
     )
     agent, batch = PPOAgent(config, env_spec, CPU, seed=3), rollout(env_spec)
     network = Reference(agent.policy_state(), env_spec)
-    advantages = reference_advantages(network, batch, config.gae_lambda)
+    advantages = reference_advantages(network.value(batch["observation"]).squeeze(-1), batch, config.gae_lambda)
     chosen = transitions(batch)
     raw = torch.tensor([advantages[at] for at in chosen])
     rows = tuple(torch.tensor(index) for index in zip(*chosen, strict=True))

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from tests.support.envs import RecallEnv
 from tests.support.naming import naming
 from tests.support.playing import play
+from tests.unit.rl.test_on_policy import reference_advantages
+from tests.unit.rl.test_recurrent_continuous import decoded
 from tidemill.envs.make import spec_of
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
@@ -65,14 +67,6 @@ def acted(agent: Agents, config: Configs, env_spec: EnvSpec, rows: int = 40) -> 
         steps.append(row | {"reward": reward, "recurrent_state": seen.recurrent_state})
         is_first, ended = ended, terminated | truncated
     return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
-
-
-def decoded(agent: Agents, rows: dict[str, NDArray[Any]], start: int) -> dict[str, Tensor]:
-    """Return the batch of the items that start at a row of every stream, as the learner has it."""
-    flat = {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:]) for name, column in rows.items()}
-    index = np.arange(STREAMS)[:, None] * len(rows["reward"]) + start + np.arange(-1, STEPS + 1)
-    batch = {name: torch.from_numpy(column) for name, column in agent.decode(flat, index).items()}
-    return batch | {"recurrent_state": torch.from_numpy(rows["recurrent_state"][start])}
 
 
 def made(config: Configs, env_spec: EnvSpec) -> Any:  # noqa: ANN401 - the config's agent
@@ -166,21 +160,6 @@ class Reference(nn.Module):
         return {name: value for name, value in self.named_parameters() if value.requires_grad}
 
 
-def reference_advantages(network: Reference, batch: dict[str, Tensor], decay: float) -> dict[Transition, float]:
-    """Return the generalized advantage of each transition, one float at a time."""
-    advantage: dict[Transition, float] = {}
-    with torch.no_grad():
-        value = network.value(network.features(batch)).squeeze(-1).tolist()
-    for b in range(STREAMS):
-        following = 0.0
-        for t in range(STEPS - 1, -1, -1):
-            discount = float(batch["discount"][b, t])
-            error = float(batch["reward"][b, t]) + discount * value[b][t + 1] - value[b][t]
-            following = error + (discount * decay * following if batch["continues"][b, t] else 0.0)
-            advantage[b, t] = following
-    return advantage
-
-
 def reference_loss(
     network: Reference,
     batch: dict[str, Tensor],
@@ -234,7 +213,7 @@ def test_ppo_equals_an_independent_implementation(env_spec: EnvSpec) -> None:
     batch = rollout(agent, config, env_spec)
     network = Reference(agent.policy_state(), env_spec)
     samples = agent.samples(batch, torch.ones(STREAMS))
-    advantages = reference_advantages(network, batch, config.gae_lambda)
+    advantages = reference_advantages(old_values(network, batch), batch, config.gae_lambda)
     found = samples.advantage.unflatten(0, (STEPS, STREAMS))
     for (b, t), advantage in advantages.items():
         assert float(found[t, b]) == pytest.approx(advantage, rel=1e-4, abs=1e-5)
@@ -255,8 +234,8 @@ def test_ppo_update_equals_torchs_adam_on_minibatches_of_environments(env_spec: 
     agent = made(config, env_spec)
     batch = rollout(agent, config, env_spec)
     network = Reference(agent.policy_state(), env_spec)
-    advantages = reference_advantages(network, batch, config.gae_lambda)
     old_value = old_values(network, batch)
+    advantages = reference_advantages(old_value, batch, config.gae_lambda)
     adam = torch.optim.Adam(list(network.trained.values()), lr=1e-3, eps=1e-5)
     for streams in minibatches(config, seed=3):
         adam.zero_grad()
