@@ -8,7 +8,7 @@ import torch
 from tidemill.services.learner.status.metrics import GpuCollector, GpuUtilisation
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there is nothing to tell without one")
+@pytest.mark.requires_cuda  # there is nothing to tell without one
 def test_gpu_says_how_full_and_how_busy_it_is() -> None:
     """A tensor of 64 MiB is seen as allocated, reserved, and gone from what is free; work makes the GPU busy."""
     device = torch.device("cuda", torch.cuda.current_device())

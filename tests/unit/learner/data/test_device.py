@@ -178,15 +178,25 @@ def test_misspelt_device_is_told() -> None:
 
 @pytest.mark.requires_cuda  # only there is anything copied
 def test_arrays_on_a_gpu_are_copied_beside_the_computing_stream() -> None:
-    """After `wait` they are whole, even while the computing stream is still busy with what it had before."""
+    """After `wait` they are whole, although the copying stream was still busy with what it had before."""
     device = torch.device("cuda", torch.cuda.current_device())
     transfer = DevicePrefetcher(device)
-    arrays = [
-        {"reward": np.full(1 << 20, number, np.float32), "discount": np.full(7, number, np.float32)}
-        for number in range(8)
-    ]
-    torch.cuda._sleep(BUSY_CYCLES)
-    for number, transferred in enumerate([transfer.start(each) for each in arrays]):
+
+    def arrays(number: int) -> dict[str, NDArray[np.float32]]:
+        return {"reward": np.full(1 << 20, number, np.float32), "discount": np.full(7, number, np.float32)}
+
+    later = [arrays(number) for number in range(8)]
+    before = [transfer.start(arrays(-1)) for _ in later]  # whoever does not wait sees this
+    torch.cuda.synchronize()
+    del before  # memory is there now: to ask CUDA for more might wait for the stream
+    assert transfer._stream is not None
+    with torch.cuda.stream(transfer._stream):
+        torch.cuda._sleep(BUSY_CYCLES)
+    started = [transfer.start(later[0])]
+    assert started[0].event is not None
+    assert not started[0].event.query()
+    started += [transfer.start(each) for each in later[1:]]
+    for number, transferred in enumerate(started):
         transferred.wait()
         for values in transferred.tensors.values():
             assert values.device == device

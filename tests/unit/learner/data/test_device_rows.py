@@ -34,7 +34,7 @@ from tidemill.rl.agents.interface import Agent
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.registry import AgentConfig, stored_columns
 from tidemill.services.learner.data.decoder import Batch
-from tidemill.services.learner.data.device_rows import DeviceQueue, DeviceRows, HostQueue, Mark
+from tidemill.services.learner.data.device_rows import DeviceQueue, DeviceRows, HostQueue, Mark, StreamQueue
 from tidemill.services.replay.chunks.mirror import ChunkMirror
 from tidemill.types import Codec, ColumnSpec, EnvSpec, ObservationPart, Signature
 
@@ -264,14 +264,32 @@ def test_batches_equal_on_a_cpu(kind: str) -> None:
     _exercise(pair, 2, ["sample", "append", "sample", "sample", "append"] * 5, lambda: None)
 
 
+class _LateRows(DeviceRows):
+    """Observations on a GPU whose stream is busy before each upload, so that it reads staged rows late."""
+
+    def keep(self, *chunks: Any) -> NDArray[np.bool_]:  # noqa: ANN401 - those of `DeviceRows`
+        """Keep chunks."""
+        _keep_busy(self, BUSY_CYCLES // 10)
+        return super().keep(*chunks)
+
+
+def _keep_busy(rows: DeviceRows, cycles: int) -> None:
+    assert isinstance(rows.queue, StreamQueue)
+    with torch.cuda.stream(rows.queue.stream):
+        torch.cuda._sleep(cycles)
+
+
 @pytest.mark.requires_cuda
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_batches_equal_on_a_gpu(kind: str) -> None:
-    """With pinned memory and a stream beside the computing one, which is busy meanwhile."""
+    """With pinned memory and a stream beside the computing one, which is late with all that it is handed."""
     device = torch.device("cuda", torch.cuda.current_device())
-    pair = Pair(kind, 2, 4, lambda signature, rows: DeviceRows(signature, rows, device, CHUNK, staging_bytes=4096))
-    torch.cuda._sleep(BUSY_CYCLES)
+    pair = Pair(kind, 2, 4, lambda signature, rows: _LateRows(signature, rows, device, CHUNK, staging_bytes=4096))
     _exercise(pair, 2, ["sample", "append", "sample", "sample", "append"] * 20, lambda: None)
+    pair.append(2)
+    sampled = pair.sample()
+    _keep_busy(pair.rows, BUSY_CYCLES)
+    _assert_equal(pair.decode(sampled))
 
 
 def test_rows_are_written_over_after_the_gathers_that_were_handed_over_before() -> None:
