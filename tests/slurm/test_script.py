@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -35,20 +36,24 @@ _STAND_INS = {
     "scontrol": 'echo "$3" | tr , "\\n"',
     "srun": """
         printf '%s\\n' "$@" >"$SEEN/srun-${1#--job-name=}"
+        env | grep ^S >"$SEEN/srun.env"
         shift $(($# - 3))
+        [ "$3" != "${FAILING:-}" ] || SLURM_PROCID=1 "$@" &
         export SLURM_PROCID=0
         exec "$@"
     """,
     "squeue": "",
     "scancel": 'kill $(cat "$SEEN"/pid-*)',
-    # Learner and evaluator end: the run is over. The others wait to be ended.
+    "sleep": "exec /bin/sleep 0.1",
+    # Learner and evaluator end: the run is over. The others wait to be ended. The second task of FAILING is refused.
     "python": """
         name=${2#tidemill.services.} name=${name%.torchrun}
         printf '%s\\n' "$@" >"$SEEN/$name"
         env >"$SEEN/$name.env"
-        case $name in learner | evaluator) exit 0 ;; esac
-        echo $PPID $$ >"$SEEN/pid-$name"
-        exec sleep 60
+        case $name in learner | evaluator) [ "${FAILING:-actor}" != actor ] || exit 0 ;; esac
+        [ "$name $SLURM_PROCID" != "${FAILING:-} 1" ] || exit 2
+        echo $PPID $$ >"$SEEN/pid-$name-$SLURM_PROCID"
+        exec /bin/sleep 60
     """,
     "tidemill": """
         printf '%s\\n' "$@" >"$SEEN/tidemill-$1"
@@ -181,3 +186,48 @@ def test_wrong_setting_ends_the_job_in_one_line(
     assert ended.returncode == 2
     assert said in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("service, code", [("replay", 1), ("learner", 1), ("actor", 0)])
+def test_task_that_gives_up_fails_the_job_though_its_step_has_another(script: Script, service: str, code: int) -> None:
+    """Unless it is an actor: the others continue without it."""
+    ended = script.run(TIDEMILL_REPLAY_SHARDS="2", TIDEMILL_LEARNER_NODES="2", FAILING=service)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    assert (f"{service} 1 ended with 2" in ended.stderr) == bool(code)
+
+
+def test_service_that_is_asked_to_end_between_two_starts_is_not_started_again(tmp_path: Path) -> None:
+    """The signal comes while nothing runs that it could end."""
+    starts = tmp_path / "starts"
+    service = f'echo >>"{starts}"; (/bin/sleep 0.5; kill $PPID) & exit 3'
+    keep = f'source <(sed -n "/^keep()/,/^}}/p" {SCRIPT}); keep bash -c "$0"'
+    ended = subprocess.run(["bash", "-c", keep, service], timeout=60, capture_output=True, text=True, check=False)
+    assert ended.returncode == 143
+    assert len(starts.read_text().splitlines()) == 1
+
+
+def test_port_in_use_is_refused(script: Script) -> None:
+    """As by another job of the user on the node, whose number differs by 500."""
+    with socket.create_server(("127.0.0.1", 20000 + 235 * 20 + 4)):  # of the second shard
+        ended = script.run(SLURM_JOB_ID="1235", TIDEMILL_REPLAY_SHARDS="2")
+    assert ended.returncode == 2
+    assert "port 24704 of a1 is in use" in ended.stderr
+
+
+def test_steps_ask_for_nothing_that_the_whole_job_asked_for(script: Script) -> None:
+    """A step of one task would wait for all GPUs of the job, or have the memory of one processor."""
+    names = ("GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU", "NTASKS")
+    asked = {f"SLURM_{name}{part}": "4" for name in names for part in ("", "_HET_GROUP_0", "_HET_GROUP_1")}
+    ended = script.run(**asked, SLURM_GPUS_PER_NODE="4")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    left = {line.partition("=")[0] for line in script.words("srun.env")}
+    assert "SLURM_GPUS_PER_NODE" in left
+    assert not left & asked.keys()
+
+
+def test_shards_divide_half_of_the_memory_of_their_node(script: Script) -> None:
+    """Each sees the limit of all of them; an option of the user takes precedence."""
+    for words, bound in (("", 8192), ("--replay.max-memory-mib 5", 5)):
+        ended = script.run(SLURM_MEM_PER_NODE="32768", TIDEMILL_REPLAY_SHARDS="2", TIDEMILL_REPLAY_ARGS=words)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert script.settings("replay").replay.max_memory_mib == bound
