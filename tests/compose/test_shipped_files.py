@@ -95,6 +95,16 @@ def test_learner_of_the_file_for_gpus_ends_without_one(monkeypatch: pytest.Monke
     assert load_as("learner", [*words, "--learner.device", "cpu"], monkeypatch).learner.device == "cpu"
 
 
+@pytest.mark.parametrize("name", ["inference", *FURTHER])
+def test_inference_service_of_the_file_for_gpus_ends_without_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the command of a CPU's and asks for `cuda`; a person may override it."""
+    entrypoint = gpu_services()[name]["entrypoint"]
+    assert entrypoint == [*services()[name]["entrypoint"], "--inference.device", "cuda"]
+    words = words_of(services()[name] | {"entrypoint": entrypoint})
+    assert load_as("inference", words, monkeypatch).inference.device == "cuda"
+    assert load_as("inference", [*words, "--inference.device", "cpu"], monkeypatch).inference.device == "cpu"
+
+
 def test_container_of_gpus_has_the_memory_that_nccl_and_cuda_need() -> None:
     """Locked and shared memory, no NUMA probe, and a limit for eight GPUs beside what a learner on a CPU has."""
     learner = gpu_services()["learner"]
