@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.chaos import params, replay
 from tests.chaos.fault_report import FaultReport, pause
+from tests.support import replay_service
 from tests.support.params_service import server_process
 from tests.support.proxy import Proxy
 from tests.support.replay_log import RANKED, load, options
@@ -72,7 +73,8 @@ def _harm_one_replay(
     folder: Path, kind: str, times: int, report: FaultReport, rng: random.Random, longest_s: float
 ) -> None:
     with ExitStack() as stack:
-        server = stack.enter_context(replay.Server(options(folder, segment_mib=1)))
+        process = replay_service.server_process("127.0.0.1:0", *options(folder, segment_mib=1))
+        server = stack.enter_context(process)
         stack.enter_context(ReplayClient(server.address)).create_table(RANKED)
         actors, learner = (stack.enter_context(Proxy(server.address)) for _ in range(2))
         writing = stack.enter_context(load(actors.address, replay.WRITERS))
