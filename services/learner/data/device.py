@@ -196,7 +196,7 @@ def learner_device(config: LearnerConfig, spec: EnvSpec, rank: RankInfo) -> torc
     device = resolve_device(config.learner.device, rank)
     if config.learner.device != "auto" or device.type != "cuda" or rank.size > 1:
         return device
-    if why := why_gpu(config.agent, spec):
+    if why := why_gpu(config.agent, spec, is_deterministic=config.run.deterministic):
         _log.info("training on the GPU", why=why)
         return device
     why = "a core computes small layers before their kernels are launched; learner.device cuda overrules"
@@ -204,18 +204,20 @@ def learner_device(config: LearnerConfig, spec: EnvSpec, rank: RankInfo) -> torc
     return torch.device("cpu")
 
 
-def why_gpu(agent: Any, spec: EnvSpec) -> str:  # noqa: ANN401 - the settings of any algorithm
+def why_gpu(agent: Any, spec: EnvSpec, *, is_deterministic: bool) -> str:  # noqa: ANN401 - settings of any algorithm
     """Return the reason that a GPU updates an agent faster than a core; empty if it does not.
 
     Args:
         agent: The algorithm's settings.
         spec: Of the environment.
+        is_deterministic: Whether the run is, in which `agent.compile: auto` records no updates.
     """
     if _has_images(spec):
         return "observations are images"
     if (network := getattr(agent, "network", AUTO)) not in (AUTO, MLP):
         return f"agent.network is {network}"
-    if getattr(agent, "compile", "none") in ("auto", "cuda-graphs") and not isinstance(agent, LearnsOnPolicy):
+    recorded = ("cuda-graphs",) if is_deterministic else ("auto", "cuda-graphs")
+    if getattr(agent, "compile", "none") in recorded and not isinstance(agent, LearnsOnPolicy):
         return "an update is launched as one CUDA graph"
     products = _largest_products(agent, spec)
     return f"{products / 1e6:.0f} million multiplications in a layer" if products >= LARGE_PRODUCTS else ""

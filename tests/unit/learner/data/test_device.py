@@ -138,6 +138,19 @@ def test_learner_takes_a_gpu_by_itself_where_that_pays(
     assert logs == []
 
 
+@pytest.mark.parametrize("how, device", [("auto", "cpu"), ("cuda-graphs", "cuda:0")])
+def test_deterministic_learner_takes_a_gpu_for_updates_that_are_recorded(
+    how: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `auto` such a run records none, so that small layers are those of a core."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    document = {"agent": {"algorithm": "dqn", "compile": how}, "run": {"deterministic": True}}
+    config = from_document(LearnerConfig, {"env": {"id": "CartPole-v1"}, **document})
+    assert learner_device(config, _VECTORS, RankInfo()) == torch.device(device)
+
+
 def test_learner_without_a_gpu_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to choose."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
