@@ -3,7 +3,8 @@
 The server has one core; the feeding process may use that one and another. Frames are of five Atari games. Rows: items
 per second to the training thread with a mirror and without one, in turns; with the mirror's observations on the device
 (a GPU, or the CPU in its place), and the same without the device's own gather, whose work a GPU does beside: what is
-left are the index arrays and the columns besides observations. And the rate of small operators that the training thread
+left are the index arrays and the columns besides observations. An agent on a GPU has frames stacked by its update, so
+that each travels once; on a CPU they are stacked here. And the rate of small operators that the training thread
 launches beside the feed at 100 batches per second, against its rate alone: with all of the work on the host's cores,
 with that which a device leaves to the host, and with the same feed in a separate process, which shares the cores but
 not the interpreter, so that the difference is the interpreter's.
@@ -130,7 +131,7 @@ class FeedRows:
 def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[DatasetBatches]:
     """Open a learner's feed to the training thread."""
     spec, device = spec_of(config.env), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    agent = build_agent(config.agent, spec, seed=1)
+    agent = build_agent(config.agent, spec, str(device), seed=1)
     learner = dataclasses.replace(
         config.learner,
         updates_per_env_step=0.0,
