@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import pytest
 import torch
@@ -19,9 +20,10 @@ from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl import train_state
 from tidemill.rl.agents import update_graph
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.capture_trial import can_record
+from tidemill.rl.agents.capture_trial import _record, can_record
 from tidemill.rl.agents.interface import Agent, Update
 from tidemill.rl.agents.update_graph import RecordedUpdates
+from tidemill.rl.networks.layers.batch_renorm import BATCH_NORM, RENORM
 from tidemill.rl.settings.deterministic import TD3Config
 from tidemill.rl.settings.on_policy import PQNConfig
 from tidemill.rl.settings.registry import AgentConfig
@@ -192,6 +194,42 @@ def test_what_an_update_decides_by_itself_is_repeated_as_it_was() -> None:
         reported.append(float(run({}, torch.ones(1), kind=0).metrics["total"]))
         state.updates += 1
     assert reported == [0.0, 1.0, 3.0, 5.0, 7.0, 9.0]  # not 0, 1, 3, 6, 10, 15
+
+
+_BOTH = (False, True)
+_CROSSQ = [(moves, bounds, measured) for moves in _BOTH for bounds in (BATCH_NORM, RENORM) for measured in _BOTH]
+
+
+@pytest.mark.parametrize(
+    "name, kinds",
+    [
+        ("dqn", _BOTH),
+        ("ppo", [None]),
+        ("sac", [(True, None, measured) for measured in _BOTH]),
+        ("sac_crossq", _CROSSQ),
+        ("td3_delayed", [(moves, True, measured) for moves in _BOTH for measured in _BOTH]),
+        ("d4pg", [(True, copies, measured) for copies in _BOTH for measured in _BOTH]),
+    ],
+)
+def test_trial_repeats_every_kind_of_update(
+    name: str, kinds: Sequence[Hashable], recorder: OperationRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those as well that are rare in a run: what cannot be recorded is found before it begins."""
+    made, call = Counter[Hashable](), RecordedUpdates.__call__
+
+    def counted(updates: RecordedUpdates, batch: Mapping[str, Tensor], weight: Tensor, kind: Hashable) -> Update:
+        made[kind] += 1
+        return call(updates, batch, weight, kind)
+
+    monkeypatch.setattr(RecordedUpdates, "__call__", counted)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    config, env_spec = RECORDABLE[name]
+    _record(config, env_spec, "cpu", BATCH)
+    assert set(made) == set(kinds)
+    assert min(made.values()) >= 4
+    assert recorder.recordings == len(kinds)
 
 
 @pytest.mark.parametrize("config", [SACConfig, TD3Config])

@@ -1,7 +1,8 @@
 """Trial whether an agent's updates can be recorded as CUDA graphs, in a separate program.
 
-After a capture that failed, CUDA's allocator refuses its process any more memory. So a copy of the agent makes updates
-of every kind from a blank batch in a child process, and a learner whose child fails makes its updates as they are.
+After a capture that failed, CUDA's allocator refuses its process any more memory. So a copy of the agent makes, records
+and repeats updates of every kind from a blank batch in a child process, and a learner whose child fails makes its
+updates as they are.
 
 `python -m tidemill.rl.agents.capture_trial` reads settings as JSON from standard input. It ends with 0 if it
 recorded all.
@@ -27,6 +28,8 @@ _TIMEOUT_S = 300.0
 """Importing torch and opening a GPU takes some ten seconds; a hang is a failure."""
 _UPDATES_OF_A_KIND = 4
 """Two as they are, one that is recorded, one that repeats it."""
+_MEASURE_PERIOD, *_PERIODS = 2, 3, 5
+"""Updates from one of a rare kind to the next, instead of up to hours; any two kinds also come together."""
 
 _log = LateLogger()
 
@@ -93,21 +96,34 @@ def main() -> int:
 def _record(config: AgentConfig, env_spec: EnvSpec, device: str, items: int) -> None:
     import torch
 
+    from tidemill.rl import train_state
     from tidemill.rl.agents.blank_batch import blank_batch
     from tidemill.rl.agents.build import build_agent
 
-    changed: dict[str, Any] = {"compile": "cuda-graphs"}
-    if getattr(config, "target_update_period", 0):
-        changed["target_update_period"] = 2  # its kind comes at every second update instead of hours later
-    config = dataclasses.replace(config, **changed)  # type: ignore[type-var]
+    config, updates = _with_every_kind_soon(config)
+    train_state.MEASURE_PERIOD = _MEASURE_PERIOD  # in this process alone
     torch.cuda.set_device(torch.device(device))
     torch.backends.cudnn.benchmark = True  # as in a learner
     agent = build_agent(config, env_spec, device, 1)
     batch = {name: tensor.to(device) for name, tensor in blank_batch(agent, config, env_spec, items).items()}
     weight = torch.ones(items, device=device)
-    for _ in range(_UPDATES_OF_A_KIND * max(2, getattr(config, "policy_delay", 1))):
+    for _ in range(updates):
         agent.update(batch, weight)
     torch.cuda.synchronize()
+
+
+def _with_every_kind_soon(config: AgentConfig) -> tuple[AgentConfig, int]:
+    """Return the settings with recorded updates whose rare kinds come often, and how many updates reach all of them."""
+    changed: dict[str, Any] = {"compile": "cuda-graphs"}
+    updates, periods = _UPDATES_OF_A_KIND * _MEASURE_PERIOD, iter(_PERIODS)
+    for name in ("policy_delay", "target_update_period"):
+        if getattr(config, name, 1) > 1:
+            changed[name] = next(periods)
+            updates *= changed[name]
+    if getattr(config, "crossq", False):
+        changed["crossq_warmup_updates"] = updates
+        updates *= 2
+    return dataclasses.replace(config, **changed), updates  # type: ignore[type-var]
 
 
 def _env_spec(document: dict[str, Any]) -> EnvSpec:
