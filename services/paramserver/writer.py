@@ -74,7 +74,8 @@ class StoreWriter:
         """
         self._store.check(request)  # a stale publisher need not wait for its turn to learn so
         async with self._publishing:
-            repeated = self._store.check(request)
+            # On the thread, behind a commit that a caller which left may have under way: this may be its retry.
+            repeated = await self._run(partial(self._store.check, request))
             if repeated is not None:
                 return repeated, False
             upload = self._store.begin(request)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from tests.support.naming import because, naming
 from tests.support.publishing import NOON, OpenStore, request_of
 from tidemill.errors import Reason, Unavailable
 from tidemill.params.v1 import params_pb2 as pb
+from tidemill.params.version import Version
 from tidemill.services.paramserver.catalog import Catalog
 from tidemill.services.paramserver.metrics import Metrics
 from tidemill.services.paramserver.servicer import ParamServicer
+from tidemill.services.paramserver.upload import Upload
 from tidemill.services.paramserver.version_notifier import VersionNotifier
 from tidemill.services.paramserver.version_store import VersionStore
 from tidemill.services.paramserver.writer import StoreWriter
@@ -70,6 +74,34 @@ async def test_fetch_by_tag_survives_the_removal_of_what_it_found(
     sent = [response async for response in servicer.Fetch(pb.FetchRequest(tag="latest"), _CONTEXT)]
     writer.close()
     assert [sent[0].header.version.version, sent[1].piece] == [2, b"two"]
+
+
+async def test_publish_retried_while_the_first_still_commits_is_the_same_version(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller that left and calls again gets the version that its first call makes, which is counted once."""
+    store, notifier = open_store(tmp_path), VersionNotifier()
+    writer = StoreWriter(store, notifier, clock=lambda: NOON)
+    await writer.acquire_fencing_token()
+    is_committing, may_commit, commit = threading.Event(), threading.Event(), store.commit
+
+    def slow_commit(upload: Upload, created: datetime.datetime) -> Version:
+        is_committing.set()
+        may_commit.wait(30)
+        return commit(upload, created)
+
+    monkeypatch.setattr(store, "commit", slow_commit)
+    first = asyncio.ensure_future(writer.publish(request_of(b"one"), _one(b"one")))
+    await asyncio.to_thread(is_committing.wait, 30)
+    first.cancel()
+    await asyncio.wait([first])
+    retry = asyncio.ensure_future(writer.publish(request_of(b"one"), _one(b"one")))
+    await asyncio.sleep(0)
+    may_commit.set()
+    version, is_new = await retry
+    writer.close()
+    assert (version.version, is_new) == (1, False)
+    assert sorted(store.catalog.versions) == [1]
 
 
 async def test_fetch_waits_for_its_fetch_slot(tmp_path: Path, open_store: OpenStore) -> None:
