@@ -71,7 +71,7 @@ $(VENV)-fuzz/.installed: requirements/fuzz.txt | $(BIN)/python
 	touch $@
 
 .PHONY: conformance
-conformance: $(VENV)/.dev $(VENV)-reverb/.installed ## what Reverb publishes of its tables, run on Tidemill and on Reverb (2 GB of packages)
+conformance: $(VENV)/.dev $(VENV)-reverb/.installed ## Reverb's documented table behaviour, tested on Tidemill and Reverb (2 GB of packages)
 	$(BIN)/python -m pytest tests/integration/conformance
 
 .PHONY: check
@@ -125,7 +125,7 @@ bench: bench-replay bench-feed bench-learner bench-actor bench-cluster ## every 
 	$(BIN)/python -m benchmarks.update
 
 .PHONY: bench-learner
-bench-learner: $(VENV)/.dev $(VENV)-sb3/.installed ## a learner over gRPC beside its updates from memory and SB3's
+bench-learner: $(VENV)/.dev $(VENV)-sb3/.installed ## a learner over gRPC against updates from memory and SB3
 	$(BIN)/python -m benchmarks.learner --sb3 $(VENV)-sb3 $(BENCH)
 
 $(VENV)-extras/.installed: requirements/extras.txt | $(BIN)/python
@@ -155,7 +155,7 @@ $(VENV)-bsuite/.installed: requirements/bsuite.txt | $(BIN)/python
 	touch $@
 
 .PHONY: bench-actor
-bench-actor: $(VENV)/.dev $(VENV)-rllib/.installed ## an actor beside its environment alone and RLlib's env runner, in turns; and by an inference service
+bench-actor: $(VENV)/.dev $(VENV)-rllib/.installed ## an actor against its environment alone and RLlib's env runner; then one that uses an inference service
 	$(BIN)/python -m benchmarks.actor --rllib $(VENV)-rllib/bin/python $(BENCH)
 	$(BIN)/python -m benchmarks.inference
 
@@ -178,20 +178,20 @@ bench-feed: $(VENV)/.dev ## from the replay service to ready batches: with and w
 	$(BIN)/python -m benchmarks.feed $(BENCH)
 
 .PHONY: bench-mirror
-bench-mirror: $(VENV)/.dev ## memory and bytes of ranks with a mirror each and with one for all: counts
+bench-mirror: $(VENV)/.dev ## memory and traffic of ranks with a mirror each and with one for all, as counts
 	$(BIN)/python -m benchmarks.shared_mirror $(BENCH)
 
 NAME ?= here
 .PHONY: gpu-report
-gpu-report: $(VENV)/.dev ## on a machine with a GPU: all that is to be measured there, within 40 minutes: NAME=h100
+gpu-report: $(VENV)/.dev ## every GPU measurement, on a machine with a GPU, within 40 minutes: NAME=h100
 	$(BIN)/python -m benchmarks.gpu_report $(NAME) $(BENCH)
 
 .PHONY: gpu-rehearsal
-gpu-rehearsal: $(VENV)/.dev atari ## runs on pretended GPUs, on a machine without one: GPUS="--only cartpole"
+gpu-rehearsal: $(VENV)/.dev atari ## runs on simulated GPUs, without a GPU: GPUS="--only cartpole"
 	$(BIN)/python -m benchmarks.gpu_rehearsal_processes $(GPUS)
 
 .PHONY: bench-replay
-bench-replay: $(VENV)/.dev $(VENV)-reverb/.installed ## the replay service beside Reverb, in turns (2 GB of packages)
+bench-replay: $(VENV)/.dev $(VENV)-reverb/.installed ## the replay service against Reverb (2 GB of packages)
 	$(BIN)/python -m benchmarks.replay --peer $(VENV)-reverb/bin/python $(BENCH)
 	$(BIN)/python -m benchmarks.replay_tls
 
@@ -207,7 +207,7 @@ slurm-rehearsal: $(VENV)/.dev ## deploy/slurm on Debian's Slurm with six nodes o
 # `make race ARGS="--task cartpole_ppo --peer tidemill sb3"`; peers are installed into build/race when they first race.
 ARGS ?=
 .PHONY: race
-race: $(VENV)/.runtime ## whole trainings beside SB3, CleanRL's way, TorchRL, RLlib and Sample Factory, in turns, into benchmarks/results/race.json
+race: $(VENV)/.runtime ## whole trainings against SB3, CleanRL's way, TorchRL, RLlib and Sample Factory, into benchmarks/results/race.json
 	$(BIN)/python -m benchmarks.race $(ARGS)
 
 # `make learn-cartpole-dqn` runs configs/cartpole_dqn.yaml; LEARN="--sb3 .venv-sb3" puts Stable-Baselines3 beside it.

@@ -37,8 +37,7 @@ def named_device(setting: str, name: str, *, gpu: int = 0) -> torch.device:
     count = torch.cuda.device_count()
     if device.index >= count:
         raise ConfigError(
-            f"{setting} is {name!r}, but torch finds {count} GPUs here and {device} is none of them; "
-            "use one that exists, or cpu"
+            f"{setting} is {name!r}, but torch finds {count} GPUs here, not {device}; use one that exists, or cpu"
         )
     gpus.check_capability(setting, device)
     return device

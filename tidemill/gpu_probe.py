@@ -41,7 +41,7 @@ def main() -> int:
             answer["bfloat16"] = _error_of(partial(_product, index, torch.bfloat16))
         _say(**answer)
     if count > 1 and torch.distributed.is_nccl_available():
-        _begin("a sum over all GPUs with NCCL")
+        _begin("NCCL all-reduce over all GPUs")
         _say(nccl_sum=_error_of(partial(_sum_over, count)))
     return 0
 

@@ -128,7 +128,7 @@ def memory_file(name: str) -> int:
         OSError: The system has no such files: then nothing is shared.
     """
     if not AVAILABLE:
-        raise OSError(errno.ENOTSUP, "this system has no files in memory without a name")
+        raise OSError(errno.ENOTSUP, "this system has no memfd (anonymous memory files)")
     return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 

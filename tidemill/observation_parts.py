@@ -68,7 +68,7 @@ def stored(value: Any, dtype: Any, name: str = "observation") -> Array:  # noqa:
     fits = kind in "iu" and (not array.size or (low <= array.min() and array.max() <= high))
     if not fits:
         found = f" from {array.min()} to {array.max()}" if kind in "iuf" and array.size else ""
-        remedy = "scale them, or give the space another dtype" if wanted.kind == "u" else "subtract a start, or divide"
+        remedy = "scale them, or give the space another dtype" if wanted.kind == "u" else "subtract an offset, or scale"
         raise InvalidArgument(
             f"{name} of {array.dtype} numbers{found}, which is stored as {wanted}, allowed: whole numbers from {low} "
             f"to {high}{'' if wanted.kind == 'u' else ', and floats'}: {remedy}"

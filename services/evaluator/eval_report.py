@@ -37,7 +37,7 @@ class EvalReport:
     epsilon: float
     """Share of random actions; 0 unless the policy is `epsilon`."""
     noop_max: int | None
-    """Atari: most frames without action at an episode's start; None elsewhere."""
+    """Atari: maximum no-op frames at an episode's start; None elsewhere."""
     sticky_actions: float | None
     """Atari: probability that a frame repeats the last action; None elsewhere."""
     max_steps: int

@@ -85,8 +85,8 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--epsilon", type=float, metavar="E", help="probability of a random action with --policy epsilon, 0 to 1"
     )
-    parser.add_argument("--noop-max", type=int, metavar="N", help="Atari: most no-op frames at the start of an episode")
-    parser.add_argument("--num-envs", type=int, metavar="N", help="episodes played side by side")
+    parser.add_argument("--noop-max", type=int, metavar="N", help="Atari: maximum no-op frames at an episode's start")
+    parser.add_argument("--num-envs", type=int, metavar="N", help="episodes played in parallel")
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ class Metrics:
         self.params_version = Gauge(f"{_PREFIX}_params_version", "Version of the parameters.", registry=registry)
         self.env_steps = Counter(f"{_PREFIX}_env_steps_total", "Environment steps answered.", registry=registry)
         self.batches = Counter(
-            f"{_PREFIX}_batches_total", "Forward passes, by why the batch went.", ("cause",), registry=registry
+            f"{_PREFIX}_batches_total", "Forward passes, by what started the batch.", ("cause",), registry=registry
         )
         self.batch_rows = histogram("batch_rows", "Environments in one forward pass.", _ROWS)
         self.wait_seconds = histogram("wait_seconds", "Time from a step's arrival to its forward pass.", _SECONDS)

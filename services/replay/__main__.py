@@ -29,7 +29,7 @@ _SHORT = {  # for replay on its own: what each stands for, its value, and what i
     "--folder": ("storage.folder", "FOLDER", "keep the tables on disk here; default: in memory only"),
     "--listen": ("server.address", "ADDRESS", "HOST:PORT or unix:///path; default 127.0.0.1:7401"),
     "--ack": ("storage.ack", "write|fsync", "acknowledge steps once the system or the disk has them"),
-    "--max-memory-mib": ("max_memory_mib", "MIB", "most memory to take; default: half of the machine's"),
+    "--max-memory-mib": ("max_memory_mib", "MIB", "memory limit; default: half of the machine's"),
     "--tls-cert": ("server.tls_cert", "FILE", "certificate of the server, a PEM file"),
     "--tls-key": ("server.tls_key", "FILE", "its private key, a PEM file"),
     "--tokens": ("server.tokens", "FILE", "lines `ROLE TOKEN`: the tokens that are accepted"),
@@ -37,15 +37,15 @@ _SHORT = {  # for replay on its own: what each stands for, its value, and what i
 _COMMANDS = {  # by module and function: a server needs none of them, nor what they import
     "tables": ("commands.administration", "tables", "list the tables of a server"),
     "update": ("commands.administration", "update", "change a table in use"),
-    "delete": ("commands.administration", "delete", "delete items by who wrote them, age or time"),
-    "drop": ("commands.administration", "drop", "drop a table and all that is in it"),
+    "delete": ("commands.administration", "delete", "delete items by writer, age or time"),
+    "drop": ("commands.administration", "drop", "drop a table and its contents"),
     "export": ("commands.transfer", "export", "write a table to files"),
     "import": ("commands.transfer", "import_", "read a table from files"),
     "copy": ("commands.transfer", "copy", "copy tables to another server"),
     "to-minari": ("commands.transfer", "to_minari", "write a table as a Minari dataset"),
     "from-minari": ("commands.transfer", "from_minari", "read a table from a Minari dataset"),
     "from-lerobot": ("commands.transfer", "from_lerobot", "read a table from a LeRobot dataset"),
-    "inspect": ("log.inspect", "main", "report on the folder of a server that is stopped"),
+    "inspect": ("log.inspect", "main", "report on the folder of a stopped server"),
 }
 _logger = structlog.get_logger()
 

@@ -172,7 +172,7 @@ def advice(options: PlanOptions, rates_: Rates, found: Plan) -> list[str]:
     if found.idle_cores > 0:
         free = make_plan(dataclasses.replace(options, updates_per_env_step=0.0), rates_)
         lines += [
-            f"{found.idle_cores} cores are idle: the learner can use no more steps at this ratio. They are good for",
+            f"{found.idle_cores} cores are idle: the learner can use no more steps at this ratio. Use them for",
             f"  --launcher.actors {free.actors} --learner.updates-per-env-step 0: "
             f"{free.env_steps_per_s:,.0f} env steps/s, each sampled {free.samples_per_step:.2g} times",
             "  more runs at the same time, such as other seeds (`tidemill sweep`)",
@@ -182,7 +182,7 @@ def advice(options: PlanOptions, rates_: Rates, found: Plan) -> list[str]:
     if options.gpus > 1:
         n, share = options.gpus, options.batch_size // options.learners
         lines += [
-            f"{n} GPUs do not make more updates/s than one: all learners take part in each update. They are good for",
+            f"{n} GPUs do not make more updates/s than one: all learners take part in each update. Use them for",
             f"  larger batches: plan again with --learners {n} --batch-size {share * n}, {share} items on each GPU",
             f"  {n} runs at the same time: `tidemill sweep` with parallel: {n} gives each a GPU",
             f"  inference for the actors: --launcher.inference {n}",
@@ -287,7 +287,7 @@ def options_of(config: RunConfig, cores: int) -> PlanOptions:
     """
     if isinstance(config.agent, LearnsOnPolicy):
         text = f"agent.algorithm is {config.agent.algorithm!r}, whose actors and learner take turns"
-        raise ConfigError(f"{text}: plan computes for algorithms that learn from a replay table")
+        raise ConfigError(f"{text}: plan supports only algorithms that learn from a replay table")
     return PlanOptions(
         cores=cores,
         env=config.env.id,
@@ -319,7 +319,7 @@ def _options(argv: Sequence[str]) -> PlanOptions:
     options = options_of(load_config(find_config(path)), cores) if path else PlanOptions(cores)
     options = overlay(options, document_of(words, options))
     if not options.env:
-        raise ConfigError("env is empty: name an environment (--env ALE/Pong-v5), or a run by --config")
+        raise ConfigError("env is empty: name an environment (--env ALE/Pong-v5), or a config with --config")
     return options
 
 

@@ -81,8 +81,8 @@ def check_hindsight(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
         )
     if getattr(agent, "normalize_rewards", False):
         raise ConfigError(
-            "agent.normalize_rewards is True, but must be false with table.hindsight: the returns of the episodes are "
-            "not those of the goals that replace theirs"
+            "agent.normalize_rewards is True, but must be false with table.hindsight: relabelled goals change "
+            "the returns of the episodes"
         )
     if env is not None and env.vector:
         raise ConfigError(

@@ -168,7 +168,7 @@ class LearnerSettings:
     layers stay on the CPU."""
     threads: int = -1
     """Torch threads on a CPU. 0: as many as the machine or container has processors. -1: the same, but at most 8, if
-    observations are images and no other learner trains along, otherwise 1. With `run.deterministic` the default is
+    observations are images and this is the only learner, otherwise 1. With `run.deterministic` the default is
     1."""
     updates_per_env_step: float = 1.0
     """Updates per agent decision, kept by the table's rate limiter. 0: as many as possible. The default depends on the
@@ -315,7 +315,7 @@ class EvaluatorSettings:
     epsilon: float | None = None
     """Probability of a random action with `policy` `epsilon`, 0 to 1. None: `agent.evaluation_epsilon`."""
     noop_max: int | None = None
-    """Atari: most frames without action at the start of an evaluation episode. None: `env.noop_max`."""
+    """Atari: maximum no-op frames at the start of an evaluation episode. None: `env.noop_max`."""
     seed: int = 10_000
     """First seed of the evaluation's environments. All evaluations use the same seeds; training uses others."""
     min_interval_s: float = 5.0
@@ -389,7 +389,7 @@ class LauncherSettings:
     stop_timeout_s: float = 20.0
     """Seconds that a service may take to end after SIGTERM before it is killed."""
     log_max_mib: float = 16.0
-    """Longest log of a process, in MiB. A longer log is renamed to `NAME.log.1`, replacing the previous one. 0: no
+    """Largest log of a process, in MiB. A larger log is renamed to `NAME.log.1`, replacing the previous one. 0: no
     limit."""
     loggers: tuple[str, ...] = ()
     """Loggers that receive the run's curves during training, as from `tidemill log`: `wandb`, `mlflow`, or

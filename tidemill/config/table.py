@@ -15,10 +15,10 @@ class TableSettings:
     name: str = "replay"
     """Name of the table: lower-case letters, digits and `_`."""
     sampler: Literal["uniform", "prioritized", "fifo"] = "uniform"
-    """Order in which items are sampled: at random (`uniform`), in proportion to priorities (`prioritized`), or oldest
+    """Order in which items are sampled: uniformly (`uniform`), in proportion to priorities (`prioritized`), or oldest
     first (`fifo`)."""
     priority_exponent: float = 0.6
-    """Exponent alpha of priorities, with `prioritized` (Schaul et al., 2016, section 3.3). 0 samples at random; larger
+    """Exponent alpha of priorities, with `prioritized` (Schaul et al., 2016, section 3.3). 0 samples uniformly; larger
     values prefer high priorities more."""
     importance_sampling_exponent: float = 0.4
     """Exponent beta of the importance weights at the start, 0 to 1 (Schaul et al., 2016, section 3.4). 0 leaves the

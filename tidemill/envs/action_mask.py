@@ -80,7 +80,7 @@ class ActionMasks:
             ConfigError: Actions are not discrete.
         """
         if not actions:
-            raise ConfigError("env.action_mask is set, but actions are continuous; allowed: nothing")
+            raise ConfigError("env.action_mask is set, but actions are continuous; leave it empty")
         self._key, self._length = key, sum(actions)
         self._offsets = np.cumsum((0, *actions[:-1]))
         self._envs = np.arange(num_envs)[:, None]

@@ -169,8 +169,8 @@ class BatchedEnv:
             others = ~is_reset_step
             if not np.array_equal(fresh[others], observation[others]):
                 raise EnvFailed(
-                    f"{self._name} started other environments than those in options['reset_mask'] of its reset: "
-                    "let it reset by itself in the next step (AutoresetMode.NEXT_STEP), or respect the mask"
+                    f"{self._name} reset environments outside options['reset_mask']: respect the mask, or use "
+                    "AutoresetMode.NEXT_STEP"
                 )
             observation = fresh
         if self._mode is AutoresetMode.SAME_STEP:
@@ -214,7 +214,7 @@ class BatchedEnv:
                 return self._format.pack_batch(observation, self.num_envs)
             copy = np.array(stored(observation, self._format.dtype))
         except InvalidArgument as error:
-            raise EnvFailed(f"{self._name} returned observations of which one is wrong: {error}") from error
+            raise EnvFailed(f"{self._name} returned an invalid observation: {error}") from error
         allowed = (self.num_envs, *self._format.shape)
         if copy.shape != allowed:
             raise EnvFailed(f"{self._name} returned observations of shape {copy.shape}, must be {allowed}")

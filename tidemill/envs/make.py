@@ -58,9 +58,8 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
         raise ConfigError(f"num_envs is {num_envs}, allowed: at least 1")
     if settings.spaces:
         raise ConfigError(
-            f"env.spaces is set, so that only simulators have env.id {settings.id!r}: a run of it needs "
-            "launcher.actors 0 and evaluator.source 'simulators'; its policy plays in your program, "
-            "by tidemill.load_policy"
+            f"env.spaces is set, so only simulators can play env.id {settings.id!r}: set launcher.actors to 0 and "
+            "evaluator.source to 'simulators'; play the policy in your program with tidemill.load_policy"
         )
     with _named(settings):
         if settings.vector:

@@ -93,11 +93,11 @@ def observation_format(space: gymnasium.Space[Any]) -> ObservationFormat:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _format_of_parts(space)
     if not isinstance(space, spaces.Box) or not space.shape:
-        flatten = "env.flatten makes them one float32 vector"
-        none = "an environment that returns one of fixed size"
+        flatten = "set env.flatten for one float32 vector"
+        fixed = "return an array of fixed size"
         raise ConfigError(
             f"observations of {space} are not an array with at least one axis; "
-            f"allowed: Box with an axis, Dict and Tuple; {flatten if has_fixed_size(space) else f'it takes {none}'}"
+            f"allowed: Box with an axis, Dict and Tuple; {flatten if has_fixed_size(space) else fixed}"
         )
     return ObservationFormat(space.shape, "uint8" if _is_image(space) else "float32")
 
@@ -111,7 +111,7 @@ def _format_of_parts(space: spaces.Dict | spaces.Tuple[Any]) -> ObservationForma
         if not has_fixed_size(part):
             problem = "has no fixed size"
         elif names.count(name) > 1:
-            problem = "has the name of another in lower case letters, digits and _"
+            problem = "shares its name with another part in lower-case letters, digits and _"
         elif not re.fullmatch(_NAME, name):
             problem = f"has the name {name!r}, which does not match {_NAME}"
         if problem:

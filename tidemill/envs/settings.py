@@ -108,7 +108,7 @@ class EnvSettings:
     """Atari: emulator frames per agent decision, at least 1. Rewards are summed over them; the observation is the
     maximum of the last two."""
     noop_max: int = 30
-    """Atari: most frames without action at the start of an episode. Their number is drawn from 0 to this."""
+    """Atari: maximum no-op frames at the start of an episode. Their number is drawn from 0 to this."""
     fire_reset: bool = True
     """Atari: press FIRE at the start of a game that has it. After a lost life the agent has to press it."""
     episodic_life: bool = True

@@ -200,8 +200,8 @@ class ReplayClient(Reopened, Closing):
         """
         if (since_s is not None or until_s is not None) and not self.describe_table(table).timed_from_s:
             raise FailedPrecondition(
-                f"the server at {self._address} does not know when the items of table {table!r} came: none has come "
-                "since it can tell"
+                f"the server at {self._address} has no insertion times for table {table!r}: no item was inserted "
+                "since it began to record them"
             )
 
     def checkpoint(self) -> int:

@@ -106,7 +106,7 @@ def read_secret(path: str, setting: str) -> str:
     except OSError as error:
         raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError:  # whose message would hold the text
-        raise ConfigError(f"{setting}: {path} holds more than ASCII: is it the right file?") from None
+        raise ConfigError(f"{setting}: {path} is not ASCII: is it the right file?") from None
     if mode & 0o027:
         raise ConfigError(f"{setting}: {path} has mode {mode:04o}, which lets other users in; chmod 600 {path}")
     return text
@@ -166,7 +166,7 @@ class Tokens:
                     f"TOKEN of at least {MIN_TOKEN_LENGTH} characters or {DIGEST} and the 64 digits of its SHA-256"
                 )
             if entries.setdefault(digest, words[0]) != words[0]:
-                raise ConfigError(f"{self._path}, line {number}: the token already stands for another role")
+                raise ConfigError(f"{self._path}, line {number}: another role has this token; use a new one")
         if not entries:
             raise ConfigError(f"server.tokens: {self._path} holds no token; `tidemill certs` writes one per role")
         return list(entries.items())

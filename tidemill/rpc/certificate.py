@@ -68,7 +68,7 @@ def _gauge() -> Gauge:
     """Return the gauge of a process with certificates; others do not show any."""
     return Gauge(
         "tidemill_certificate_expires_timestamp_seconds",
-        "When the file of a certificate ends, in Unix time; `use` is what this process uses it for.",
+        "When the file of a certificate expires, in Unix time; `use` is what this process uses it for.",
         ["use"],
     )
 
@@ -117,7 +117,7 @@ def _enter(data: bytes, tag: int) -> tuple[bytes, bytes]:
         start += count
         length = int.from_bytes(data[_HEADER_BYTES:start], "big")
     if start + length > len(data):
-        raise ValueError(f"a certificate is cut: {length} bytes expected, {max(len(data) - start, 0)} found")
+        raise ValueError(f"a certificate is truncated: {length} bytes expected, {max(len(data) - start, 0)} found")
     return data[start : start + length], data[start + length :]
 
 

@@ -51,7 +51,7 @@ holds scores, curve, video, parameters and logs. --fresh moves an earlier run of
 _RESUME = """Continue the run in folder RUN, e.g. runs/quickstart, from where it stopped. Its config.yaml is read;
 options change settings from here on."""
 
-_WHAT = """tidemill train: what shall it train? Try one of these:
+_WHAT = """tidemill train: nothing to train given. Try one of these:
   {command} train --config quickstart
       a preset; `{command} configs` lists all
   {command} train --env.id CartPole-v1 --agent.algorithm dqn
@@ -188,7 +188,7 @@ async def run_with_view(
         except Exception as error:  # a run does not depend on being watched
             if not has_failed:
                 has_failed = True
-                view.event(f"the run cannot be shown: {described(error)}")
+                view.event(f"the view failed, the run continues: {described(error)}")
 
     async def look() -> None:
         nonlocal has_told, reached

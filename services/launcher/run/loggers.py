@@ -53,8 +53,8 @@ class LoggerProcesses:
             code = child.wait(max(deadline_s - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             _stop(child)
-            return f"logger {name}: not done, stopped. {again}"
-        return f"logger {name}: ended with {code}. {again}" if code else ""
+            return f"logger {name}: stopped before everything was sent. {again}"
+        return f"logger {name}: exited with code {code}. {again}" if code else ""
 
     def __enter__(self) -> Self:
         """Return itself."""

@@ -198,7 +198,7 @@ class Supervisor:
             return self._end(Outcome(0, "stopped as asked"), now_s)
         if is_first:
             return []
-        self._outcome = Outcome(1, "ended at once, as asked twice: what was not saved is lost")
+        self._outcome = Outcome(1, "killed at the second request: unsaved work is lost")
         alive = {name: process for name, process in self._processes.items() if process.is_alive}
         for process in alive.values():
             process.phase, process.deadline_s = Phase.STOPPING, None
@@ -296,7 +296,7 @@ def describe_exit(exit_code: int) -> str:
     if exit_code < 0:
         return f"was killed by signal {-exit_code}"
     if exit_code == HELD_UP:
-        return "ended because its environment does not return"
+        return "ended because its environment hung"
     if exit_code == ENV_FAILED:
         return "ended because its environment failed (env.on_failure, env.max_restarts)"
     return f"ended with exit code {exit_code}"

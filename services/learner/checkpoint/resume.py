@@ -61,7 +61,7 @@ def load_rng_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-_RESTORED = "weights, targets, optimizers, schedules, counters and random generators are back"
+_RESTORED = "weights, targets, optimizers, schedules, counters and random generators are restored"
 
 _log = structlog.get_logger()
 
@@ -173,11 +173,11 @@ class ResumableState:
     def _described(self, path: Path, checkpoint: Checkpoint) -> str:
         counters = self._counters
         where = f"{path.stem}: {counters.learner_steps:,} updates, {counters.env_steps:,} agent decisions"
-        lost = ["batches that were ready and not trained on"]
+        lost = ["batches that were ready but not trained on"]
         if self._draws_anew:
             lost.append("the generator of the agent's noise, which was on another kind of device and is seeded again")
         if not fits_devices(checkpoint.rng):
-            lost.append("random generators of the GPUs, whose number is another")
+            lost.append("random generators of the GPUs, whose number changed")
         before, now = checkpoint.written_by, self._written_by
         changed = [
             f"{name} {before[name]} then, {now.get(name)} now" for name in before if before[name] != now.get(name)

@@ -199,7 +199,7 @@ def learner_device(config: LearnerConfig, spec: EnvSpec, rank: RankInfo) -> torc
     if why := why_gpu(config.agent, spec, is_deterministic=config.run.deterministic):
         _log.info("training on the GPU", why=why)
         return device
-    why = "a core computes small layers before their kernels are launched; learner.device cuda overrules"
+    why = "layers this small are faster on a CPU core; set learner.device to cuda to override"
     _log.info("training on the CPU although there is a GPU", why=why)
     return torch.device("cpu")
 

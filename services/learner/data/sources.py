@@ -138,8 +138,8 @@ def _warn_of_counted(here: str, address: str, own: TableConfig) -> None:
     described = describe(here, address, own.name)
     if described.env_steps and not described.inserts:
         _log.warning(
-            "steps of other tables on the run's own replay server count among env_steps: write them with "
-            "counts_decisions=False, or on another server",
+            "steps in other tables on the run's replay server are counted in env_steps: write them with "
+            "counts_decisions=False, or to another server",
             source=here,
             env_steps=described.env_steps,
         )

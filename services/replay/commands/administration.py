@@ -101,7 +101,7 @@ def drop(arguments: Sequence[str]) -> int:
 def described(table: TableDescription) -> Iterator[str]:
     """Yield what is said of a table, line by line."""
     config = table.config
-    exponent = f" of exponent {config.sampler.priority_exponent:g}" if config.sampler.priority_exponent else ""
+    exponent = f" with exponent {config.sampler.priority_exponent:g}" if config.sampler.priority_exponent else ""
     yield f"{config.name}: {table.items:,} of at most {config.max_items:,} items, {table.held_bytes:,} bytes"
     yield f"  {config.sampler.kind.value} sampler{exponent}, {config.remover.kind.value} remover"
     yield f"  {table.inserts:,} inserts, {table.samples:,} samples, {table.evictions:,} evictions"
@@ -113,12 +113,12 @@ def described(table: TableDescription) -> Iterator[str]:
 
 
 _OPTIONS: tuple[tuple[str, Callable[[str], float], str], ...] = (
-    ("max_items", int, "most items; the remover picks those to evict"),
-    ("max_bytes", int, "most bytes of chunks and payloads, 0 for no limit"),
-    ("max_times_sampled", int, "most samples of an item, 0 for no limit"),
+    ("max_items", int, "maximum items; the remover picks which to evict"),
+    ("max_bytes", int, "maximum bytes of chunks and payloads, 0 for no limit"),
+    ("max_times_sampled", int, "maximum samples of an item, 0 for no limit"),
     ("priority_exponent", float, "exponent on the priority, of a prioritized sampler"),
-    ("min_size", int, "rate limiter: samples wait until the table has held so many items"),
+    ("min_size", int, "rate limiter: samples wait until the table has held this many items"),
     ("samples_per_insert", float, "rate limiter: samples for each insert on average, 0 for no ratio"),
     ("error_buffer", float, "rate limiter: how far either side may be ahead, in samples"),
-    ("queue_size", int, "rate limiter: inserts wait while the table has so many items, 0 for no queue"),
+    ("queue_size", int, "rate limiter: inserts wait while the table has this many items, 0 for no queue"),
 )

@@ -44,7 +44,7 @@ def describe_table(table: Table, streams: StreamRegistry, files: BlobFiles) -> I
         files: Reads the chunks.
     """
     config, counters, slots = table.config, table.counters, table.items.oldest_first()
-    exponent = f" of exponent {config.sampler.priority_exponent:g}" if config.sampler.priority_exponent else ""
+    exponent = f" with exponent {config.sampler.priority_exponent:g}" if config.sampler.priority_exponent else ""
     yield f"table {config.name}: {table.size:,} of at most {config.max_items:,} items, {table.held_bytes:,} bytes"
     yield f"  {config.sampler.kind.value} sampler{exponent}, {config.remover.kind.value} remover"
     yield f"  {counters.inserts:,} inserts, {counters.samples:,} samples, {counters.evictions:,} evictions"

@@ -180,8 +180,7 @@ class ReplayState:
         """
         if not actor_id and not min_age and since_s is None and until_s is None:
             raise InvalidArgument(
-                "actor_id is '', min_age is 0 and there is no range of time: at least one must be given "
-                "(or reset the table)"
+                "actor_id is '', min_age is 0 and no time range is given: set at least one, or reset the table"
             )
         if env_index is not None and not actor_id:
             raise InvalidArgument(f"env_index is {env_index}, must come with an actor_id")
@@ -290,7 +289,7 @@ class ReplayState:
             return self._tables[name]
         except KeyError:
             raise NotFound(
-                f"no table {name!r}; there are: {', '.join(sorted(self._tables)) or 'none'}",
+                f"no table {name!r}; tables: {', '.join(sorted(self._tables)) or 'none'}",
                 reason=Reason.UNKNOWN_TABLE,
             ) from None
 

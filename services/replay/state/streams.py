@@ -79,7 +79,7 @@ class Epoch:
         if not self.current:
             raise FailedPrecondition(
                 f"epoch {self.number} of actor {self.actor_id!r} was superseded: "
-                "another process appends under the same actor_id",
+                "another process appends under the same actor_id; give each its own",
                 reason=Reason.EPOCH_SUPERSEDED,
             )
 
@@ -226,7 +226,7 @@ class StreamRegistry:
             names = sorted({one.actor_id for one in known})
             listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
             raise NotFound(
-                f"no streams of actor_id {actor_id!r}; there are those of: {listed or 'none'}",
+                f"no streams of actor_id {actor_id!r}; known actors: {listed or 'none'}",
                 reason=Reason.UNKNOWN_ACTOR,
             )
         most = max(one.count for one in known if one.actor_id == actor_id)
@@ -273,7 +273,7 @@ class StreamRegistry:
         if epoch < known.number:
             raise FailedPrecondition(
                 f"epoch {epoch} of actor {actor_id!r} was superseded by epoch {known.number}: "
-                "another process appends under the same actor_id",
+                "another process appends under the same actor_id; give each its own",
                 reason=Reason.EPOCH_SUPERSEDED,
             )
         _check_same(known, env_count, store, chunk_length)

@@ -72,9 +72,9 @@ def findings(answers: Sequence[Answer], error: str, seen: str) -> list[Finding]:
 def _ended_at(step: str, error: str) -> Finding:
     if step == "import torch":
         return Finding("FAIL", f"torch cannot be imported: {error}", how_to_install("learn"))
-    advice = "`nvidia-smi` and `dmesg` may say why; CUDA_VISIBLE_DEVICES leaves a GPU out, --learner.device cpu all"
+    advice = "see `nvidia-smi` and `dmesg`; skip a GPU with CUDA_VISIBLE_DEVICES, or all with --learner.device cpu"
     if "NCCL" in step:
-        advice = "GPUs do not reach each other: `nvidia-smi topo -m`; NCCL_P2P_DISABLE=1 goes through memory instead"
+        advice = "check the GPUs' links with `nvidia-smi topo -m`; NCCL_P2P_DISABLE=1 uses host memory instead"
     return Finding("FAIL", f"torch did not get past {step}: {error}", advice)
 
 
@@ -86,7 +86,7 @@ def _none(torch: str, cuda: str | None, seen: str) -> Finding:
         text = f"the driver sees a GPU ({seen}), but torch {torch} is a build for CPUs"
         return Finding("note", text, "install the CUDA build of torch")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    advice = f"CUDA_VISIBLE_DEVICES is {hidden!r}; unset it" if hidden is not None else "restart, or install it again"
+    advice = "reboot, or reinstall the driver" if hidden is None else f"CUDA_VISIBLE_DEVICES is {hidden!r}; unset it"
     return Finding("note", f"the driver sees a GPU ({seen}), torch {torch} does not", advice)
 
 
@@ -98,10 +98,10 @@ def _gpu(answer: Answer) -> Finding:
     for dtype in ("float32", "bfloat16"):
         if answer[dtype]:
             advice = "leave it out by CUDA_VISIBLE_DEVICES; `nvidia-smi -q` and `dmesg` may say what is wrong with it"
-            return Finding("FAIL", f"{name}; a product in {dtype} fails: {answer[dtype]}", advice)
+            return Finding("FAIL", f"{name}; a {dtype} matmul fails: {answer[dtype]}", advice)
     free_bytes, total_bytes = answer["free_bytes"], answer["total_bytes"]
     free = f"{free_bytes / _GIB:.1f} of {total_bytes / _GIB:.1f} GiB free"
-    text = f"{name}, products in float32 and bfloat16 are right, {free}"
+    text = f"{name}, float32 and bfloat16 matmuls are correct, {free}"
     if total_bytes - free_bytes > _OTHERS_BYTES:
         used = f"about {(total_bytes - free_bytes) / _GIB:.1f} GiB"
         return Finding("note", text, f"other programs use {used} of it, and share its time: `nvidia-smi`")
@@ -117,8 +117,8 @@ def _together(known: Answer, count: int) -> list[Finding]:
         return [Finding("note", text, "install the CUDA build of torch; several runs use them without it")]
     if known["nccl_sum"]:
         advice = "`nvidia-smi topo -m` shows how they are linked; NCCL_DEBUG=INFO says more"
-        return [Finding("FAIL", f"a sum over {count} GPUs with NCCL fails: {known['nccl_sum']}", advice)]
-    return [Finding("ok", f"a sum over {count} GPUs with NCCL is right")]
+        return [Finding("FAIL", f"NCCL all-reduce over {count} GPUs fails: {known['nccl_sum']}", advice)]
+    return [Finding("ok", f"NCCL all-reduce over {count} GPUs is correct")]
 
 
 def shared_memory(folder: Path) -> list[Finding]:

@@ -127,4 +127,4 @@ def certificates(folder: Path, now: datetime.datetime | None = None) -> list[Fin
 
 
 def _renewed(folder: Path) -> str:
-    return f"`{command_name()} certs {folder}` with the same --host renews it; servers that run take it by themselves"
+    return f"`{command_name()} certs {folder}` with the same --host renews it; running servers reload it automatically"

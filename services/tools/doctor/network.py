@@ -16,12 +16,12 @@ from tidemill.services.tools.doctor.finding import Finding
 _TIMEOUT_S = 300.0
 _SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(uint8|float32))?")
 _ADVICE = {
-    "waits": "leave out item(), float(), bool(), nonzero() and masks as an index: the GPU idles meanwhile, "
+    "waits": "avoid item(), float(), bool(), nonzero() and boolean-mask indexing: they make the GPU idle, "
     "and agent.compile: cuda-graphs fails",
     "host number": "make the tensor on `observation.device`, or keep it by `register_buffer`",
     "refused": "make every tensor on `observation.device`, or keep it by `register_buffer`, so that it moves along",
     "unregistered generator": "draw no noise in a network: a CUDA graph would repeat it",
-    "error": "the network must also run on a CPU: `--observations` says what it is shown",
+    "error": "the network must also run on a CPU; set its input shape with `--observations`",
 }
 
 
@@ -107,6 +107,6 @@ def findings(network: str, answers: Sequence[Mapping[str, Any]]) -> list[Finding
         for (kind, text), names in by_fault.items()
     ]
     if clean:
-        text = f"a GPU takes updates of {', '.join(clean)} with {network}, eager and as CUDA graphs where they can be"
+        text = f"updates of {', '.join(clean)} with {network} run on a GPU, eager and as CUDA graphs where possible"
         found.insert(0, Finding("ok", text))
     return found

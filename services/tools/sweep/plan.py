@@ -97,7 +97,7 @@ def _check_configs(sweep: Sweep) -> None:
     """Load configs at both ends of the space, and a grid's all, so that a wrong one is known before any run."""
     named = {*sweep.settings.settings, *(parameter.name for parameter in sweep.space)}
     if own := named & {"run.name", "run.root", "run.seed"}:
-        raise ConfigError(f"{', '.join(sorted(own))}: the sweep's own; seeds are listed by its setting `seeds`")
+        raise ConfigError(f"{', '.join(sorted(own))}: set by the sweep; list seeds in its setting `seeds`")
     if sweep.settings.share_replay:
         _check_shared(sweep, named)
     ends = [{each.name: each.values[index] for each in sweep.space} for index in (0, -1)]
@@ -112,7 +112,7 @@ def _check_shared(sweep: Sweep, named: Collection[str]) -> None:
     own = {*named} & {"cluster.replay", "cluster.replay_shards", "launcher.replay", "table.name", "actor.id"}
     own |= {parameter.name for parameter in sweep.space if parameter.name.startswith("replay.")}
     if own:
-        raise ConfigError(f"{', '.join(sorted(own))}: with share_replay the same for all runs, or the sweep's own")
+        raise ConfigError(f"{', '.join(sorted(own))}: with share_replay, fixed for all runs or set by the sweep")
     config = load_config(sweep.config({}))
     check(config.replay.shards == 1, "replay.shards", config.replay.shards, "1 with share_replay")
     check(not config.run.deterministic, "run.deterministic", True, "false with share_replay")

@@ -163,7 +163,7 @@ def test_commands_change_a_server_and_a_restart_keeps_it(tmp_path: Path, capsys:
         assert capsys.readouterr().out == "dropped spare, which had 0 items\n"
         assert not any('table="spare"' in name for name in scrape(server.metrics_address))
         assert main(["drop", server.address, "spare"]) != 0
-        assert "no table 'spare'; there are: t" in capsys.readouterr().err
+        assert "no table 'spare'; tables: t" in capsys.readouterr().err
         server.process.kill()
         server.process.wait(WAIT_S)
     with server_process("127.0.0.1:0", *arguments) as again, ReplayClient(again.address) as client:

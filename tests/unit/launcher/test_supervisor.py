@@ -99,7 +99,7 @@ def test_restart_of_what_its_environment_held_up_is_not_counted() -> None:
         assert supervisor.next_timer_s() == now_s + 1.0
         supervisor.on_timer(now_s + 1.0)
     assert supervisor.outcome is None
-    assert supervisor.processes["actor-0"].reason == "ended because its environment does not return"
+    assert supervisor.processes["actor-0"].reason == "ended because its environment hung"
 
 
 def test_restarts_older_than_ten_minutes_are_forgotten() -> None:

@@ -71,13 +71,13 @@ def _said(findings: list[Finding]) -> list[tuple[str, str]]:
 def test_two_gpus_that_work_are_each_multiplied_on_and_summed_over(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The child process is the real one, and so is all that it asks torch for."""
     found = _said(gpu.gpus(shm=tmp_path))
-    card = "NVIDIA H100, compute capability 9.0, products in float32 and bfloat16 are right, 79.0 of 80.0 GiB free"
+    card = "NVIDIA H100, compute capability 9.0, float32 and bfloat16 matmuls are correct, 79.0 of 80.0 GiB free"
     needs = "torch 2.13.0 with CUDA 13.0 needs driver 580 or newer and compute capability 7.5 or newer"
     assert found[:4] == [
         ("ok", f"2 GPUs, driver 580.95.05; {needs}"),
         ("ok", f"GPU 0: {card}"),
         ("ok", f"GPU 1: {card}"),
-        ("ok", "a sum over 2 GPUs with NCCL is right"),
+        ("ok", "NCCL all-reduce over 2 GPUs is correct"),
     ]
     assert found[4][1].startswith(f"{tmp_path} holds")
 
@@ -87,7 +87,7 @@ def test_two_gpus_that_work_are_each_multiplied_on_and_summed_over(machine: pyte
     [
         ("OLD", "1", "FAIL", ("none of the 2 GPUs", "driver 580 or newer", "too old (found version 12040)")),
         ("V100", "1", "FAIL", ("GPU 1: Tesla V100, compute capability 7.0", "no kernels")),
-        ("BROKEN", "cuda:1bfloat16", "FAIL", ("GPU 1", "a product in bfloat16 fails", "uncorrectable ECC error")),
+        ("BROKEN", "cuda:1bfloat16", "FAIL", ("GPU 1", "a bfloat16 matmul fails", "uncorrectable ECC error")),
         ("ENDS", "cuda:1", "FAIL", ("did not get past GPU 1", "it ended with code 7")),
         ("SHARED", "0", "note", ("GPU 0", "20.0 of 80.0 GiB free")),
         ("GPUS", "0", "note", ("the driver sees a GPU (NVIDIA H100, 580.95.05), torch 2.13.0 does not",)),
@@ -110,7 +110,7 @@ def test_driver_that_hangs_is_named_by_the_step(machine: pytest.MonkeyPatch, tmp
     (tmp_path / "torch" / "cuda" / "nccl.py").write_text("import threading\nthreading.Event().wait(30)\n")
     found = gpu.gpus(timeout_s=1.5)
     assert [finding.mark for finding in found[:3]] == ["ok", "ok", "FAIL"]
-    assert found[2].text == "torch did not get past a sum over all GPUs with NCCL: no answer within 2 s"
+    assert found[2].text == "torch did not get past NCCL all-reduce over all GPUs: no answer within 2 s"
     assert "NCCL_P2P_DISABLE=1" in found[2].advice
 
 

@@ -443,9 +443,9 @@ def _check_single(
     if len(parts) == 1:
         return
     if epochs is not None or allow_smaller:
-        raise InvalidArgument(f"epochs or allow_smaller is given with {len(parts)} tables, takes a single one")
+        raise InvalidArgument(f"epochs and allow_smaller need a single table, not {len(parts)}")
     if schedule is not None:
-        raise InvalidArgument(f"schedule is given with {len(parts)} tables, takes a single one")
+        raise InvalidArgument(f"schedule needs a single table, not {len(parts)}")
     if transform is not None and join is None:
         raise InvalidArgument(
             f"transform is given with {len(parts)} tables, needs `join`, which makes one batch of what it returns"

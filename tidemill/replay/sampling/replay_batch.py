@@ -82,7 +82,7 @@ class ReplayBatch(ItemColumns):
     def __getitem__(self, column: str) -> Any:  # noqa: ANN401 - an array, or what a transform returned
         """Return a column, [B, L, ...]. KeyError: there is none of this name; the message has those that there are."""
         if column not in self.columns:
-            raise KeyError(f"{column!r} is none of the columns {sorted(self.columns)}")
+            raise KeyError(f"no column {column!r}; columns: {sorted(self.columns)}")
         return self.columns[column]
 
     def __len__(self) -> int:

@@ -532,9 +532,7 @@ def _largest_draw(part: TableConfig, batch_size: int, without_replacement: bool)
 
 def _check_servers(servers: ShardDirectory, *, takes_one: bool) -> None:
     if servers.is_sharded and takes_one:
-        raise InvalidArgument(
-            "seed, allow_smaller, epochs or schedule is given with several servers, takes a single one"
-        )
+        raise InvalidArgument("seed, allow_smaller, epochs and schedule need a single server")
 
 
 def _check_by_epoch(table: TableConfig) -> None:

@@ -53,7 +53,7 @@ def copy_tables(
         there = [table.config.name for table in client.list_tables()]
         names = tuple(tables) or tuple(there)
         if missing := [name for name in names if name not in there]:
-            raise NotFound(f"no tables {missing} at {source}; there are: {', '.join(there) or 'none'}")
+            raise NotFound(f"no tables {missing} at {source}; tables: {', '.join(there) or 'none'}")
         for name in names:
             client.check_times(name, since_s, until_s)
     with ReplayClient(target, deadline_s=timeout_s) as client:

@@ -108,7 +108,7 @@ class _Lanes:
             appender.append(self._chunks(exported, message), [items], self._timeout_s)
         except StreamRestarted as restarted:
             raise FailedPrecondition(
-                "the server was restarted and had nothing on disk: what was imported is gone, import again"
+                "the server restarted with nothing on disk, so the imported items are lost: import again"
             ) from restarted
 
     def flush(self) -> None:
@@ -116,12 +116,12 @@ class _Lanes:
         if self._newest is not None and not self._newest.flush(self._timeout_s):
             raise Unavailable(
                 f"the replay server at {self._address} did not acknowledge "
-                f"{self._newest.unacknowledged_chunks} chunks within {self._timeout_s:g} s: it is away, its disk is "
+                f"{self._newest.unacknowledged_chunks} chunks within {self._timeout_s:g} s: it is down, its disk is "
                 "full, or the table's rate limiter holds inserts back (`tidemill replay update` switches it off)"
             )
         if self._newest is not None and self._newest.restarts:
             raise FailedPrecondition(
-                "the server was restarted and had nothing on disk: what was imported is gone, import again"
+                "the server restarted with nothing on disk, so the imported items are lost: import again"
             )
 
     def _chunks(self, exported: ExportedTable, message: PlannedMessage) -> list[Chunk]:

@@ -175,9 +175,7 @@ class StreamAppender(Closing):
     def state(self) -> AppenderState:
         """Return where it is now. FailedPrecondition: there are several servers."""
         if not self._is_alone or self._appender is None:
-            raise FailedPrecondition(
-                "a writer to several servers has no state: what one of them has, no other knows of"
-            )
+            raise FailedPrecondition("a writer to several servers has no state: each server knows only its own part")
         return self._appender.state()
 
     def has_room(self, chunks: int) -> bool:

@@ -746,8 +746,8 @@ class ReplayWriter(Reopened):
         if lost:
             raise DataLoss(
                 f"{lost} chunks of up to {self._rows.chunk_length} steps may be lost: the replay server at "
-                f"{' or '.join(self._addresses)} had not acknowledged them when it lost the streams, or another took "
-                "its place; one with a folder keeps them over a restart"
+                f"{' or '.join(self._addresses)} had not acknowledged them when it lost the streams or was "
+                "replaced; a server with a folder keeps them across restarts"
             )
 
     def _overdue(self, timeout_s: float) -> Unavailable:

@@ -140,7 +140,7 @@ def _check_loss(name: str, head: OwnLossHead, values: int, device: torch.device)
     if shapes != ((2,), (2,)):
         raise ConfigError(f"{called} returned a loss {shapes[0]} and a priority {shapes[1]}, must be (2,) each: [B]")
     if not loss.requires_grad:
-        raise ConfigError(f"{called} returned a loss without a gradient by its first argument, the predicted values")
+        raise ConfigError(f"{called} returned a loss without a gradient in its first argument, the predicted values")
 
 
 def _build_head(config: DQNConfig, device: torch.device) -> ValueHead:

@@ -83,7 +83,7 @@ class DQNConfig(QLearningSettings):
     """Initial scale of the learned noise, before division by the square root of a layer's inputs."""
     noisy_target: bool = True
     """Noise in the targets too, for the choice of the action and for its value, as in the papers. Targets then estimate
-    the value of the noisy policy; without it, of the greedy policy. docs/performance.md has a lander that only lands
+    the value of the noisy policy; without it, of the greedy policy. docs/performance.md shows a lander that lands only
     without it."""
     distribution: Literal["none", "c51", "qr", "iqn"] = "none"
     """Output of the network for each action. `none`: its value. `c51`: a distribution over fixed atoms. `qr`: fixed

@@ -162,8 +162,8 @@ def test_what_came_back_and_what_did_not_is_said(tmp_path: Path) -> None:
     CheckpointStore(tmp_path, keep=1).write(then.capture())
     now = ResumableState(agent, Counters(), algorithm="x", config_digest="", written_by={"torch": "2", "learners": "2"})
     restored = now.restore(CheckpointStore(tmp_path, keep=1))
-    assert "optimizers, schedules, counters and random generators are back, with torch 1 then, 2 now" in restored
-    assert restored.endswith("not restored: batches that were ready and not trained on")
+    assert "optimizers, schedules, counters and random generators are restored, with torch 1 then, 2 now" in restored
+    assert restored.endswith("not restored: batches that were ready but not trained on")
 
 
 def test_fresh_run_restores_nothing(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_run_of_another_kind_of_device_goes_on(config: AgentConfig, spec: EnvSpe
         agent = build_agent(config, spec, seed=1)
         restored = _resumable(agent, Counters()).restore(store)
         assert (
-            "not restored: batches that were ready and not trained on, the generator of the agent's noise" in restored
+            "not restored: batches that were ready but not trained on, the generator of the agent's noise" in restored
         )
         assert agent.state_dict()["updates"] == updates
         drawn.append(agent.state_dict()["noise"])
