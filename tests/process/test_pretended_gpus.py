@@ -180,6 +180,25 @@ def test_parameters_leave_a_gpu_in_one_copy_for_each_dtype(built: Path) -> None:
     assert said.stdout.splitlines()[-1] == "4 1 {True}"
 
 
+def test_policies_act_on_a_gpu(built: Path) -> None:
+    """Those of every algorithm and of the documentation, by the tests that need one."""
+    files = [f"tests/unit/rl/test_{name}.py" for name in ("agents", "documented_example")]
+    options = ("-q", "-m", "requires_cuda", "-W", "ignore", "-p", "no:cacheprovider")  # torch is a CPU's, and warns
+    variables = environment(built, 2)
+    variables["PYTHONPATH"] += os.pathsep + str(ROOT / "examples")
+    said = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *files],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=_BOUND_S,
+        check=False,
+    )
+    assert said.returncode == 0, said.stdout
+    assert f"{len(CASES) + 1} passed" in said.stdout
+
+
 _ALONE = """
 import warnings
 from unittest import mock

@@ -26,7 +26,7 @@ from tests.support.naming import naming
 from tidemill.arrays import Array
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
-from tidemill.rl.agents.interface import Agent, Policy
+from tidemill.rl.agents.interface import Agent, Policy, SplitPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyInput
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
@@ -269,6 +269,20 @@ def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_s
             low, high = -10, 10  # a Gaussian's, which the environment clips
         assert action.min() >= low
         assert action.max() <= high
+
+
+@pytest.mark.requires_cuda
+@every_agent
+def test_policy_on_a_gpu_acts_in_the_hosts_memory(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """Whole, or in two halves, of which the second chooses by the numbers of the first."""
+    policy, seen = build_policy(config, env_spec, "cuda", slot=ActorSlot(0, 5, 1)), seen_by(config, env_spec)
+    policy.load(build_agent(config, env_spec).policy_state())
+    assert isinstance(policy, SplitPolicy)
+    chosen = policy.choose(seen, policy.forward(seen))
+    for output in (policy.act(seen, 0), policy.act(seen, evaluation=True), chosen):
+        arrays = [output.action, *output.priority_inputs.values(), *output.extras.values()]
+        arrays += [] if output.recurrent_state is None else [output.recurrent_state]
+        assert all(isinstance(array, np.ndarray) and len(array) == 5 for array in arrays)
 
 
 @every_agent

@@ -80,6 +80,16 @@ def test_documented_algorithm_learns() -> None:
     np.testing.assert_allclose(found.detach().numpy(), chain_values(epsilon), atol=0.01)
 
 
+@pytest.mark.requires_cuda
+def test_documented_algorithm_learns_and_acts_on_a_gpu() -> None:
+    """Observations are the host's, and so are actions."""
+    config = config_class(NAME)()
+    agent, policy = build_agent(config, CHAIN, "cuda"), build_policy(config, CHAIN, "cuda")
+    agent.update({name: tensor.to("cuda") for name, tensor in chain_batch().items()}, torch.ones(6, device="cuda"))
+    policy.load(agent.policy_state())
+    assert policy.act(policy_input(np.eye(3, dtype=np.float32)), evaluation=True).action.shape == (3,)
+
+
 def test_documented_algorithm_goes_on_where_it_was_stored() -> None:
     """Its stored state is enough to resume bit for bit."""
     config = config_class(NAME)()
