@@ -134,7 +134,7 @@ def _on_evaluation(config: EvaluatorConfig, drawing: CurveDrawing, callbacks: Ca
 
 def _end_training(version: int, source: ParamsSource, end: RunEnd | None, timeout_s: float) -> None:
     """Let the learner end, and every service if the run has an end mark, before the last evaluation."""
-    source.tag(VERDICT, version)
+    source.tag(VERDICT, version, timeout_s)
     if end is not None:
         with contextlib.suppress(TidemillError):  # marked again with the verdict
             end.mark(timeout_s, version)

@@ -106,11 +106,15 @@ class Evaluator:
     def run(self) -> RunVerdict | None:
         """Evaluate until the run is over; return how it ended, or None if it was stopped.
 
-        The version that decided is tagged as the verdict: the learner ends there.
+        The version that decided is tagged as the verdict: the learner ends there. The parameter server may be
+        starting again, so the run's last tags are tried for as long as a service waits for it at the start.
         """
         verdict = self._verdict = self._until_over()
         if verdict is not None and verdict.version is not None:
-            self._source.tag(VERDICT, verdict.version)
+            wait_s = self._config.cluster.connect_timeout_s
+            best = None if verdict.solved else self._logs.best()
+            self._tag_best(verdict.version if best is None else best.params_version, wait_s)
+            self._source.tag(VERDICT, verdict.version, wait_s)
         return verdict
 
     def without_more(self) -> RunVerdict | None:
@@ -182,7 +186,7 @@ class Evaluator:
         if score is None or not reaches_target(self._config.run, score.mean):
             return None
         if self._is_confirmed(params):
-            return self._solved(params)
+            return self._solved(params.number)
         _log.info(_NOT_CONFIRMED, version=params.number, mean=round(score.mean, 1))
         return None
 
@@ -209,7 +213,7 @@ class Evaluator:
             return RunVerdict(False, reason, params.number)
         before = self._logs.confirmations.of_version(params.number)  # by an evaluator that this one replaces
         if self._is_confirmed(params) if before is None else reaches_target(self._config.run, before.mean):
-            return self._solved(params)
+            return self._solved(params.number)
         return None if self._stop.is_set() else RunVerdict(False, f"{reason}; {_NOT_CONFIRMED}", params.number)
 
     def _measure_last(self, params: Params, reason: str) -> Score | None:
@@ -290,13 +294,11 @@ class Evaluator:
         _CONFIRMATIONS.labels("held" if holds else "failed").inc()
         return holds
 
-    def _solved(self, params: Params) -> RunVerdict:
-        self._tag_best(params.number)
-        target = self._config.run.target_return
-        return RunVerdict(True, f"a mean return of {target:g} was reached", params.number)
+    def _solved(self, number: int) -> RunVerdict:
+        return RunVerdict(True, f"a mean return of {self._config.run.target_return:g} was reached", number)
 
-    def _tag_best(self, number: int) -> None:
-        if number != self._best_tagged and self._source.tag(BEST, number):
+    def _tag_best(self, number: int, wait_s: float = 0.0) -> None:
+        if number != self._best_tagged and self._source.tag(BEST, number, wait_s):
             self._best_tagged = number
 
     def _log(self, score: Score, evaluation: Evaluation, seconds: float) -> None:

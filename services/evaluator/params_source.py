@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from tidemill.errors import TidemillError, Unavailable
+from tidemill.errors import NotFound, TidemillError, Unavailable
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import BEST, LATEST, Params
 from tidemill.rpc.readiness import wait_for_service
@@ -85,14 +85,21 @@ class ParamsSource:
         """Return the version tagged as the best; None if it cannot be had."""
         return self._fetch(BEST)
 
-    def tag(self, tag: str, number: int) -> bool:
-        """Point a tag at a version; return whether it worked. Evaluations continue without it."""
-        try:
-            self._client.set_tag(tag, number)
-        except TidemillError as error:
-            _log.warning("cannot set tag", tag=tag, version=number, reason=str(error))
-            return False
-        return True
+    def tag(self, tag: str, number: int, wait_s: float = 0.0) -> bool:
+        """Point a tag at a version, trying for `wait_s` seconds; return whether it worked.
+
+        Evaluations continue without it.
+        """
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            try:
+                self._client.set_tag(tag, number)
+                return True
+            except TidemillError as error:
+                is_final = isinstance(error, NotFound) or time.monotonic() >= deadline_s
+                if is_final or self._stop.wait(_WAIT_S):
+                    _log.warning("cannot set tag", tag=tag, version=number, reason=str(error))
+                    return False
 
     def close(self) -> None:
         """Close the connection."""

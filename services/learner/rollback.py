@@ -143,6 +143,7 @@ class VerdictWatcher:
         self._client = ParamsClient(address, deadline_s=_DEADLINE_S)
         self._fencing_token, self._on_verdict = fencing_token, on_verdict
         self._evaluated: int | None = None
+        self._verdict: Version | None = None
         self._closed = threading.Event()
         try:
             self._old = self._client.list_versions().tags.get(VERDICT, 0)
@@ -158,9 +159,12 @@ class VerdictWatcher:
         return self._evaluated
 
     def decided(self) -> Version | None:
-        """End the thread, poll a last time, and return the version that ended the run; None if none has."""
+        """End the thread, poll a last time, and return the version that ended the run; None if none has.
+
+        If the server is away by then, it is the version that the thread was told of.
+        """
         self._stop()
-        return self._poll()
+        return self._poll() or self._verdict
 
     def tag_last_trained(self, number: int) -> None:
         """Tag where training stood when the verdict came; not an error if the server is unavailable."""
@@ -180,7 +184,8 @@ class VerdictWatcher:
 
     def _run(self) -> None:
         while not self._closed.wait(_POLL_S):
-            if self._poll() is not None:
+            self._verdict = self._poll()
+            if self._verdict is not None:
                 self._on_verdict()
                 return
 

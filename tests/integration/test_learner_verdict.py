@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import closing
+from pathlib import Path
+
 from tests.support.learner_cluster import LearnerCluster
-from tests.support.waiting import wait_until
+from tests.support.params_service import local_server, publish
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import BEST, EVALUATED, LAST_TRAINED, VERDICT, Version
 from tidemill.services.learner.checkpoint.store import CheckpointStore
+from tidemill.services.learner.rollback import VerdictWatcher
 
 _TARGET = ("--run.target-return", "1000")
 """Of a run that an evaluator ends; who sets the tags here is the test."""
@@ -94,3 +100,17 @@ def test_tags_that_cannot_be_read_hold_up_nothing(cluster: LearnerCluster) -> No
     cluster.wait_for_status(lambda status: status.params_version > before.params_version + 1, "versions again")
     client.set_tag(VERDICT, client.list_versions().versions[-1].version)
     assert learner.wait() is None
+
+
+def test_verdict_that_was_heard_outlives_the_parameter_server(tmp_path: Path) -> None:
+    """The learner was told to end; by the time that it asks for which version, the server is away."""
+    heard = threading.Event()
+    with local_server(tmp_path) as server, ParamsClient(server.address) as params:
+        number = publish(params, b"one")
+        verdicts = VerdictWatcher(server.address, 1, heard.set)
+        params.set_tag(VERDICT, number)
+        assert heard.wait(WAIT_S)
+    with closing(verdicts):
+        verdict = verdicts.decided()
+    assert verdict is not None
+    assert verdict.version == number

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support.params_service import METADATA, LocalServer, local_server
 from tests.support.waiting import WAIT_S
 from tidemill.params.client import ParamsClient
-from tidemill.params.version import Precision
+from tidemill.params.version import VERDICT, Precision
 from tidemill.services.evaluator.params_source import ParamsSource
 
 
@@ -43,6 +43,26 @@ def test_newest_version_is_waited_for_where_the_server_is_away(tmp_path: Path) -
                 newest = asked.result(WAIT_S)
     assert newest is not None
     assert newest.number == 1
+
+
+def test_tag_is_tried_again_until_the_server_is_back(tmp_path: Path) -> None:
+    """As long as it may take to start again; a version that it does not have is told at once."""
+    with local_server(tmp_path) as server:
+        address = server.address
+        with ParamsClient(address) as client:
+            token = client.acquire_fencing_token("learner").fencing_token
+            client.publish({Precision.FULL: b"1"}, METADATA, fencing_token=token, base_version=0)
+    with closing(ParamsSource(address, threading.Event(), connect_timeout_s=10.0)) as source:
+        assert not source.tag(VERDICT, 1)
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(source.tag, VERDICT, 1, WAIT_S)
+            time.sleep(1.0)
+            with local_server(tmp_path, address=address), ParamsClient(address) as client:
+                assert asked.result(WAIT_S)
+                assert client.list_versions().tags[VERDICT] == 1
+                began_s = time.monotonic()
+                assert not source.tag(VERDICT, 2, 10 * WAIT_S)
+                assert time.monotonic() - began_s < WAIT_S
 
 
 def test_server_without_a_version_is_not_waited_for(server: LocalServer) -> None:

@@ -48,6 +48,8 @@ class Source:
     stop: threading.Event
     tags: dict[str, int] = field(default_factory=dict)
     offered: int = 0
+    is_away: bool = False
+    """The server answers only those who try again for a minute."""
 
     def newer_than(self, number: int) -> Params | None:
         """Return the next version; ask to stop when there are no more."""
@@ -70,8 +72,10 @@ class Source:
         """There is nothing to film."""
         return None
 
-    def tag(self, tag: str, number: int) -> bool:
+    def tag(self, tag: str, number: int, wait_s: float = 0.0) -> bool:
         """Remember."""
+        if self.is_away and wait_s < 60.0:
+            return False
         self.tags[tag] = number
         return True
 
@@ -425,6 +429,15 @@ def test_parameter_server_that_is_away_at_the_end_costs_no_score(tmp_path: Path)
     assert verdict == RunVerdict(False, "training has ended; the last evaluation was not completed", 1)
     result = again.report(verdict)
     assert (result["mean_return"], result["params_version"], result["env_steps"]) == (50.0, 1, 100)
+
+
+@pytest.mark.parametrize("second, best", [([210.0, 205.0], 2), ([40.0], 1)], ids=["solved", "at a limit"])
+def test_last_tags_wait_for_a_parameter_server_that_is_away(tmp_path: Path, second: list[float], best: int) -> None:
+    """It may be starting again when the run is decided: both its verdict and its best version are named."""
+    scene = _scene(tmp_path, {1: [50.0], 2: second}, _SETTINGS, target_return=200.0, max_env_steps=200)
+    scene.source.is_away = True
+    assert scene.evaluator.run() is not None
+    assert scene.source.tags == {"best": best, "verdict": 2}
 
 
 def test_confirmation_that_held_counts_after_a_restart(tmp_path: Path) -> None:
