@@ -34,7 +34,7 @@ class StorageSettings:
     segment_mib: int = 64
     """Size of a log segment, in MiB, at which it is closed and the next one is started."""
     max_queue_mib: int = 64
-    """Most data waiting to be written to the log, in MiB. Appends wait while it is reached."""
+    """Maximum data waiting to be written to the log, in MiB. Appends wait while it is reached."""
     snapshot_every_s: float = 60.0
     """Seconds between snapshots of priorities and counters. 0: only on request and at the end."""
 
@@ -63,9 +63,9 @@ class ReplaySettings:
     shard: int = 0
     """Index of this shard, from 0. Each shard has separate files on disk."""
     max_tables: int = 16
-    """Most tables in the service, at least 1."""
+    """Maximum number of tables in the service, at least 1."""
     max_streams: int = 65_536
-    """Most streams in the service, at least 1. Each environment of each actor writes one."""
+    """Maximum number of streams in the service, at least 1. Each environment of each actor writes one."""
     max_memory_mib: int = 0
     """Memory limit for data, in MiB. 0: three quarters of the container's memory, or half of the machine's, divided by
     `shards`. Half of the limit is for stored data, a quarter for batches being sent, a quarter for messages being
@@ -93,7 +93,7 @@ class ParamServerSettings:
     """Largest version that is accepted, in bytes per encoding. Raise it for networks of more than 268 million float32
     parameters."""
     max_tags: int = 64
-    """Most tags, at least 1. A tagged version stays on disk."""
+    """Maximum number of tags, at least 1. A tagged version stays on disk."""
     max_fetch_bytes: int = 512 * MEBIBYTE
     """Memory limit for fetches, in bytes, at least 4 MiB. Half holds one copy of the newest version for all readers.
     The other half holds data being sent, 1.25 MiB per fetch; further fetches are refused and tried again. Removed
@@ -124,18 +124,19 @@ class InferenceSettings:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of an image network's forward pass. `auto` times both at the start and takes the faster."""
     max_batch: int = 256
-    """Most environments in one forward pass, at least 1. One actor may not have more environments than this."""
+    """Maximum number of environments in one forward pass, at least 1. One actor may not have more environments than
+    this."""
     max_wait_ms: float = 5.0
     """Longest time that a step waits for steps of other actors, in milliseconds, 0 to 10000. It does not wait once
     every connected actor has sent its step. Longer waits give larger batches, but slow each step."""
     max_streams: int = 64
-    """Most actors that may be connected at the same time, at least 1."""
+    """Maximum number of actors that may be connected at the same time, at least 1."""
     simulators: int = 0
     """How many simulators may be connected at the same time; further ones are refused until one leaves. A simulator is
     a client that plays one environment, whose steps the service stores (docs/tutorials/simulators.md). 0: none."""
     simulators_per_client: int = -1
-    """Most of these simulators that may connect from the same address, so that one program leaves room for others. -1:
-    half of `inference.simulators`, or all of them if only this machine can reach the service."""
+    """Maximum number of these simulators that may connect from the same address, so that one program leaves room for
+    others. -1: half of `inference.simulators`, or all of them if only this machine can reach the service."""
     simulator_grace_s: float = 30.0
     """Seconds that the episode of a disconnected simulator stays open, so that it can reconnect and continue. The
     episode then ends as truncated."""
@@ -202,9 +203,9 @@ class LearnerSettings:
     """Shortest time between published versions, in seconds. -1: 0.2 on a GPU with replay, otherwise 0. A GPU makes more
     versions than actors can use, and each costs processor time in the learner."""
     max_policy_lag: int = -1
-    """Most versions that an item may be behind when it is trained on. Actors wait to keep this bound. -1: no bound. 0
-    is synchronous: actors wait for the version trained on their items. Only for `ppo`, `impala` and `pqn`, with a
-    `fifo` table."""
+    """Maximum number of versions that an item may be behind when it is trained on. Actors wait to keep this bound. -1:
+    no bound. 0 is synchronous: actors wait for the version trained on their items. Only for `ppo`, `impala` and `pqn`,
+    with a `fifo` table."""
     publish_half: bool = True
     """Publish a float16 encoding of each version in addition to the full one. Actors fetch it in half the bytes."""
     checkpoint_every_s: float = 60.0
@@ -271,7 +272,7 @@ class ActorSettings:
     """Chunks per environment that may be sent or queued before the actor waits for the replay service, at least 1.
     Under a rate limiter this many are always in flight, so sampled data is older by that much."""
     max_env_steps_per_s: float = 0.0
-    """Most agent decisions per second, over all environments of the actor. 0: no limit."""
+    """Maximum agent decisions per second, over all environments of the actor. 0: no limit."""
     log_every_s: float = 10.0
     """Seconds between lines of progress in the log."""
 
@@ -375,7 +376,7 @@ class LauncherSettings:
     evaluator_nice: int = 0
     """Niceness added to the evaluator, 0 to 19. On few cores a higher value gives training processor time first."""
     max_restarts: int = 5
-    """Most restarts of one service within ten minutes. One more failure ends the run."""
+    """Maximum number of restarts of one service within ten minutes. One more failure ends the run."""
     restart_backoff_s: float = 1.0
     """Pause before the first restart, in seconds. It doubles with each further restart, up to 30."""
     start_timeout_s: float = 120.0

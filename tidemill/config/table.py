@@ -42,8 +42,8 @@ class TableSettings:
     hindsight experience replay (HER) with strategy `future`; 0.8 is the paper's k = 4. It needs an environment with
     goals and `agent.n_step` 1. 0 disables it."""
     hindsight_steps: int = 50
-    """Most steps from a transition to the achieved goal that replaces its goal, 1 to 10000. Each item covers this many
-    steps. Set it to the length of the longest episode for the paper's distribution."""
+    """Maximum number of steps from a transition to the achieved goal that replaces its goal, 1 to 10000. Each item
+    covers this many steps. Set it to the length of the longest episode for the paper's distribution."""
 
     def __post_init__(self) -> None:
         check(self.priority_exponent >= 0, "table.priority_exponent", self.priority_exponent, "0 or more")

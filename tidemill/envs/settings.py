@@ -74,9 +74,9 @@ class EnvSettings:
     end the run with the traceback. With `run.deterministic`, `restart` and `drop` restart the whole actor, which plays
     its rounds again."""
     max_restarts: int = 7
-    """Most restarts of one environment within 200 of its steps, 0 or more; with `env.on_failure: drop`, its resets
-    count, too. One more failure ends the run. By default an environment that fails at every first step ends the run
-    after 7 s."""
+    """Maximum number of restarts of one environment within 200 of its steps, 0 or more; with `env.on_failure: drop`,
+    its resets count, too. One more failure ends the run. By default an environment that fails at every first step ends
+    the run after 7 s."""
     restart_backoff_s: float = 0.1
     """Pause before the second restart within 200 steps, in seconds. It doubles with each further restart, up to 10. The
     first restart has no pause."""

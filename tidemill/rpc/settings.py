@@ -37,7 +37,7 @@ class ServerSettings:
     """Largest gRPC message accepted, in bytes, if less than `max_message_bytes`. A server handles nothing else while it
     receives a message. 0: `max_message_bytes`."""
     max_calls_per_connection: int = 1024
-    """Most calls in progress per connection, at least 1. A client delays further calls until one ends."""
+    """Maximum number of calls in progress per connection, at least 1. A client delays further calls until one ends."""
     max_idle_s: float = 3600.0
     """Seconds after which a connection without calls is closed. Clients reconnect when they need to."""
     grace_s: float = 5.0

@@ -83,7 +83,7 @@ class _Layout:
     """Amount of detail with which a run is shown."""
 
     rows: int
-    """Most rows for processes of one kind; 0 shows those alone that do not serve."""
+    """Maximum number of rows for processes of one kind; 0 shows those alone that do not serve."""
     events: int = _EVENTS_SHOWN
     is_dense: bool = False
     """Without empty lines and the run's folder."""
