@@ -104,6 +104,7 @@ class BatchReader:
             InvalidArgument: The batch is too large.
             FailedPrecondition: A chunk is too long for the caller's mirror.
             DataLoss: The batch has a seed, and the table has lost something (`check_intact`).
+            Unavailable: The log could not be read.
         """
         table, mirror = opened.table, opened.mirror
         held: list[SampledItems] = []  # by the draw itself: a call that is cancelled just then must release it

@@ -142,6 +142,7 @@ class TableExport:
 
         Raises:
             ResourceExhausted: The memory of chunks was needed for what actors append.
+            Unavailable: The log could not be read.
         """
         left_out = False
         for part in self._parts():

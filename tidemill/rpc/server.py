@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -25,6 +27,7 @@ BEAT_S = 1.0
 """Seconds between two heartbeats of a running event loop."""
 
 _SILENCE_S = 5.0
+_OPEN_FILES = 65_536
 _HEALTH = "grpc.health.v1.Health"
 
 
@@ -105,6 +108,7 @@ class RpcServer:
         """
         reflection.enable_server_reflection([*self._names, reflection.SERVICE_NAME], self.grpc)
         await self.set_serving(False)
+        _raise_open_files()
         address = self._settings.address
         try:
             port = self._bind(address)
@@ -140,6 +144,18 @@ class RpcServer:
         while True:
             self.health.beat()
             await asyncio.sleep(BEAT_S)
+
+
+def _raise_open_files() -> None:
+    """Let this process open as many files as the system allows it, up to a bound: each connection is one.
+
+    The usual soft limit of 1,024 is for programs that call `select`, which a server does not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a system may allow fewer than its limit says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def why_not_bound(address: str, setting: str = "server.address", *, takes_any_port: bool = True) -> str:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from tidemill.arrays import Ints
+from tidemill.errors import Unavailable
 from tidemill.services.replay.log.frame import CRC_BYTES, blob_is_intact
 from tidemill.services.replay.log.logged_blocks import Locations, LoggedBlocks
 from tidemill.services.replay.log.segments import LogFolder
@@ -26,7 +27,11 @@ class BlobFiles:
         self._files: OrderedDict[int, int] = OrderedDict()  # descriptors, the longest unused first
 
     def read(self, where: Locations) -> list[bytes | None]:
-        """Return each blob, None for one that is corrupt or gone."""
+        """Return each blob, None for one that is corrupt or gone.
+
+        Raises:
+            OSError: The system could not read: it has no descriptor left, say. That proves nothing about the bytes.
+        """
         found: list[bytes | None] = [None] * len(where.ids)
         columns = (where.ids, where.segments, where.offsets, where.sizes)
         for i, (identity, segment, offset, size) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
@@ -49,9 +54,10 @@ class BlobFiles:
 
     def _read(self, segment: int, offset: int, size: int) -> bytes:
         try:
-            return os.pread(self._descriptor(segment), size, offset)
-        except OSError:
+            descriptor = self._descriptor(segment)
+        except FileNotFoundError:
             return b""
+        return os.pread(descriptor, size, offset)
 
     def _descriptor(self, segment: int) -> int:
         if segment in self._files:
@@ -76,13 +82,20 @@ class BlobReader:
         self.read_bytes = 0
 
     async def blobs(self, blocks: LoggedBlocks, slots: Ints) -> tuple[list[bytes | None], Ints]:
-        """Return the blob of each chunk [N], all held by the caller, and which chunks are corrupt."""
+        """Return the blob of each chunk [N], all held by the caller, and which chunks are corrupt.
+
+        Raises:
+            Unavailable: The system could not read them; another attempt may succeed.
+        """
         found: list[bytes | None] = list(blocks.peek(slots))
         missing = np.array([i for i, blob in enumerate(found) if blob is None], dtype=np.int64)
         while len(missing):
             where = blocks.locations(slots[missing])
             loop = asyncio.get_running_loop()
-            blobs = await loop.run_in_executor(self._thread, self._files.read, where)
+            try:
+                blobs = await loop.run_in_executor(self._thread, self._files.read, where)
+            except OSError as error:
+                raise Unavailable(f"the replay log could not be read: {error.strerror}") from error
             for i, blob in zip(missing.tolist(), blobs, strict=True):
                 found[i] = blob
             self.reads += len(blobs)

@@ -111,6 +111,9 @@ class Compactor:
 
         What was moved once is not moved again by the same call: where each segment begins with a long description of
         the state, a log may stay wasteful however often it is written again.
+
+        Raises:
+            Unavailable: An old segment could not be read.
         """
         newest = self._journal.segment
         while (segment := self._garbage.oldest) is not None and segment <= newest:

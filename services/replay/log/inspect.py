@@ -185,7 +185,10 @@ def _inspect_one(path: Path) -> bool:
     try:
         if not folder.has_log:
             raise FatalError(f"no replay log is in {path}; give the folder that holds NNNNNNNN.log files")
-        inspection = inspect(folder)
+        try:
+            inspection = inspect(folder)
+        except OSError as error:
+            raise FatalError(f"cannot read the replay log in {path}: {error}") from error
         with closing(BlobFiles(folder)) as files:
             for table in inspection.replay.tables:
                 print("\n".join(describe_table(table, inspection.replay.streams, files)), end="\n\n")

@@ -9,7 +9,8 @@ from functools import partial
 
 from tidemill.atomic_files import is_disk_full
 from tidemill.config.services import StorageSettings
-from tidemill.errors import FatalError, Reason, ResourceExhausted
+from tidemill.errors import FatalError, Reason, ResourceExhausted, Unavailable
+from tidemill.logger import LateLogger
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.commits import Commits
 from tidemill.services.replay.log.compactor import Compactor
@@ -21,6 +22,8 @@ from tidemill.services.replay.log.writer import Command, FsyncLatency, LogWriter
 
 _COMPACT_EVERY_S = 0.5
 _NO_LIMIT = 2**62
+
+_log = LateLogger()
 
 
 class ReplayLog:
@@ -139,6 +142,8 @@ class ReplayLog:
             await asyncio.sleep(_COMPACT_EVERY_S)
             try:
                 await self._compactor.compact()
+            except Unavailable as error:
+                _log.warning("old segments were not compacted, they stay until the next attempt", reason=str(error))
             except Exception as error:
                 self._fail(error)
                 raise

@@ -27,8 +27,8 @@ _MIN_DAYS = 30
 
 
 def open_files() -> list[Finding]:
-    """Return a finding on the number of files that a process may open."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Return a finding on the number of files that a server may open: it raises its own limit to the hard one."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{limit} open files per process"
     if limit != resource.RLIM_INFINITY and limit < _MIN_FILES:
         advice = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -100,6 +101,18 @@ def test_health_is_serving_only_once_told(server: BackgroundServer) -> None:
         assert [_check(channel, name) for name in ("", _SERVICE)] == [states.NOT_SERVING] * 2
         server.set_serving(True)
         assert [_check(channel, name) for name in ("", _SERVICE)] == [states.SERVING] * 2
+
+
+def test_server_raises_its_limit_of_open_files(server: BackgroundServer) -> None:
+    """Each connection is a file, and the usual soft limit of a shell is low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        server.start()
+        raised, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert raised == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536))
 
 
 def test_exception_of_a_handler_reaches_the_client_as_itself(server: BackgroundServer) -> None:

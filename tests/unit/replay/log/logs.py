@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.wire import config_to_json
@@ -164,3 +167,18 @@ def sample_all(log: Log, table: Table) -> SampledBatch:
     assert not len(corrupt)
     whole: Sequence[bytes] = [blob for blob in blobs if blob is not None]
     return drawn.with_blocks(blocks.cut(drawn.chunks, list(whole), drawn.batch.step_counts))
+
+
+@contextmanager
+def unreadable(code: int) -> Iterator[None]:
+    """Let no segment be opened to be read: the system answers with an error code."""
+    open_any = os.open
+
+    def refuse(path: str | Path, flags: int, *arguments: int) -> int:
+        if Path(path).suffix == ".log" and flags & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(code, os.strerror(code), str(path))
+        return open_any(path, flags, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        yield

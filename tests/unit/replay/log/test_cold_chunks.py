@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 
 from tests.support.naming import naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
-from tests.unit.replay.log.logs import Log, open_log
-from tidemill.errors import DataLoss
+from tests.unit.replay.log.logs import Log, open_log, unreadable
+from tidemill.errors import DataLoss, FatalError, Unavailable
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import RateLimiterConfig
 from tidemill.services.replay.admission import AdmissionQueue
@@ -178,6 +179,26 @@ def test_corrupt_cold_chunk_is_never_served(log: Log, distinct: bool) -> None:
     assert table.counters.corrupt_items == 10  # steps 0 .. 7, and the two that reach back to 6 and 7
     assert table.size == 4 * CHUNKS - 10
     assert table.limiter.diff == diff - 1000
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+def test_cold_chunk_that_cannot_be_read_just_now_is_kept(log: Log, code: int) -> None:
+    """No descriptor is left, or the disk failed: the draw is refused, nothing is dropped, and the next draw has all."""
+    table = log.replay.find("t")
+    diff = table.limiter.diff
+    with unreadable(code), pytest.raises(Unavailable, match=naming("log")):
+        read(log, 4 * CHUNKS, distinct=True)
+    assert (table.size, table.counters.corrupt_items, table.limiter.diff) == (4 * CHUNKS, 0, diff)
+    assert len(read(log, 4 * CHUNKS, distinct=True).keys) == 4 * CHUNKS
+
+
+def test_restart_that_cannot_read_a_chunk_ends_and_drops_nothing(log: Log) -> None:
+    """The next start has everything."""
+    log.crash()
+    with unreadable(errno.EMFILE), pytest.raises(FatalError, match=naming("restore")):
+        open_log(log.recovered.folder.path, max_memory_bytes=MEMORY_BYTES)
+    log.recovered = open_log(log.recovered.folder.path, max_memory_bytes=MEMORY_BYTES).recovered
+    assert log.replay.find("t").size == 4 * CHUNKS
 
 
 def test_draw_with_a_seed_is_refused_once_a_chunk_was_corrupt(log: Log) -> None:

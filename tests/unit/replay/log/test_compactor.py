@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,12 @@ from tests.support.replay_streams import (
     open_streams,
     steps_of,
 )
-from tests.unit.replay.log.logs import Log, open_log, sample_all
+from tests.unit.replay.log.logs import Log, open_log, sample_all, unreadable
+from tidemill.config.services import StorageSettings
+from tidemill.errors import Unavailable
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
-from tidemill.services.replay.log.compactor import Garbage
+from tidemill.services.replay.log.compactor import Compactor, Garbage
+from tidemill.services.replay.log.log import ReplayLog
 
 SEGMENT_BYTES = 4000
 LOWEST_FIRST = SelectorConfig(SelectorKind.MIN_HEAP)
@@ -85,6 +90,46 @@ def test_a_log_of_little_but_segment_heads_is_written_again_once(tmp_path: Path)
     again = open_log_again(log)
     assert again.replay.find("t").size == 5
     again.crash()
+
+
+def test_segment_that_cannot_be_read_just_now_keeps_its_chunks(tmp_path: Path) -> None:
+    """No descriptor is left: nothing is dropped or deleted, and the next attempt moves what is there."""
+    log = open_log(tmp_path, segment_bytes=64, max_memory_bytes=500)
+    log.replay.create_table(make_config(max_items=50, max_item_steps=4))
+    session = open_streams(log.replay)
+    for number in range(20):
+        append(log.replay, session, [make_chunk(0, 0, 4 * number, 4)], [make_items(0, [(0, 3, 4)])])
+    before, garbage = log.files, Garbage(log.replay, log.journal, 64)
+    needed = {number for number in log.recovered.folder.segments() if garbage.is_needed(number)}
+    with unreadable(errno.EMFILE), pytest.raises(Unavailable):
+        log.compact()
+    assert needed <= set(log.recovered.folder.segments())
+    assert log.replay.find("t").size == 20
+    log.compact()
+    assert not set(before) & set(log.files)
+    assert sorted(steps_of(sample_all(log, log.replay.find("t")))) == [(0, *range(4 * n, 4 * n + 4)) for n in range(20)]
+    log.crash()
+
+
+async def test_server_continues_after_a_compaction_that_could_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is tried."""
+    attempts = asyncio.Queue[None]()
+
+    async def fail(_: Compactor) -> None:
+        attempts.put_nowait(None)
+        raise Unavailable("the replay log could not be read: Too many open files")
+
+    monkeypatch.setattr("tidemill.services.replay.log.log._COMPACT_EVERY_S", 0)
+    monkeypatch.setattr(Compactor, "compact", fail)
+    opened = open_log(tmp_path)
+    log = ReplayLog(opened.recovered, StorageSettings(folder=str(tmp_path)), lambda: None)
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            await attempts.get()
+    assert not log.failed.done()
+    await log.close()
 
 
 def most_bytes(log: Log) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 
 from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
-from tests.unit.replay.log.logs import Log, open_log
-from tidemill.errors import Reason, ResourceExhausted
+from tests.unit.replay.log.logs import Log, open_log, unreadable
+from tidemill.errors import Reason, ResourceExhausted, Unavailable
 from tidemill.services.replay.export import ChunkPart, ItemPart, TableExport
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.logged_blocks import logged
@@ -92,6 +93,17 @@ def test_corrupt_chunks_are_left_out_with_their_items(
     ]
     assert found == expected
     assert table.size == len(expected)
+    log.crash()
+
+
+def test_export_that_cannot_read_the_log_ends_and_drops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor is left: that proves nothing about the chunks, and the next export has all of them."""
+    log = _filled(tmp_path, monkeypatch)
+    with unreadable(errno.EMFILE), pytest.raises(Unavailable, match=naming("log")):
+        _exported(log)
+    assert _steps(_exported(log)[0]) == list(range(160))
     log.crash()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tests.support.naming import naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
-from tests.unit.replay.log.logs import Log, open_log
+from tests.unit.replay.log.logs import Log, open_log, unreadable
 from tidemill.errors import FatalError
 from tidemill.replay.table_config import TableUpdate
 from tidemill.services.replay.log import inspect as inspect_log
@@ -190,3 +191,10 @@ def test_help_says_what_it_does_and_how_it_ends(capsys: pytest.CaptureFixture[st
     shown = " ".join(capsys.readouterr().out.split())
     assert "usage: tidemill replay inspect" in shown
     assert "exit code is 0 for an intact log and 1 for a corrupt one" in shown
+
+
+def test_log_that_cannot_be_read_is_not_called_corrupt(log: Log) -> None:
+    """The system's error is the message."""
+    log.crash()
+    with unreadable(errno.EIO), pytest.raises(FatalError, match=naming("Input/output error")):
+        inspect_log.main([str(log.recovered.folder.path)])
