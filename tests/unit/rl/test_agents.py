@@ -282,7 +282,8 @@ def test_policy_on_a_gpu_acts_in_the_hosts_memory(config: AgentConfig, env_spec:
     for output in (policy.act(seen, 0), policy.act(seen, evaluation=True), chosen):
         arrays = [output.action, *output.priority_inputs.values(), *output.extras.values()]
         arrays += [] if output.recurrent_state is None else [output.recurrent_state]
-        assert all(isinstance(array, np.ndarray) and len(array) == 5 for array in arrays)
+        assert {type(array) for array in arrays} == {np.ndarray}
+        assert {len(array) for array in arrays} == {5}
 
 
 @every_agent
