@@ -259,10 +259,7 @@ class Evaluator:
         return score
 
     def _play(self, params: Params, seeds: range, is_stopped: Callable[[], bool]) -> Evaluation | None:
-        """Play episodes; None if it was stopped, or if the environment failed in most of them, which ends no run.
-
-        What is left of such an evaluation are the episodes that a bad policy ends soon, or that were lucky.
-        """
+        """Play episodes; None if it was stopped, or if the environment failed in most of them, which ends no run."""
         try:
             evaluation = self._runner.run(params, seeds, is_stopped)
         except EpisodesFailed as error:
@@ -272,9 +269,8 @@ class Evaluator:
         if evaluation is None:
             return None
         _FAILED.inc(evaluation.failed)
-        if 2 * evaluation.failed > len(seeds):
-            reason = f"the environment failed in {evaluation.failed} of {len(seeds)} episodes; at most half may fail"
-            _log.warning("version not evaluated", version=params.number, reason=reason)
+        if evaluation.refusal:
+            _log.warning("version not evaluated", version=params.number, reason=evaluation.refusal)
             return None
         return evaluation
 

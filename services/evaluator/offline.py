@@ -99,6 +99,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     from tidemill.services.evaluator.episode_runner import EpisodeRunner
     from tidemill.services.evaluator.eval_report import make_report
+    from tidemill.services.evaluator.protocol import EpisodesFailed
 
     first = config.evaluator.seed + _FRESH_SEED_OFFSET if arguments.seed is None else arguments.seed
     torch.set_num_threads(config.evaluator.threads)
@@ -108,6 +109,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         evaluation = runner.run(params, range(first, first + config.evaluator.episodes), stop.is_set)
         if evaluation is None:
             return 130
+        if evaluation.refusal:
+            raise EpisodesFailed(f"no score: {evaluation.refusal}")
         report = make_report(evaluation, config, params.version)
         file = arguments.output or arguments.run / "evaluations" / report.file_name
         print(report, flush=True)

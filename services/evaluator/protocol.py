@@ -44,7 +44,7 @@ class Runner(Protocol):
 
 
 class EpisodesFailed(FatalError):
-    """The environment failed in every episode of an evaluation."""
+    """The environment failed in every episode of an evaluation, or in more than half of a test."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,16 @@ class Evaluation:
     def median(self) -> float:
         """Median return."""
         return float(np.median(self.returns))
+
+    @property
+    def refusal(self) -> str:
+        """Reason that this is not a score; empty if it is one.
+
+        If most episodes failed, what is left are those that a bad policy ends soon, or that were lucky.
+        """
+        episodes = len(self.returns) + self.failed
+        failed = f"the environment failed in {self.failed} of {episodes} episodes; at most half may fail"
+        return failed if 2 * self.failed > episodes else ""
 
 
 class EnvSlot:

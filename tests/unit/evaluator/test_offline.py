@@ -22,6 +22,7 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
+from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.eval_report import make_report
 from tidemill.services.evaluator.offline import main
 from tidemill.services.evaluator.protocol import Evaluation
@@ -134,6 +135,20 @@ def test_report_says_how_many_episodes_failed() -> None:
     report = make_report(Evaluation(np.array([-3.0]), np.array([9]), (5,), failed=2), EvaluatorConfig(), version)
     assert (report.episodes, report.failed_episodes) == (1, 2)
     assert str(report).startswith("2 of 3 episodes are left out: their environment failed\nmean -3.00")
+
+
+@pytest.mark.parametrize("failed, code", [(2, 0), (3, 1)])
+def test_test_whose_episodes_mostly_failed_has_no_score(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, failed: int, code: int
+) -> None:
+    """Of 5 episodes 2 may fail; with 3 the command says so and writes no report."""
+    left = 5 - failed
+    evaluation = Evaluation(np.full(left, -3.0), np.full(left, 9), tuple(range(left)), failed)
+    monkeypatch.setattr(EpisodeRunner, "run", lambda *_: evaluation)
+    assert main([str(run)]) == code
+    printed = capsys.readouterr()
+    assert ("mean -3.00" in printed.out, (run / "evaluations").exists()) == (not code, not code)
+    assert ("the environment failed in 3 of 5 episodes; at most half may fail" in printed.err) == bool(code)
 
 
 def test_folder_of_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
