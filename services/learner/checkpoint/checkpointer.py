@@ -24,7 +24,8 @@ _CLOSE_S = 10.0
 _ENDS = (Diverged, StalePublisher)
 
 _log = structlog.get_logger()
-_Job = tuple[Checkpoint, Future[SavedCheckpoint]]
+_Job = tuple[Checkpoint, Future[SavedCheckpoint], bool]
+"""What is written, who is told, and whether it must be on the disk by then."""
 
 
 class Checkpointer:
@@ -87,7 +88,7 @@ class Checkpointer:
             raise error
         if (request := control.take_checkpoint_request()) is not None:
             if request.set_running_or_notify_cancel():
-                self._start(request)
+                self._start(request, sync=True)
         elif self._every_s > 0 and self._clock() >= self._due:
             self._due = self._clock() + self._every_s
             if learner_steps != self._steps:
@@ -140,28 +141,28 @@ class Checkpointer:
                 return  # the disk hangs; the thread ends with the process
             self._thread.join(_CLOSE_S)
 
-    def _start(self, future: Future[SavedCheckpoint]) -> None:
+    def _start(self, future: Future[SavedCheckpoint], *, sync: bool = False) -> None:
         started = time.perf_counter()
         self._writing = future
-        self._jobs.put_nowait((self._capture(), future))
+        self._jobs.put_nowait((self._capture(), future, sync))
         metrics.WAIT_SECONDS.labels("checkpoint").inc(time.perf_counter() - started)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            checkpoint, future = job
+            checkpoint, future, sync = job
             try:
-                future.set_result(self._write(checkpoint))
+                future.set_result(self._write(checkpoint, sync=sync))
             except Exception as error:
                 metrics.CHECKPOINT_FAILURES.inc()
                 self._error = str(error)
                 _log.warning("checkpoint not written", reason=str(error))
                 future.set_exception(error if isinstance(error, TidemillError) else TidemillError(str(error)))
 
-    def _write(self, checkpoint: Checkpoint) -> SavedCheckpoint:
+    def _write(self, checkpoint: Checkpoint, *, sync: bool) -> SavedCheckpoint:
         self._fence()
         check_finite(flatten(checkpoint.agent)[1].values(), "parameters")
         with metrics.CHECKPOINT_SECONDS.time():
-            path = self._store.write(checkpoint)
+            path = self._store.write(checkpoint, sync=sync)
         self._steps, self._error = checkpoint.counters["learner_steps"], ""
         metrics.CHECKPOINT_STEPS.set(self._steps)
         _log.info("checkpoint written", path=str(path), learner_steps=self._steps)

@@ -43,25 +43,30 @@ class CheckpointStore:
         for leftover in folder.glob(f"*{TEMPORARY}"):
             leftover.unlink(missing_ok=True)
 
-    def write(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint durably, then remove the oldest beyond `keep`; return its path.
+    def write(self, checkpoint: Checkpoint, *, sync: bool = False) -> Path:
+        """Write a checkpoint, then remove the oldest beyond `keep`; return its path.
+
+        Args:
+            checkpoint: What is written.
+            sync: Whether this one waits for the disk even if the store does not.
 
         Raises:
             StalePublisher: There is one with a newer fencing token; nothing of this one is left.
             ResourceExhausted: The disk is full; nothing of the new checkpoint is left.
             TidemillError: The disk failed otherwise.
         """
+        sync = sync or self._sync
         self._check_newest(checkpoint.fencing_token)
         data = encode(checkpoint)
         path = self._path(checkpoint.fencing_token, max((serial for _, serial, _ in self._found()), default=0) + 1)
         try:
             make_folder(self._folder)
             checksum = f"{hashlib.sha256(data).hexdigest()}  {path.name}\n"
-            write_atomically(path.with_suffix(".sha256"), checksum, sync=self._sync)
-            with replacing(path, sync=self._sync) as temporary:
+            write_atomically(path.with_suffix(".sha256"), checksum, sync=sync)
+            with replacing(path, sync=sync) as temporary:
                 with temporary.open("wb") as file:
                     file.write(data)
-                    if self._sync:
+                    if sync:
                         sync_file(file)  # the write may take long: check whether a newer learner took over meanwhile
                 self._check_newest(checkpoint.fencing_token)
         except StalePublisher:

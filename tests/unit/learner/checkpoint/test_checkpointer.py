@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -25,26 +26,26 @@ _WAIT_S = 120.0
 class _Store(CheckpointStore):
     """Fails when told to; can be held at its write."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, keep=9)
+    def __init__(self, folder: Path, *, sync: bool = True) -> None:
+        super().__init__(folder, keep=9, sync=sync)
         self.written: list[int] = []
         self.fault: Exception | None = None
         self.may_write = threading.Event()
         self.may_write.set()
 
-    def write(self, checkpoint: Checkpoint) -> Path:
+    def write(self, checkpoint: Checkpoint, *, sync: bool = False) -> Path:
         assert self.may_write.wait(_WAIT_S)
         if self.fault is not None:
             raise self.fault
         self.written.append(checkpoint.counters["learner_steps"])
-        return super().write(checkpoint)
+        return super().write(checkpoint, sync=sync)
 
 
 class _Scene:
     """A checkpointer with everything around it under the test's control."""
 
-    def __init__(self, folder: Path, *, every_s: float = 60.0) -> None:
-        self.clock, self.store, self.control = Clock(), _Store(folder), Control(threading.Event())
+    def __init__(self, folder: Path, *, every_s: float = 60.0, sync: bool = True) -> None:
+        self.clock, self.store, self.control = Clock(), _Store(folder, sync=sync), Control(threading.Event())
         self.steps = 0
         self.captures = 0
         self.checkpointer = Checkpointer(
@@ -102,6 +103,21 @@ def test_request_is_answered_when_on_disk(scene: _Scene) -> None:
     saved = request.result(_WAIT_S)
     assert saved.learner_steps == 8
     assert Path(saved.path).exists()
+
+
+def test_request_waits_for_the_disk_where_other_checkpoints_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in lock-step, whose rounds each end with one: only what was asked for must outlive a loss of power."""
+    scene, synced = _Scene(tmp_path, every_s=0.0, sync=False), list[int]()
+    monkeypatch.setattr(os, "fsync", synced.append)
+    scene.checkpointer.write_now()
+    of_round = len(synced)  # of the folder's name alone
+    request = scene.control.request_checkpoint()
+    scene.poll()
+    request.result(_WAIT_S)
+    scene.checkpointer.close()
+    assert len(synced) > 2 * of_round
 
 
 def test_one_is_written_at_a_time(scene: _Scene) -> None:
