@@ -181,6 +181,8 @@ def test_kubernetes_pods_are_confined_and_probed(kustomization: str, kubernetes:
                 "evaluator": EnvSettings("any").step_timeout_s,
             }
             assert patience_s > least_s.get(container["name"], 30)
+            if container["name"] in ("replay", "paramserver"):  # they answer once they have restored what they keep
+                assert probes[0]["periodSeconds"] * probes[0]["failureThreshold"] >= 3600
 
 
 @pytest.mark.parametrize("kustomization, learners", list(zip(KUSTOMIZATIONS, (1, 4, 16), strict=True)))
