@@ -21,7 +21,6 @@ description holds the size and SHA-256 of each encoding.
 from __future__ import annotations
 
 import datetime
-import fcntl
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +30,7 @@ import structlog
 
 from tidemill.atomic_files import TEMPORARY, make_folder, remove, sync_folder, write_all_atomically
 from tidemill.errors import FatalError
+from tidemill.file_lock import lock
 from tidemill.params.version import Precision, Version
 from tidemill.services.paramserver.catalog import Catalog
 from tidemill.services.paramserver.state_file import State, StateFile
@@ -283,10 +283,9 @@ def _lock(folder: Path) -> BinaryIO:
     except OSError as error:
         raise FatalError(f"cannot use the folder {folder}: {error.strerror}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        if not lock(file.fileno(), folder / "lock"):
+            raise FatalError(f"another parameter server uses the folder {folder}; stop it, or choose another run.name")
+    except FatalError:
         file.close()
-        raise FatalError(
-            f"another parameter server uses the folder {folder}; stop it, or choose another run.name"
-        ) from error
+        raise
     return file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from dataclasses import replace
@@ -13,7 +12,8 @@ from tidemill.closing import Closing
 from tidemill.config.load import read_document, write_document
 from tidemill.config.run import RESTORED
 from tidemill.config.sections import RunConfig
-from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
+from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError, TidemillError
+from tidemill.file_lock import lock
 from tidemill.installation import typed, versions
 from tidemill.params.run_end import clear_divergence, set_result_aside
 
@@ -32,12 +32,13 @@ class RunFolder(Closing):
         self.path = path
         self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            if not lock(self._lock, path / _LOCK):
+                raise FailedPrecondition(
+                    f"{path} is running; see `{typed('status', path)}`, or end it with `{typed('ctl', 'stop', path)}`"
+                )
+        except TidemillError:
             os.close(self._lock)
-            raise FailedPrecondition(
-                f"{path} is running; see `{typed('status', path)}`, or end it with `{typed('ctl', 'stop', path)}`"
-            ) from error
+            raise
 
     @classmethod
     def create(cls, config: RunConfig, *, fresh: bool) -> RunFolder:
@@ -173,16 +174,15 @@ def check_free(path: Path, *, fresh: bool) -> None:
 def is_running(path: Path) -> bool:
     """True if a launcher holds the run at `path`."""
     try:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        return not lock(descriptor, path / _LOCK)
+    except FatalError:  # nor can a launcher have locked it
+        return False
     finally:
-        os.close(lock)
-    return False
+        os.close(descriptor)
 
 
 def check_is_run(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import struct
@@ -16,6 +15,7 @@ from pathlib import Path
 from tidemill import formats, linux
 from tidemill.atomic_files import make_folder
 from tidemill.errors import FatalError
+from tidemill.file_lock import lock
 from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTES, format_of
 
 _SEGMENT = re.compile(r"(\d{8,})\.(log|copies)")
@@ -56,7 +56,7 @@ class LogFolder:
             advice: What to do if another process uses it.
 
         Raises:
-            FatalError: it cannot be made, or another process uses it.
+            FatalError: it cannot be made or locked, or another process uses it.
         """
         self.path = path
         try:
@@ -65,10 +65,11 @@ class LogFolder:
         except OSError as error:
             raise FatalError(f"cannot use {path} for the replay log: {error.strerror}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            if not lock(self._lock, path / _LOCK):
+                raise FatalError(f"another replay service uses the log in {path}; {advice}")
+        except FatalError:
             os.close(self._lock)
-            raise FatalError(f"another replay service uses the log in {path}; {advice}") from error
+            raise
 
     @property
     def has_log(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from tidemill.atomic_files import write_atomically
 from tidemill.config.load import read_document
 from tidemill.config.yaml_text import written
 from tidemill.errors import ConfigError, FailedPrecondition
+from tidemill.file_lock import lock
 from tidemill.installation import command_name
 from tidemill.process import survive_without_output
 from tidemill.programs.fork_client import ForkClient
@@ -198,14 +198,14 @@ def _locked(folder: Path) -> Iterator[None]:
 
     Raises:
         FailedPrecondition: Another process runs it.
+        FatalError: Its file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    path = folder / ".lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise FailedPrecondition(f"{folder} is being run by another `{command_name()} sweep`") from error
+        if not lock(descriptor, path):
+            raise FailedPrecondition(f"{folder} is being run by another `{command_name()} sweep`")
         yield
     finally:
-        os.close(lock)
+        os.close(descriptor)
