@@ -11,17 +11,26 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 
 import structlog
 import torch
 
+from tidemill.config.digest import diverged_tag
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.watch import EnvWatch
 from tidemill.errors import TidemillError
 from tidemill.loggers.callbacks import CallbackThread, make_callbacks
-from tidemill.params.run_end import RESULT, RunEnd, set_result_aside
+from tidemill.params.run_end import (
+    HAS_DIVERGED,
+    IS_OVER,
+    RESULT,
+    RunEnd,
+    clear_divergence,
+    note_divergence,
+    read_divergence,
+    set_result_aside,
+)
 from tidemill.params.version import VERDICT
 from tidemill.process import HELD_UP, keep_freed_memory, leave, run, signal_event, stop_event
 from tidemill.programs.idle import exit_or_idle
@@ -61,15 +70,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         with BackgroundServer("evaluator", config.evaluator.server) as server:
             address, metrics = server.start(), serve_metrics(config.evaluator.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
-            evaluate(config, server, stop, finish)
+            has_diverged = evaluate(config, server, stop, finish)
         idle = ("tidemill.programs.idle", config.run.name, "evaluator", config.evaluator.server.metrics_address)
-        return exit_or_idle(idle, config.run, is_over=not stop.is_set())
+        return exit_or_idle(idle, config.run, is_over=not stop.is_set(), has_diverged=has_diverged)
 
     return run("evaluator", body)
 
 
-def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.Event, finish: threading.Event) -> None:
-    """Put the parts of one evaluator together, evaluate until the run is over, write the report."""
+def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.Event, finish: threading.Event) -> bool:
+    """Put the parts of one evaluator together, evaluate until the run is over, write the report.
+
+    Returns:
+        Whether the run has ended because training diverged.
+    """
     logs = _logs(config, stop)
     made = make_callbacks("evaluator.callbacks", config.evaluator.callbacks, config.run, config)
     timeout_s = config.cluster.connect_timeout_s
@@ -82,7 +95,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
     with watch, closing(logs), closing(source), closing(runner), ExitStack() as stack:
         callbacks = stack.enter_context(closing(CallbackThread(made)))
         source.connect()
-        end = None if config.run.supervisor == "launcher" else _run_end(config, finish, stack)
+        end = None if config.run.supervisor == "launcher" else _RunEnds(config, finish, stack)
         server.set_serving(True)
 
         def on_limit(version: int) -> None:
@@ -96,7 +109,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
             when_there_is_room(partial(write_report, verdict, config, source, runner, logs, own, film=False), stop)
             os._exit(0)
 
-        if end is None or not _has_ended(end, config.run.folder):
+        if end is None or not end.is_done():
             evaluator = Evaluator(
                 config,
                 source,
@@ -117,13 +130,14 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
             verdict = evaluator.run()
             if verdict is not None:
                 if end is not None:  # before the report, so that the learner does not continue to train meanwhile
-                    end.mark(timeout_s, verdict.version)
+                    end.conclude(verdict, timeout_s)
                 when_there_is_room(partial(write_report, verdict, config, source, runner, logs, drawing), stop)
                 watch.on_hang = partial(os._exit, 0)  # all that is left is to close the environments
             else:
                 draw_curve(drawing, logs)
         server.set_serving(False)
     _log.info("stopped")
+    return end is not None and end.has_diverged
 
 
 def _on_evaluation(config: EvaluatorConfig, drawing: CurveDrawing, callbacks: CallbackThread, score: Score) -> None:
@@ -132,7 +146,7 @@ def _on_evaluation(config: EvaluatorConfig, drawing: CurveDrawing, callbacks: Ca
     callbacks.on_evaluation(score)
 
 
-def _end_training(version: int, source: ParamsSource, end: RunEnd | None, timeout_s: float) -> None:
+def _end_training(version: int, source: ParamsSource, end: _RunEnds | None, timeout_s: float) -> None:
     """Let the learner end, and every service if the run has an end mark, before the last evaluation."""
     source.tag(VERDICT, version, timeout_s)
     if end is not None:
@@ -155,22 +169,51 @@ def _runner(config: EvaluatorConfig, watch: EnvWatch, finish: threading.Event) -
     return has_ended, EpisodeRunner(config, progress, watch.watched)
 
 
-def _run_end(config: EvaluatorConfig, finish: threading.Event, stack: ExitStack) -> RunEnd:
-    """Return the end of the run; another process that marks it sets `finish`."""
-    end = stack.enter_context(closing(RunEnd(config.cluster.params, config.run.end_tag)))
-    end.watch(finish.set)
-    return end
+class _RunEnds:
+    """The marks of a run's end that other processes set: its end, and that of training that has diverged."""
 
+    def __init__(self, config: EvaluatorConfig, finish: threading.Event, stack: ExitStack) -> None:
+        self._folder, self._finish = config.run.folder, finish
+        self._end, self._divergence = (
+            stack.enter_context(closing(RunEnd(config.cluster.params, tag)))
+            for tag in (config.run.end_tag, diverged_tag(config))
+        )
+        self.has_diverged = False
+        """Whether the run is over because training has diverged."""
 
-def _has_ended(end: RunEnd, folder: Path) -> bool:
-    """True if the run is over and its result written; a result of an earlier end is kept under another name."""
-    if not end.is_marked():
-        set_result_aside(folder)
+    def is_done(self) -> bool:
+        """True if the run is over and its result written; otherwise have `finish` set at its end.
+
+        A result of an earlier end is kept under another name.
+        """
+        is_over = self._end.is_marked()
+        self.has_diverged = not is_over and self._divergence.is_marked()
+        if not is_over and not self.has_diverged:
+            set_result_aside(self._folder)
+            clear_divergence(self._folder)
+        elif (self._folder / RESULT).exists():
+            _log.info(HAS_DIVERGED if self.has_diverged else IS_OVER)
+            return True
+        self._end.watch(self._finish.set)
+        self._divergence.watch(self._on_divergence)
         return False
-    is_written = (folder / RESULT).exists()
-    if is_written:
-        _log.info("run is already over: it reached its target or a limit; raise that to continue the run")
-    return is_written
+
+    def mark(self, timeout_s: float, version: int | None) -> None:
+        """Mark the run as over, as `RunEnd.mark` does."""
+        self._end.mark(timeout_s, version)
+
+    def conclude(self, verdict: RunVerdict, timeout_s: float) -> None:
+        """Mark the run as over with a verdict. After a divergence it is not, but for a target reached before it."""
+        self.has_diverged = self.has_diverged and not verdict.solved
+        if not self.has_diverged:
+            self.mark(timeout_s, verdict.version)
+
+    def _on_divergence(self) -> None:
+        self.has_diverged = True
+        if not read_divergence(self._folder):  # the learner has another disk
+            with contextlib.suppress(OSError):
+                note_divergence(self._folder, "training has diverged; the learner's log says how")
+        self._finish.set()
 
 
 if __name__ == "__main__":

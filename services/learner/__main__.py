@@ -18,7 +18,7 @@ from tidemill.programs.traces import start_traces
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, watch_disk
 from tidemill.services.learner.distributed.learner_group import RankInfo
-from tidemill.services.learner.ended import ENDED_LEARNER
+from tidemill.services.learner.ended import ENDED_LEARNER, marks
 from tidemill.services.learner.learner import Learner
 from tidemill.services.learner.status.metrics import unregister_rank_0_metrics
 
@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             learner.run(server.set_serving)
         if "WORLD_SIZE" in os.environ:  # under torchrun, which is then the process that ends or rests
             return 0
-        return exit_or_idle((ENDED_LEARNER, *arguments), config.run, is_over=not stop.is_set())
+        is_over = not stop.is_set()
+        has_diverged = is_over and marks(config)[1]
+        return exit_or_idle((ENDED_LEARNER, *arguments), config.run, is_over=is_over, has_diverged=has_diverged)
 
     return run("learner", body)
 

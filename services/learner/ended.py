@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 from prometheus_client import Gauge
 
 from tidemill import formats
+from tidemill.config.digest import diverged_tag
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import TidemillError
@@ -52,7 +54,7 @@ class RunThatEnded:
             TidemillError: The parameter server does not answer.
         """
         found = client.list_versions()
-        number = found.tags.get(self._config.run.end_tag, 0)
+        number = found.tags.get(self._config.run.end_tag, found.tags.get(diverged_tag(self._config), 0))
         self._version = next((version for version in found.versions if version.version == number), None)
 
     def status(self) -> LearnerStatus:
@@ -77,6 +79,20 @@ class RunThatEnded:
             return str(formats.read_json(self._config.run.folder / "result.json", formats.RESULT)["end"])
         except (OSError, KeyError):
             return f"ended with version {version.version}" if version else "ended"
+
+
+def marks(config: LearnerConfig) -> tuple[bool, bool]:
+    """Return whether the run is marked as over, and whether that is because training has diverged.
+
+    Neither without a mark, as where a launcher ends the run, and while the parameter server does not answer.
+    """
+    if config.run.supervisor == "launcher":
+        return False, False
+    with suppress(TidemillError), ParamsClient(config.cluster.params) as client:
+        tags = client.list_versions().tags
+        is_over, has_diverged = config.run.end_tag in tags, diverged_tag(config) in tags
+        return is_over or has_diverged, has_diverged and not is_over
+    return False, False
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ import structlog
 import torch
 
 from tidemill import container_limits
+from tidemill.config.digest import config_digest, diverged_tag
 from tidemill.config.hindsight import item_window
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import flush_denormals, use_device
@@ -27,7 +28,7 @@ from tidemill.learner.status import LearnerState
 from tidemill.near_processors import use_near_processors
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
-from tidemill.params.run_end import RunEnd, clear_divergence, note_divergence
+from tidemill.params.run_end import HAS_DIVERGED, IS_OVER, RunEnd, clear_divergence, note_divergence
 from tidemill.params.version import ParamsMetadata
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.readiness import wait_for_replay
@@ -40,7 +41,7 @@ from tidemill.rl.settings.registry import stored_columns
 from tidemill.rpc.readiness import wait_for_service
 from tidemill.rpc.server import RpcServer
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
-from tidemill.services.learner.checkpoint.resume import ResumableState, config_digest, seed_rng
+from tidemill.services.learner.checkpoint.resume import ResumableState, seed_rng
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.curves import learner_callbacks
 from tidemill.services.learner.data.device import learner_device, torch_threads
@@ -97,6 +98,7 @@ class Learner:
         )
         self._digest = config_digest(config)
         self._end: RunEnd | None = None
+        self._divergence: RunEnd | None = None
 
     def add_to(self, server: RpcServer) -> None:
         """Add the control service to a server that is not started yet."""
@@ -162,12 +164,18 @@ class Learner:
         """True if the run is over and this is the only rank; otherwise stop the learner when the run ends."""
         if self._config.run.supervisor == "launcher" or not self._rank.is_first:
             return False
-        self._end = stack.enter_context(closing(RunEnd(self._config.cluster.params, self._config.run.end_tag)))
-        is_over = self._end.is_marked()
+        params = self._config.cluster.params
+        self._end = stack.enter_context(closing(RunEnd(params, self._config.run.end_tag)))
+        self._divergence = stack.enter_context(closing(RunEnd(params, diverged_tag(self._config))))
+        is_over, has_diverged = self._end.is_marked(), self._divergence.is_marked()
         self._end.watch(partial(self._control.stop, "the run is over"))
         if is_over:
-            _log.info("run is already over: it reached its target or a limit; raise that to continue the run")
-        return is_over and self._rank.size == 1  # other ranks learn of it once they have joined
+            _log.info(IS_OVER)
+        elif has_diverged:
+            self._end = None  # it has another mark
+            _log.error(HAS_DIVERGED)
+            self._control.stop("training has diverged")
+        return (is_over or has_diverged) and self._rank.size == 1  # other ranks learn of it once they have joined
 
     def _train(
         self,
@@ -208,6 +216,8 @@ class Learner:
             feed.close()
             rolled_back = publisher is not None and rollback is not None and rollback.roll_back(publisher)
             self._finish(publisher, checkpointer, PUBLISH_S if rolled_back else _LAST_PUBLISH_S)
+            if self._end is not None and self._ends_run(is_over=trainer.is_over):
+                self._end.mark(self._config.cluster.connect_timeout_s)
         except Diverged as error:
             set_serving(False)
             self._end_as_diverged(error)
@@ -259,9 +269,12 @@ class Learner:
             checkpointer.finish()
         if publisher is not None and not publisher.flush(timeout_s):
             _log.warning("the parameter server did not acknowledge the last parameters", timeout_s=timeout_s)
-        if self._end is not None and self._limits().reached(self._counters):
-            self._end.mark(self._config.cluster.connect_timeout_s)
         _log.info("stopped", reason=self._control.stop_reason, learner_steps=self._counters.learner_steps)
+
+    def _ends_run(self, *, is_over: bool) -> bool:
+        """True if others must hear of the end: of a limit, and, where nothing restarts the learner, of `Stop`."""
+        reached = self._limits().reached(self._counters) is not None
+        return reached or (is_over and self._config.run.supervisor == "job")
 
     def _end_as_diverged(self, error: Diverged) -> None:
         """End the run with the last finite parameters and checkpoint; other ranks than the first just end."""
@@ -277,8 +290,8 @@ class Learner:
             note_divergence(self._config.run.folder, what)
         except OSError as failure:
             _log.warning("cannot record the end in the run's folder", reason=failure.strerror)
-        if self._end is not None:
-            self._end.mark(self._config.cluster.connect_timeout_s)
+        if self._divergence is not None:
+            self._divergence.mark(self._config.cluster.connect_timeout_s)
 
     def _resumable_state(self, agent: Agent) -> ResumableState:
         algorithm, ranks = self._config.agent.algorithm, str(self._rank.size)

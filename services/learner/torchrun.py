@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -36,8 +35,8 @@ from torch.distributed.run import run as run_ranks
 from tidemill import gpus, linux
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
-from tidemill.errors import ConfigError, FatalError, TidemillError, Unavailable
-from tidemill.params.run_end import RunEnd
+from tidemill.errors import ConfigError, FatalError, Unavailable
+from tidemill.params.run_end import HAS_DIVERGED, IS_OVER
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.process import run, signal_event
 from tidemill.programs.fork_client import ForkClient, ForkedPopen, given_client
@@ -45,7 +44,7 @@ from tidemill.programs.fork_server import Order
 from tidemill.programs.idle import INTERRUPTED, exit_or_idle
 from tidemill.services.learner.distributed.learner_group import LEAVE_S, RankInfo
 from tidemill.services.learner.distributed.loopback_rendezvous import BACKEND, register
-from tidemill.services.learner.ended import ENDED_LEARNER
+from tidemill.services.learner.ended import ENDED_LEARNER, marks
 
 _LEARNER = "tidemill.services.learner"
 _CHILD = "tidemill.programs.child"  # ranks are started through it, so that they end with torchrun from the start
@@ -77,8 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             arguments = (signal_event(number), interrupted, forks)
             threading.Thread(target=_end_without_ranks, args=arguments, daemon=True).start()
-        is_over = (not one_machine and _was_ended(config)) or run_agent(options, words, environ, forks)
-        return exit_or_idle((ENDED_LEARNER, *learner_arguments), config.run, is_over=is_over)
+        was_over, has_diverged = marks(config)  # machines that have ended the run do not come to meet this one
+        if was_over:
+            print(f"learner: {HAS_DIVERGED if has_diverged else IS_OVER}", file=sys.stderr)
+        is_over = was_over or run_agent(options, words, environ, forks)
+        has_diverged = is_over and marks(config)[1]
+        program = (ENDED_LEARNER, *learner_arguments)
+        return exit_or_idle(program, config.run, is_over=is_over, has_diverged=has_diverged)
 
     return run("learner", body)
 
@@ -104,15 +108,6 @@ def _config_of(options: argparse.Namespace) -> LearnerConfig:
     if not options.module or options.training_script != _LEARNER:
         raise ConfigError(f"torchrun's options end with `-m {_LEARNER}`, not with {options.training_script!r}")
     return load(LearnerConfig, options.training_script_args, prog="tidemill learner", description="")
-
-
-def _was_ended(config: LearnerConfig) -> bool:
-    """True if the run is over: machines that have ended it do not come to meet this one."""
-    if config.run.supervisor == "launcher":
-        return False
-    with suppress(TidemillError), RunEnd(config.cluster.params, config.run.end_tag) as end:
-        return end.is_marked()
-    return False  # the ranks wait for the parameter server
 
 
 def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:

@@ -16,7 +16,7 @@ from tests.support.params_service import free_address
 from tests.support.scraped import scrape
 from tests.support.waiting import wait_until
 from tidemill.learner.status import LearnerState
-from tidemill.programs.idle import INTERRUPTED
+from tidemill.programs.idle import DIVERGED, INTERRUPTED
 
 _WAIT_S = 400.0  # torch is imported again and again, on a machine that may be busy
 
@@ -151,3 +151,31 @@ def test_limit_of_the_learner_ends_the_evaluator(cluster: LearnerCluster) -> Non
     results = [json.loads((cluster.folder / "test" / name).read_text()) for name in ("result-1.json", "result.json")]
     assert [result["learner_steps"] for result in results] == [100, 200]
     assert results[0]["reason"] == "run.max_learner_steps (100) reached"
+
+
+def test_run_that_diverged_has_failed_and_continues_with_other_settings(cluster: LearnerCluster) -> None:
+    """Neither the learner nor the evaluator ends with 0, also when they are started again as they were."""
+    job = ("--run.supervisor", "job", "--run.max-learner-steps", "200", "--agent.n-step", "1")
+    folder, written = cluster.folder / "test", set()
+    for rate, code in (("1e30", DIVERGED), ("1e30", DIVERGED), ("1e-3", 0)):
+        settings = (*job, "--agent.learning-rate", rate)
+        learner = cluster.start_learner_process(*settings)
+        evaluator = _start_evaluator(cluster, free_address(), *settings)
+        assert learner.wait(_WAIT_S) == code, learner.text()
+        assert evaluator.wait(_WAIT_S) == code, evaluator.text()
+        written.add((folder / "result.json").stat().st_mtime_ns)
+    assert len(written) == 2
+    results = [json.loads((folder / name).read_text()) for name in ("result-1.json", "result.json")]
+    assert "training has diverged at update" in results[0]["reason"]
+    assert (results[1]["reason"], results[1]["learner_steps"]) == ("run.max_learner_steps (200) reached", 200)
+
+
+def test_stop_ends_the_run_of_a_job(cluster: LearnerCluster) -> None:
+    """The evaluator measures the last version and ends, too: nothing would start the learner again."""
+    job = ("--run.supervisor", "job")
+    learner = cluster.start_learner_process(*job)
+    cluster.wait_for_status(lambda s: s.learner_steps > 0, "an update")
+    evaluator = _start_evaluator(cluster, free_address(), *job)
+    cluster.learner_client().stop("enough")
+    assert (learner.wait(_WAIT_S), evaluator.wait(_WAIT_S)) == (0, 0), evaluator.text()
+    assert json.loads((cluster.folder / "test" / "result.json").read_text())["reason"] == "training has ended"

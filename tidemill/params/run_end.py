@@ -19,6 +19,14 @@ from tidemill.rpc.channel import Backoff
 RESULT = "result.json"
 """In a run's folder: how the run ended."""
 
+IS_OVER = "run is already over: it reached its target or a limit, or was stopped; to continue it, set another of these"
+"""What a process says that is started after the end of its run."""
+HAS_DIVERGED = (
+    "run is already over: training has diverged; to continue it, change settings of agent or environment, such as the "
+    "learning rate"
+)
+"""What it says if that is how the run ended."""
+
 _JOIN_S = 10.0
 _DIVERGED = "diverged.txt"
 
@@ -54,7 +62,8 @@ class RunEnd(Closing):
     """Marks a run as over, and watches for another process to do so.
 
     The mark outlives every process: one that is started again after the end finds it. It holds for the target and the
-    limits the run had (`RunSettings.end_tag`); with others the run continues.
+    limits the run had (`RunSettings.end_tag`), and that of a run that has diverged for the settings of agent and
+    environment besides (`diverged_tag`); with others the run continues.
     """
 
     def __init__(self, address: str, tag: str) -> None:

@@ -23,19 +23,24 @@ from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
 INTERRUPTED = 143
 """Exit code of a process that was asked to end before its run was over: 128 + SIGTERM."""
 
+DIVERGED = 2
+"""Exit code of a process whose run has ended because training diverged: as after a wrong setting, a restart would not
+help."""
+
 _log = structlog.get_logger()
 
 
-def exit_or_idle(program: Sequence[str], settings: RunSettings, *, is_over: bool) -> int:
+def exit_or_idle(program: Sequence[str], settings: RunSettings, *, is_over: bool, has_diverged: bool = False) -> int:
     """Return the exit code of a process that has nothing more to do, or replace it by one that idles.
 
     Args:
         program: Module that idles in its place, and its arguments.
         settings: Of the run; its supervisor decides.
         is_over: Whether its part of the run is done; otherwise it was interrupted.
+        has_diverged: Whether the run is over because training has diverged.
     """
-    if settings.supervisor == "job" and not is_over:
-        return INTERRUPTED
+    if settings.supervisor == "job" and (has_diverged or not is_over):
+        return DIVERGED if has_diverged else INTERRUPTED
     if settings.supervisor == "engine" and is_over:
         # A new program, so that the memory of networks and tables is given back and old metrics are gone.
         os.execv(sys.executable, [sys.executable, "-P", "-m", *program])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,14 +13,12 @@ import structlog
 import torch
 from torch import Tensor
 
-from tidemill.config.sections import LearnerConfig
 from tidemill.errors import FatalError, InvalidArgument
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
 from tidemill.services.learner.checkpoint.state_tree import clone_tree, copied_to_cpu, flatten, shapes_of
 from tidemill.services.learner.checkpoint.store import CheckpointStore, check_fits
 from tidemill.services.learner.status.counters import Counters
-from tidemill.settings.overlay import to_document
 
 
 def seed_rng(seed: int) -> None:
@@ -197,9 +193,3 @@ class ResumableState:
         load_rng_state(checkpoint.rng)
         if self._priorities is not None and checkpoint.priorities:
             self._priorities.load_state(checkpoint.priorities)
-
-
-def config_digest(config: LearnerConfig) -> str:
-    """Return the SHA-256, in hex, of the resolved settings of agent and environment."""
-    document = {"agent": to_document(config.agent), "env": to_document(config.env)}
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

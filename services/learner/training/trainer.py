@@ -173,6 +173,7 @@ class Trainer:
         if self._voting is None:
             vote = self._vote(must_stop=must_stop)
             if self._group.size == 1:
+                self.is_over = vote.is_over
                 return vote
             self._voting = self._group.begin_vote(vote)
         started = self._clock()
