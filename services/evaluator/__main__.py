@@ -203,7 +203,7 @@ class _RunEnds:
         self._end.mark(timeout_s, version)
 
     def conclude(self, verdict: RunVerdict, timeout_s: float) -> None:
-        """Mark the run as over with a verdict. After a divergence it is not, but for a target reached before it."""
+        """Mark the run as over with a verdict; training that has diverged without a solution has another mark."""
         self.has_diverged = self.has_diverged and not verdict.solved
         if not self.has_diverged:
             self.mark(timeout_s, verdict.version)

@@ -82,9 +82,11 @@ class RunThatEnded:
 
 
 def marks(config: LearnerConfig) -> tuple[bool, bool]:
-    """Return whether the run is marked as over, and whether that is because training has diverged.
+    """Ask the parameter server for the marks of the run's end.
 
-    Neither without a mark, as where a launcher ends the run, and while the parameter server does not answer.
+    Returns:
+        Whether the run is over, and whether that is because training has diverged. Neither if a launcher ends the run,
+        or if the parameter server does not answer.
     """
     if config.run.supervisor == "launcher":
         return False, False
