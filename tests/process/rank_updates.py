@@ -46,7 +46,11 @@ def main() -> None:
 def words(ranks: LearnerGroup, place: RankInfo) -> dict[str, Tensor]:
     """Return the ranks' agreement when only the last one has something to say, and what rank 0 shares."""
     is_last = place.index == place.size - 1
-    agreed = ranks.all_agree(StepVote(stop=False, pause=is_last, lacks_batch=False, largest_weight=float(place.index)))
+    agreed = ranks.all_agree(
+        StepVote(
+            stop=False, pause=is_last, lacks_batch=False, largest_weight=float(place.index), is_over=place.index == 0
+        )
+    )
     shared = ranks.broadcast(f"from {place.index}".encode())
     return {
         "agreed": torch.tensor(agreed, dtype=torch.float64),
