@@ -10,6 +10,7 @@ one.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -53,7 +54,7 @@ class CheckpointStore:
         Raises:
             StalePublisher: There is one with a newer fencing token; nothing of this one is left.
             ResourceExhausted: The disk is full; nothing of the new checkpoint is left.
-            TidemillError: The disk failed otherwise.
+            TidemillError: The disk failed otherwise, or the folder cannot be read.
         """
         sync = sync or self._sync
         self._check_newest(checkpoint.fencing_token)
@@ -69,7 +70,7 @@ class CheckpointStore:
                     if sync:
                         sync_file(file)  # the write may take long: check whether a newer learner took over meanwhile
                 self._check_newest(checkpoint.fencing_token)
-        except StalePublisher:
+        except TidemillError:
             _remove(path)
             raise
         except OSError as error:
@@ -92,6 +93,7 @@ class CheckpointStore:
 
         Raises:
             FatalError: The newest whole one is of a format this version does not know.
+            TidemillError: The system cannot read the folder or a file just now, which proves nothing about the bytes.
         """
         for _, _, path in reversed(self._found()):
             try:
@@ -118,9 +120,14 @@ class CheckpointStore:
 
     def _found(self) -> list[tuple[int, int, Path]]:
         """Return fencing token, serial number and path of every checkpoint, the oldest first."""
-        paths = self._folder.glob("checkpoint-*.safetensors")
-        matches = ((_NAME.fullmatch(path.name), path) for path in paths)
-        return sorted((int(match[1] or 0), int(match[2]), path) for match, path in matches if match)
+        try:
+            names = os.listdir(self._folder)  # `Path.glob` takes a folder that it cannot read for an empty one
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise TidemillError(f"cannot read {self._folder}: {error.strerror}") from error
+        matches = (_NAME.fullmatch(name) for name in names)
+        return sorted((int(match[1] or 0), int(match[2]), self._folder / match[0]) for match in matches if match)
 
     def _path(self, fencing_token: int, serial: int) -> Path:
         return self._folder / f"checkpoint-{fencing_token:06d}-{serial:08d}.safetensors"
@@ -151,8 +158,11 @@ def _checked(path: Path) -> bytes:
     try:
         expected = path.with_suffix(".sha256").read_text(encoding="ascii").split()[:1]
         data = path.read_bytes()
-    except (OSError, UnicodeDecodeError) as error:
+    except (FileNotFoundError, UnicodeDecodeError) as error:
         raise DataLoss(f"cannot be read: {error}") from error
+    except OSError as error:  # no older checkpoint takes its place: training would continue from there, and remove it
+        advice = "if it stays unreadable, remove it to continue from the checkpoint before it"
+        raise TidemillError(f"cannot read {path}: {error.strerror}; {advice}") from error
     if expected != [hashlib.sha256(data).hexdigest()]:
         raise DataLoss("its bytes do not match their SHA-256")
     return data

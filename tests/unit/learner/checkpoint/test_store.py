@@ -176,6 +176,31 @@ def test_corrupt_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, corrup
     assert _steps(store) == 1
 
 
+@pytest.mark.parametrize("calls", [("read_bytes",), ("listdir", "scandir")], ids=["file", "folder"])
+def test_checkpoint_that_cannot_be_read_now_is_not_corrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: tuple[str, ...]
+) -> None:
+    """Nothing older is restored, nothing is written or removed; when the disk works again the newest is restored."""
+    store = CheckpointStore(tmp_path, keep=2)
+    for steps in (1, 2):
+        store.write(_checkpoint(steps))
+    before = sorted(tmp_path.iterdir())
+
+    def fails(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patched:
+        for call in calls:
+            patched.setattr(Path if call == "read_bytes" else os, call, fails)
+        with pytest.raises(TidemillError, match=naming(str(tmp_path), "Permission denied")):
+            store.newest()
+        if "listdir" in calls:
+            with pytest.raises(TidemillError, match=naming(str(tmp_path), "Permission denied")):
+                store.write(_checkpoint(3))
+    assert sorted(tmp_path.iterdir()) == before
+    assert _steps(store) == 2
+
+
 def test_next_checkpoint_after_a_corrupt_one_is_the_newest(tmp_path: Path) -> None:
     """Numbers continue behind a corrupt file, so that it never hides a good one."""
     store = CheckpointStore(tmp_path, keep=3)
