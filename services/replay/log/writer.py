@@ -215,6 +215,8 @@ class LogWriter:
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         for (kind, segment), group in itertools.groupby(commands, lambda command: (type(command), command.segment)):
+            if self._gave_up:  # what takes the place of a segment may be among what is not written
+                return
             if kind is Delete:
                 if self._synced < self._written:  # what takes its place must not be lost with the power
                     self._sync(wait=True)
@@ -223,13 +225,12 @@ class LogWriter:
                 self._write(segment, [command for command in group if isinstance(command, Write)])
 
     def _write(self, segment: int, group: list[Write]) -> None:
-        if self._gave_up:
-            return
         pieces, copies = [], []
         for command in group:
             pieces += self._chain.frame(command.record)
             copies += self._chain.copy(command.record)
         data, copied = b"".join(pieces), b"".join(copies)
+        self._finish_before(segment)
         while True:
             try:
                 self._files_of(segment, group[0].record.sequence).write(group[0].offset, data, copied)
@@ -256,14 +257,17 @@ class LogWriter:
         self._tell()
         self._closing.wait(_RETRY_S)
 
+    def _finish_before(self, segment: int) -> None:
+        """Sync and close the files of another segment. A sync that failed, on a full disk too, is not repeated."""
+        if self._files is not None and segment != self._files.number:
+            self._sync(wait=True)
+            self._files.sync_copies()
+            self._files.close()
+            self._files = None
+
     def _files_of(self, segment: int, sequence: int) -> SegmentPair:
-        """Return the files of a segment; a record of that number begins it if it is not the one that grows."""
-        if self._files is None or segment != self._files.number:
-            if self._files is not None:
-                self._sync(wait=True)
-                self._files.sync_copies()
-                self._files.close()
-                self._files = None
+        """Return the files of a segment; a record of that number begins it if there is none that grows."""
+        if self._files is None:
             newest = NewestSegment(self._chain.mark, segment, sequence)
             self._files = SegmentPair(self._folder, newest, self._open)
         return self._files

@@ -141,8 +141,24 @@ def test_writer_closed_on_a_full_disk_leaves_no_gap(tmp_path: Path) -> None:
     log.submit()
     log.until(full=True)
     log.submit()
+    log.writer.submit(Delete(1))  # of what the record that did not fit takes the place of
     log.writer.close()
     assert log.records() == [1]
+    log.folder.close()
+
+
+def test_sync_that_a_full_disk_refused_is_not_repeated(tmp_path: Path) -> None:
+    """Its pages may be gone, although the system would say of the next sync that all is well."""
+    log = Log(tmp_path, fsync_interval_s=3600.0)
+    log.until(written=log.submit())
+    log.disk.sync_error = OSError(errno.ENOSPC, "No space left on device")
+    log.offset = 0
+    log.submit(segment=2)
+    while (progress := log.reports.get(timeout=WAIT_S)).error is None:
+        log.disk.sync_error = None if progress.full else log.disk.sync_error
+        assert progress.synced == 0
+    assert progress.error is log.disk.sync_error
+    log.writer.close()
     log.folder.close()
 
 
