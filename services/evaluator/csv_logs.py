@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -97,8 +98,11 @@ Kind = Literal["evaluation", "confirmation"]
 class EpisodeLog:
     """Appends the episodes of each evaluation; a torn last line is truncated at startup.
 
-    The last column is the number of the file's format, the same in each row. No run reads the file, so one that holds
-    something else ends none: it is kept as episodes.csv.damaged.
+    The last column is the number of the file's format, the same in each row. A run reads only its confirmations' seeds,
+    so a file that holds something else ends none: it is kept as episodes.csv.damaged.
+
+    Attributes:
+        next_confirmation_seed: The seed after the largest of a confirmation; 0 for none.
     """
 
     def __init__(self, file: Path) -> None:
@@ -119,6 +123,7 @@ class EpisodeLog:
                 kept = file.rename(file.with_name(f"{file.name}.damaged"))
                 _log.warning("file does not contain episodes, renamed", file=str(file), kept_as=str(kept))
             rows = b""
+        self.next_confirmation_seed = _next_confirmation_seed(rows)
         if (whole := _EPISODE_COLUMNS + b"\n" + rows) != content:
             write_atomically(file, whole)
 
@@ -128,6 +133,15 @@ class EpisodeLog:
         episodes = zip(evaluation.seeds, evaluation.returns.tolist(), evaluation.lengths.tolist(), strict=True)
         rows = [f"{version},{kind},{seed},{total},{length},{number}\n" for seed, total, length in episodes]
         append_whole(self._file, "".join(rows))
+        if kind == "confirmation":
+            self.next_confirmation_seed = max(self.next_confirmation_seed, 1 + max(evaluation.seeds))
+
+
+_CONFIRMED_SEED = re.compile(rb"^\d+,confirmation,(\d+),", re.MULTILINE)
+
+
+def _next_confirmation_seed(rows: bytes) -> int:
+    return 1 + max((int(seed) for seed in _CONFIRMED_SEED.findall(rows)), default=-1)
 
 
 def _check_episodes_format(file: Path, header: bytes, rows: bytes) -> None:

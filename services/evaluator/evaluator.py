@@ -101,6 +101,7 @@ class Evaluator:
         self._due_s = now()
         self._ending = ""  # why the run is over, once it is
         self._verdict: RunVerdict | None = None
+        self._next_confirmation_seed = 0  # also after a confirmation that was not completed and is in no file
         self._best_tagged = 0  # by this process: after a restart the tag is set once more
 
     def run(self) -> RunVerdict | None:
@@ -279,7 +280,9 @@ class Evaluator:
         settings, before = self._config.evaluator, len(self._logs.confirmations.rows)
         if not settings.confirm_episodes:
             return True
-        seeds = confirmation_seeds(settings.seed, settings.confirm_episodes, before)
+        next_seed = max(self._next_confirmation_seed, self._logs.next_confirmation_seed)
+        seeds = confirmation_seeds(settings.seed, settings.confirm_episodes, before, next_seed)
+        self._next_confirmation_seed = seeds.stop
         bound_s = self._bound_s(settings.confirm_episodes / settings.episodes)
         evaluation = self._play(params, seeds, self._stopped_after(bound_s))
         if evaluation is None:

@@ -142,6 +142,11 @@ class RunLogs:
         rows = self.scores.rows
         return max(rows, key=lambda row: (row.params_version in confirmed, row.mean), default=None)
 
+    @property
+    def next_confirmation_seed(self) -> int:
+        """The seed after the largest that a confirmation has recorded; 0 before the first."""
+        return self._episodes.next_confirmation_seed
+
     def close(self) -> None:
         """Save the clock."""
         self.clock.save()

@@ -53,13 +53,15 @@ def evaluation_seeds(first: int, episodes: int) -> range:
     return range(first, first + episodes)
 
 
-def confirmation_seeds(first: int, episodes: int, confirmations: int) -> range:
+def confirmation_seeds(first: int, episodes: int, confirmations: int, next_seed: int = 0) -> range:
     """Return seeds that no measurement has used.
 
     Args:
         first: First seed of the evaluations.
         episodes: Episodes of one confirmation.
         confirmations: How many confirmations the run has had before.
+        next_seed: The one after the largest that they have played, as it is known: they may have had more episodes
+            each, or another `first`.
     """
-    start = first + CONFIRMATION_SEED_OFFSET + confirmations * episodes
+    start = max(first + CONFIRMATION_SEED_OFFSET + confirmations * episodes, next_seed)
     return range(start, start + episodes)

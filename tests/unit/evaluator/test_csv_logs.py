@@ -124,6 +124,18 @@ def test_log_goes_on_behind_whole_lines_after_a_restart(tmp_path: Path) -> None:
     assert file.read_text() == _EPISODE_HEADER + "1,evaluation,10,1.0,1,1\n2,evaluation,10,5.0,1,1\n"
 
 
+def test_log_knows_the_seeds_of_confirmations_after_a_restart(tmp_path: Path) -> None:
+    """The one after the largest, whichever rows are damaged; evaluations do not count."""
+    file = tmp_path / "episodes.csv"
+    log = EpisodeLog(file)
+    assert log.next_confirmation_seed == 0
+    log.append(_evaluation(1.0, 2.0), 1, "confirmation")
+    log.append(_evaluation(1.0, 2.0, 3.0), 2, "evaluation")
+    assert log.next_confirmation_seed == 12
+    file.write_bytes(file.read_bytes() + b"3,confirmation,\xff\n")
+    assert EpisodeLog(file).next_confirmation_seed == 12
+
+
 def test_episodes_of_the_first_releases_get_the_number_of_their_format(tmp_path: Path) -> None:
     """Their rows keep what they say; a torn last line is dropped, and new rows follow."""
     file = tmp_path / "episodes.csv"

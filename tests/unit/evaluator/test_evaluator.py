@@ -167,6 +167,35 @@ def test_evaluator_goes_on_after_a_confirmation_that_failed(tmp_path: Path) -> N
     assert (result["best_version"], scene.source.tags["best"]) == (3, 3)
 
 
+def test_confirmation_plays_fresh_seeds_after_a_resume_with_fewer_episodes(tmp_path: Path) -> None:
+    """Three confirmations of 100 episodes were played; the next one, of 50, begins behind all of them."""
+    scene = _scene(tmp_path, {n: [220.0, 150.0] for n in (1, 2, 3)}, _SETTINGS, target_return=200.0)
+    scene.evaluator.run()
+    scene.logs.close()
+    settings = dataclasses.replace(_SETTINGS, confirm_episodes=50)
+    again = _scene(tmp_path, {4: [220.0, 210.0]}, settings, target_return=200.0)
+    again.evaluator.run()
+    assert again.runner.seeds == [(10_000, 25), (1_010_300, 50)]
+
+
+def test_confirmation_plays_fresh_seeds_after_one_that_was_broken_off(tmp_path: Path) -> None:
+    """The first confirmation took too long and is in no file."""
+    scene = _scene(tmp_path, {1: [220.0], 2: [220.0, 210.0]}, _SETTINGS, target_return=200.0)
+    play, broken_off = scene.runner.run, list[int]()
+
+    def slow(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        if params.number == 1 and len(seeds) == 100:
+            broken_off.append(seeds[0])
+            return None
+        return play(params, seeds, is_stopped)
+
+    scene.runner.run = slow  # type: ignore[method-assign]
+    verdict = scene.evaluator.run()
+    assert verdict is not None
+    assert verdict.solved
+    assert (broken_off, scene.runner.seeds[-1]) == ([1_010_000], (1_010_100, 100))
+
+
 def test_evaluator_takes_the_result_at_its_word_without_confirmation(tmp_path: Path) -> None:
     """confirm_episodes 0 skips it."""
     settings = EvaluatorSettings(confirm_episodes=0, min_interval_s=0.0, video=False)
