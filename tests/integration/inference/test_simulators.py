@@ -28,6 +28,7 @@ from tidemill.rl.agents.impala import IMPALAAgent
 from tidemill.rl.agents.on_policy import rollouts
 from tidemill.rl.settings.on_policy import IMPALAConfig
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rpc import open_calls
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.status import translated
 from tidemill.services.launcher.view.curves import training_return
@@ -670,6 +671,24 @@ def test_first_message_must_open() -> None:
         for message, reason in ((pb.PlayRequest(step=pb.Step()), "open"), (named, "open.client '../x'")):
             with pytest.raises(InvalidArgument, match=naming(reason)), translated():
                 next(stub.Play(iter([message])))
+
+
+def test_call_without_a_first_message_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds no place for longer than `open` may take, and is told why it ended."""
+    monkeypatch.setattr(open_calls, "OPEN_TIMEOUT_S", 0.1)
+    has_ended = threading.Event()
+
+    def silence() -> Iterator[pb.PlayRequest]:
+        has_ended.wait(WAIT_S)
+        yield from ()
+
+    with local_server() as replay, ExitStack() as stack:
+        create_table(replay.address, _DQN, _SPEC)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC))
+        stub = simulator_pb2_grpc.SimulatorServiceStub(stack.enter_context(open_channel(service.address)))
+        stack.callback(has_ended.set)
+        with pytest.raises(Unavailable, match=naming("0.1 s"), check=because(Reason.CALLER_SILENT)), translated():
+            next(stub.Play(silence(), timeout=WAIT_S))
 
 
 def test_client_names_what_it_cannot_take() -> None:
