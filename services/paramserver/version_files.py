@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import BinaryIO
 import structlog
 
 from tidemill.atomic_files import is_disk_full, remove, write_all_atomically
-from tidemill.errors import DataLoss, NotFound, Reason, ResourceExhausted, Unavailable
+from tidemill.errors import DataLoss, FatalError, NotFound, Reason, ResourceExhausted, Unavailable
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.version import Encoding, Precision, Version
 
@@ -143,6 +144,9 @@ class VersionFiles:
 
         Args:
             acknowledged: Greatest number of a version that may have been acknowledged; None if that is not known.
+
+        Raises:
+            FatalError: The system cannot read a version just now, which proves nothing about its bytes.
         """
         versions: dict[int, Version] = {}
         corrupt: dict[int, str] = {}
@@ -156,12 +160,16 @@ class VersionFiles:
                 versions[number], was_whole = self._verified(number)
                 if not was_whole:
                     repaired.add(number)
-            except (DataLoss, OSError) as error:
+            except (DataLoss, FileNotFoundError) as error:
                 if acknowledged is not None and number > acknowledged:
                     _log.info("removed a version that was never acknowledged", version=number)
                     self.remove(number)
                 else:
                     corrupt[number] = str(error)
+            except OSError as error:
+                what = f"cannot read version {number} in {self._folder}: {error.strerror}"
+                advice = f"if it stays unreadable, move its files ({number:010d}.*) away; its tags are then dropped"
+                raise FatalError(f"{what}; {advice}") from error
         high_water = max([0, *numbers, *_numbers(self._folder / _SET_ASIDE)])
         return Scan(versions, corrupt, frozenset(repaired), high_water)
 
@@ -242,9 +250,11 @@ def verify(file: BinaryIO, encoding: Encoding) -> None:
 
 
 def _numbers(folder: Path) -> list[int]:
-    if not folder.is_dir():
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
         return []
-    matches = (_NAME.fullmatch(path.name) for path in folder.iterdir())
+    matches = (_NAME.fullmatch(name) for name in names)
     return sorted({int(match[1]) for match in matches if match})
 
 

@@ -62,7 +62,7 @@ class VersionStore:
                 disk's own cache serves larger ones. Also the most disk that removed versions take which are still read.
 
         Raises:
-            FatalError: The folder cannot be used, or another server uses it.
+            FatalError: The folder cannot be used or read, or another server uses it.
             ResourceExhausted: The disk is full and the state must be repaired first.
         """
         self._folder, self._keep_versions = folder, keep_versions
@@ -82,8 +82,10 @@ class VersionStore:
                     remove(path)
                 sync_folder(folder)  # a killed process may leave names that are not on disk yet, and clients see them
                 self._recover()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):
+                raise FatalError(f"cannot use the folder {folder}: {error}") from error
             raise
 
     @property

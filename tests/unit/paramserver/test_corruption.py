@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.support.naming import naming
 from tests.support.publishing import OpenStore, names, publish, read, small_store
-from tidemill.errors import DataLoss
+from tidemill.errors import DataLoss, FatalError
 from tidemill.params.document import seal, unseal
 from tidemill.params.version import Precision
+from tidemill.services.paramserver.version_files import VersionFiles
 from tidemill.services.paramserver.version_store import VersionStore
 
 
@@ -75,6 +78,23 @@ def test_one_corrupt_copy_of_a_description_loses_nothing(
     assert len({(tmp_path / f"0000000002.{name}").read_bytes() for name in ("json", "copy.json")}) == 1
     store.close()
     assert open_store(tmp_path).corrupt_versions == 0
+
+
+@pytest.mark.parametrize("owner, name", [(VersionFiles, "open"), (Path, "read_bytes")])
+def test_version_that_cannot_be_read_now_is_not_corrupt(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    """The start fails and changes nothing; the next one has every version and tag."""
+    _three_versions(tmp_path)
+    before = names(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+        with pytest.raises(FatalError, match=naming(str(tmp_path), "Input/output error")):
+            small_store(tmp_path)
+    assert names(tmp_path) == before
+    store = open_store(tmp_path)
+    assert (list(store.catalog.versions), store.catalog.all_tags) == ([1, 2, 3], {"best": 2, "latest": 3})
+    assert store.corrupt_versions == 0
 
 
 def test_version_without_any_description_is_corrupt_not_unfinished(tmp_path: Path, open_store: OpenStore) -> None:
