@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -54,6 +54,19 @@ class EpochPlace:
     next: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A batch of items that may be used up, before it is handed out: they go back to the table if its call ends.
+
+    Attributes:
+        settle: Tells the servers that the batch was handed out.
+        is_void: Whether the call has ended, so that the items come again and the batch must not be handed out.
+    """
+
+    settle: Callable[[], None]
+    is_void: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SampledBatch(ItemColumns):
     """B items and the C chunks that hold them, each chunk once. `tidemill.replay.codec.decode` opens the columns.
@@ -73,6 +86,7 @@ class SampledBatch(ItemColumns):
         epoch: If drawn by epochs, the place behind the batch, with the number of the batch's epoch.
         number: Of the batch in the call that brought it, from 1; 0 if it is not one call's.
         received_at: When it came, by `time.monotonic`, in seconds; of several shards, when the first part came.
+        lease: What is to be settled when the batch is handed out; None if nothing is.
     """
 
     first_rows: NDArray[np.int64] = field(metadata=per_item("i8"))
@@ -89,6 +103,7 @@ class SampledBatch(ItemColumns):
     epoch: EpochPlace | None = None
     number: int = 0
     received_at: float = 0.0
+    lease: Lease | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[SampledBatch]) -> SampledBatch:

@@ -19,7 +19,9 @@ from tests.support.replay_service import LocalServer, items_of, local_server, se
 from tests.support.replay_shards import fill, local_shards, sampling, taken
 from tests.support.replay_streams import make_config
 from tests.support.waiting import WAIT_S, wait_until
+from tidemill.errors import Unavailable
 from tidemill.replay import (
+    Decoding,
     ItemWindow,
     RateLimiterConfig,
     ReplayClient,
@@ -57,17 +59,25 @@ def rest(address: str, table: TableConfig) -> list[int]:
         return numbers(dataset, 1)
 
 
-def test_close_gives_back_what_was_not_handed_out() -> None:
-    """Batches that were fetched ahead are in the queue again, before what came later, and each item comes once."""
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_close_gives_back_what_was_not_handed_out(threads: int) -> None:
+    """Batches that were fetched ahead are in the queue again, before what came later, and each item comes once.
+
+    Several threads hand batches out in no fixed order, so that those that are left have gaps between them.
+    """
     with local_server() as server:
         table = steps_table()
         write(server.address, table, 40)
         seen = []
         for _ in range(5):
-            with ReplayDataset(server.address, table, 2, timeout_s=WAIT_S, prefetch=6) as dataset:
+            with ReplayDataset(
+                server.address, table, 2, timeout_s=WAIT_S, prefetch=6, decoding=Decoding(threads)
+            ) as dataset:
                 seen += numbers(dataset, 2)
-        assert seen == list(range(20))
-        assert rest(server.address, table) == list(range(20, 40))
+        assert len(seen) == 20
+        if threads < 2:
+            assert seen == list(range(20))
+        assert rest(server.address, table) == sorted({*range(40)} - {*seen})
         found = server.replay.find("t")
         wait_until(lambda: found.held_count == 0, "everything to be handed out")
         assert found.counters.samples == 40
@@ -106,37 +116,74 @@ def test_batch_of_several_queues_is_kept_until_it_is_whole() -> None:
         assert rest(server.address, full) == list(range(2, 10))
 
 
-def _read(address: str, table: TableConfig, batches: int, said: Connection) -> None:
-    with ReplayDataset(address, table, 4, timeout_s=WAIT_S, prefetch=5) as dataset:
+@pytest.mark.parametrize("threads", [0, 1])
+def test_part_of_a_batch_that_never_became_whole_is_given_back(threads: int) -> None:
+    """The reader closes while it has a batch of one queue and waits for the other."""
+    with local_server() as server:
+        full, empty = steps_table("t"), steps_table("u")
+        write(server.address, full, 8)
+        with (
+            ReplayDataset(
+                server.address, {full: 0.5, empty: 0.5}, 4, timeout_s=0.3, create=True, decoding=Decoding(threads)
+            ) as dataset,
+            pytest.raises(Unavailable, match=naming("table 'u'")),
+        ):
+            next(dataset)
+        assert rest(server.address, full) == list(range(8))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_decoded_batches_of_a_call_that_broke_are_not_handed_out_twice(threads: int) -> None:
+    """Their items are in the queue again and come by the next call."""
+    with local_server() as server, Proxy(server.address) as proxy:
+        table = steps_table()
+        write(server.address, table, 40)
+        with ReplayDataset(
+            proxy.address, table, 2, timeout_s=WAIT_S, prefetch=2, decoding=Decoding(threads)
+        ) as dataset:
+            seen = numbers(dataset, 2)
+            found = server.replay.find("t")
+            wait_until(lambda: (found.size, found.held_count) == (28 - 2 * threads, 36), "batches to be fetched ahead")
+            proxy.cut()
+            wait_until(lambda: dataset.reconnects == 1, "the next call")
+            seen += numbers(dataset, 18)
+        assert sorted(seen) == list(range(40))
+
+
+def _read(address: str, table: TableConfig, batches: int, threads: int, said: Connection) -> None:
+    with ReplayDataset(address, table, 4, timeout_s=WAIT_S, prefetch=5, decoding=Decoding(threads)) as dataset:
         for _ in range(batches):
             said.send(numbers(dataset, 1))
         said.send("waiting")
         threading.Event().wait()
 
 
-@pytest.mark.parametrize("batches", [0, 1, 3])
-def test_killed_reader_takes_only_what_its_program_was_given(batches: int) -> None:
-    """SIGKILL with five batches fetched ahead: another reader gets all the others, in their order."""
+@pytest.mark.parametrize("batches, threads", [(0, 0), (1, 0), (3, 0), (0, 1), (3, 1), (1, 2)])
+def test_killed_reader_takes_only_what_its_program_was_given(batches: int, threads: int) -> None:
+    """SIGKILL with five batches fetched ahead, or more with threads: another reader gets all the others in order."""
     with server_process() as server:
         table = steps_table()
         write(server.address, table, 60)
         context = multiprocessing.get_context("spawn")
         heard, said = context.Pipe(duplex=False)
-        reader = context.Process(target=_read, args=(server.address, table, batches, said))
+        reader = context.Process(target=_read, args=(server.address, table, batches, threads, said))
         reader.start()
         handed: list[int] = []
         while (message := heard.recv()) != "waiting":
             handed += message
         with ReplayClient(server.address) as client:
-            ahead = 60 - 4 * batches - 4 * 5
-            wait_until(lambda: client.describe_table("t").items == ahead, "five batches to be fetched ahead")
+            decoded = Decoding().ready + threads if threads else 0
+            ahead = 60 - 4 * batches - 4 * (5 + decoded)
+            wait_until(lambda: client.describe_table("t").items == ahead, "batches to be fetched ahead")
             assert reader.pid is not None
             os.kill(reader.pid, signal.SIGKILL)
             reader.join(WAIT_S)
             wait_until(lambda: client.describe_table("t").items >= 60 - 4 * batches, "the batches to come back")
         left = rest(server.address, table)
-        assert handed == list(range(4 * batches))
-        assert left == list(range(60 - len(left), 60))
+        assert len(handed) == 4 * batches
+        if threads < 2:
+            assert handed == list(range(4 * batches))
+        assert left == sorted(left)
         assert set(handed) | set(left) == set(range(60))
 
 

@@ -31,7 +31,7 @@ from tidemill.replay.sampling.sample_stream import SampleStream, check_seed, see
 from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.sampling.source import EndOfBatches, Keep, OpenedSource, SampleShape, SampleSource
-from tidemill.replay.sampling.table_feed import TableFeed
+from tidemill.replay.sampling.table_feed import FedBatch, TableFeed
 from tidemill.replay.shards.directory import ShardDirectory, directory_of
 from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
@@ -203,6 +203,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
             allow_smaller=allow_smaller,
             by_epoch=epochs is not None,
             schedule=schedule,
+            lends=decoding.threads > 0 or len(self._parts) > 1,  # or a batch is handed out as it is taken
         )
         decoder = partial(
             SampleDecoder,
@@ -369,7 +370,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
     def _batch_within(self, wait_s: float, began_s: float) -> ReplayBatch | None:
         """Return the next batch, or None if a table has none within `wait_s` seconds; raises as `__next__`."""
         self._owner.check()
-        parts: list[ReplayBatch] = []
+        parts: list[FedBatch] = []
         try:
             for table in range(len(self._parts)):
                 left_s = wait_s if self._timeout_s is None else began_s + self._timeout_s - time.monotonic()
@@ -388,7 +389,11 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         finally:
             for feed, part in zip(self._feeds, parts, strict=False):
                 feed.put_back(part)  # for the next attempt
-        return whole[0] if len(whole) == 1 else ReplayBatch.joined(whole, self._join)
+        batches = [part.batch for part in whole]
+        batch = batches[0] if len(batches) == 1 else ReplayBatch.joined(batches, self._join)
+        for part in whole:
+            part.settle()
+        return batch
 
     def _overdue(self, table: int) -> Unavailable | EndOfBatches:
         """The exception for a batch that does not come in time: its likely cause, or the end of the batches."""

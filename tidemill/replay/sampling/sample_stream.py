@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from tidemill.errors import FatalError, InvalidArgument
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_integer
-from tidemill.replay.batch import EpochPlace, SampledBatch
+from tidemill.replay.batch import EpochPlace, Lease, SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import LEAST_MESSAGE_BYTES, MAX_DRAWS
 from tidemill.replay.sampling.mirror import TableMirror
@@ -66,7 +67,8 @@ class SampleStream:
     samples back itself, and `ShardedTable` where several have a part each. When a call breaks, the batches under way
     are lost and count as sampled, and the table is created again if the server lost it. With `max_times_sampled` the
     items of batches that were not taken are in the table again when a call breaks or is closed, so what is ready then
-    is dropped, and drawn again. Every method may be called from any thread; each batch goes to one of them.
+    is dropped, and drawn again. With `lends`, so are those of batches whose lease is not settled. Every method may be
+    called from any thread; each batch goes to one of them.
 
     Of several servers items have the probability with which they were drawn from all of them together, and keys [B, 2]:
     the key, and the number of the shard it belongs to, for `client_of`. A shard whose connection breaks, or that is
@@ -95,6 +97,7 @@ class SampleStream:
         by_epoch: bool = False,
         schedule: Schedule | None = None,
         must_exist: bool = False,
+        lends: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start connecting in the background.
@@ -117,6 +120,8 @@ class SampleStream:
             schedule: Draws each batch with its own seed at a step count, for runs in lock-step.
             must_exist: Whether a table that a server has lost ends sampling with `FatalError`, instead of being created
                 again.
+            lends: Whether a batch with `max_times_sampled` has a lease, to be settled when it is handed out. Otherwise
+                it is handed out when it is taken.
             clock: Monotonic time in seconds.
 
         Raises:
@@ -133,9 +138,8 @@ class SampleStream:
         self._batch_size, self._max_in_flight = batch_size, max_in_flight_batches
         self._mirror, self._rng, self._clock = mirror, rng or np.random.default_rng(), clock
         self._settles, self._is_random = bool(table.max_times_sampled), table.sampler.kind in _RANDOM
-        self._seed, self._schedule = seed, schedule
+        self._directory, self._seed, self._schedule = servers, seed, schedule
         self._epoch = EpochPlace(seed if seed is not None else secrets.randbits(64)) if by_epoch else None
-        self._directory = servers
         self._part = shard_config(table, servers.count) if servers.is_sharded else table
         self._opening = pb.SampleOpen(
             table=table.name,
@@ -147,13 +151,14 @@ class SampleStream:
             settles=self._settles,
             allow_smaller=allow_smaller,
         )
-        self._must_exist = must_exist
+        self._must_exist, self._lends = must_exist, lends and self._settles
         self._changed = threading.Condition()  # guards everything below
         self._shards: dict[str, Shard] = {}
         self._free_parts = list(range(mirror.parts)) if mirror is not None else []
         self._incarnations: list[str] = []  # shard of each incarnation number
         self._underway: list[PendingBatch] = []
         self._ready: deque[PendingBatch] = deque()
+        self._lent: dict[PendingBatch, Lease] = {}
         self._reconnects = 0
         self._error: BaseException | None = None
         self._closed = threading.Event()
@@ -190,11 +195,14 @@ class SampleStream:
             if not self._ready:
                 return None
             pending = self._ready.popleft()
-            if self._settles:
+            lease = Lease(partial(self._settle, pending)) if self._lends else None
+            if lease is not None:
+                self._lent[pending] = lease
+            elif self._settles:
                 self._tell_taken(pending)
             batch = self._finish(pending)
             self._advance()
-        return batch()
+        return batch() if lease is None else replace(batch(), lease=lease)
 
     def again(self) -> None:
         """With a schedule, draw the batch that was taken last once more, and then those after it."""
@@ -383,6 +391,12 @@ class SampleStream:
             stored={name: shard.stored for name, shard in self._shards.items() if shard.stored is not None},
         )
 
+    def _settle(self, pending: PendingBatch) -> None:
+        with self._changed:
+            if self._lent.pop(pending, None) is not None:
+                self._tell_taken(pending)
+                self._send()
+
     def _tell_taken(self, pending: PendingBatch) -> None:
         for _, name, answer in pending.answers:
             if answer.number:
@@ -412,7 +426,7 @@ class SampleStream:
         name = shard.call.name
         self._planner.leave(name)
         lost = shard.end_call()
-        for pending in [*self._underway, *self._ready]:
+        for pending in [*self._underway, *self._ready, *self._lent]:
             if self._is_void(pending, name):
                 self._give_up(pending)
         for pending, draws in lost:
@@ -441,6 +455,8 @@ class SampleStream:
             self._underway.remove(pending)
         if pending in self._ready:
             self._ready.remove(pending)
+        if (lease := self._lent.pop(pending, None)) is not None:
+            lease.is_void = True
         for _, name, answer in pending.answers if self._settles else ():
             shard = self._shards.get(name)
             if shard is not None and shard.connected:

@@ -7,9 +7,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tidemill.replay.batch import SampledBatch
+from tidemill.replay.batch import Lease, SampledBatch
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.sampling.sample_decoder import SampleDecoder
 from tidemill.replay.sampling.source import EndOfBatches, OpenedSource
@@ -98,6 +99,29 @@ class DecodePool(Generic[S, T]):
             return
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FedBatch:
+    """A batch that is ready.
+
+    Attributes:
+        batch: The batch.
+        lease: To be settled when the batch is handed out; None if nothing is.
+    """
+
+    batch: ReplayBatch
+    lease: Lease | None
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the batch must not be handed out: its items come again."""
+        return self.lease is not None and self.lease.is_void
+
+    def settle(self) -> None:
+        """Note that the batch is handed out."""
+        if self.lease is not None:
+            self.lease.settle()
+
+
 class TableFeed:
     """Takes samples from their source and hands out their batches. `take` may be called from any thread."""
 
@@ -126,14 +150,14 @@ class TableFeed:
         self._opened, self._decoder, self._epochs = opened, decoder, epochs
         self._on_sample, self._is_over = on_sample, is_over
         self._epochs_are_over = threading.Event()
-        self._ready: deque[ReplayBatch] = deque()
-        self._pool: DecodePool[SampledBatch, ReplayBatch] | None = None
+        self._ready: deque[FedBatch] = deque()
+        self._pool: DecodePool[SampledBatch, FedBatch] | None = None
         if threads:
             self._pool = DecodePool(self._receive, self._decode, threads=threads, prefetch_samples=prefetch_samples)
         self._more = self._decoded if self._pool is None else self._pool.take
 
-    def take(self, timeout_s: float) -> ReplayBatch | None:
-        """Return the next batch, or None if none comes within `timeout_s` seconds.
+    def take(self, timeout_s: float) -> FedBatch | None:
+        """Return the next batch, to be settled or put back, or None if none comes within `timeout_s` seconds.
 
         Raises:
             EndOfBatches: It is over.
@@ -142,9 +166,13 @@ class TableFeed:
         deadline_s = time.monotonic() + timeout_s
         while not self._is_over():
             try:
-                return self._ready.popleft()
+                fed = self._ready.popleft()
             except IndexError:  # nothing is ready, or another thread was faster
                 pass
+            else:
+                if fed.is_void:
+                    continue
+                return fed
             over = self._epochs_are_over.is_set()  # asked first: what was decoded before is in the pool by then
             batches = self._more(0.0 if over else max(deadline_s - time.monotonic(), 0.0))
             if batches:
@@ -155,9 +183,9 @@ class TableFeed:
                 return None
         raise EndOfBatches
 
-    def put_back(self, batch: ReplayBatch) -> None:
+    def put_back(self, fed: FedBatch) -> None:
         """Hand a batch out once more, before all others."""
-        self._ready.appendleft(batch)
+        self._ready.appendleft(fed)
 
     @property
     def corrupt_items(self) -> int:
@@ -187,7 +215,7 @@ class TableFeed:
         self._on_sample(sample)
         return sample
 
-    def _decoded(self, timeout_s: float) -> Sequence[ReplayBatch] | None:
+    def _decoded(self, timeout_s: float) -> Sequence[FedBatch] | None:
         sample = self._receive(timeout_s)
         if sample is None:
             return None
@@ -195,8 +223,10 @@ class TableFeed:
             time.sleep(min(timeout_s, _EMPTY_S))
         return batches
 
-    def _decode(self, sample: SampledBatch) -> list[ReplayBatch]:
+    def _decode(self, sample: SampledBatch) -> list[FedBatch]:
         batches = self._decoder.decode(sample)
         if not batches:  # the mirror was written over by a new call's batches
             self._opened.source.again()
-        return batches
+            if sample.lease is not None:  # its items are corrupt: they must not come again
+                sample.lease.settle()
+        return [FedBatch(batch, sample.lease) for batch in batches]
