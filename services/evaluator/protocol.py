@@ -2,8 +2,8 @@
 
 Every episode has its own seed, fixed before the first step, and every one is played to its end. Taking the
 first N episodes that happen to end instead would favour short ones. The seed decides the random actions of `epsilon`
-too, so that its results do not depend on how many episodes are played side by side. A policy with noise of its own
-(`sampled`) draws that for all of them together.
+too, so that its results do not depend on how many episodes are played side by side. The policy `sampled` draws its
+noise for all of them together.
 """
 
 from __future__ import annotations
