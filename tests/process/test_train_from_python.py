@@ -116,6 +116,8 @@ def test_settings_that_are_no_mapping_are_refused() -> None:
     """The message shows one."""
     with pytest.raises(ConfigError, match=naming("settings [64] mapping")):
         tidemill.train("CartPole-v1", settings=[64])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="environment"):
+        tidemill.train()
 
 
 def test_run_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:

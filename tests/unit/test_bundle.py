@@ -242,6 +242,9 @@ def test_policy_of_several_parts_takes_them_nested_or_packed(tmp_path: Path) -> 
     assert [policy.act(rows).tolist() for _ in range(3)] == [[action] * 2 for action in nested]
     with pytest.raises(InvalidArgument, match=naming("['camera'] ['body__0', 'camera']")):
         policy.act({"camera": observation["camera"]})
+    policy.reset()
+    with pytest.raises(InvalidArgument, match=naming("'body__0' NaN")):
+        policy.act({**observation, "body": (np.array([0.5, np.nan]),)})
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
 from tidemill.observation_parts import packed, stored
+from tidemill.observation_parts import unpack as parts_of
 from tidemill.params.blob import unpack
 from tidemill.params.version import Version
 from tidemill.rl.agents.build import build_policy
@@ -161,8 +162,10 @@ class TrainedPolicy:
         if gained is not None and self._config.env.clips_rewards:
             gained = np.sign(gained)  # as in training
         seen_rows = stored(rows, self.env_spec.observation_dtype)
-        if not np.isfinite(seen_rows).all():
-            raise InvalidArgument("observation has numbers that are NaN or infinite, allowed: finite numbers")
+        for name, values in (parts_of(parts, seen_rows) if parts else {"": seen_rows}).items():
+            if not np.isfinite(values).all():
+                which = f"part {name!r} of the observation" if name else "observation"
+                raise InvalidArgument(f"{which} has numbers that are NaN or infinite, allowed: finite numbers")
         policy_input = builder.build(seen_rows, first, gained, self._mask(action_mask, len(rows)))
         output = self._policy.act(policy_input, 2**62, evaluation=not explore)  # long after every schedule's end
         builder.record(output)

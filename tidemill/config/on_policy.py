@@ -1,4 +1,4 @@
-"""Settings of table, learner and actors that an algorithm needs if it learns from each item once."""
+"""Settings of table, learner and actors that learning from each item once needs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def check_on_policy(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
     if agent is None or table is None or learner is None:
         return
     if not isinstance(agent, LearnsOnPolicy):
+        _check_queue(agent, table, learner)
         _require(
             learner.max_policy_lag < 0,
             f"learner.max_policy_lag is {learner.max_policy_lag}, but agent.algorithm {agent.algorithm!r} learns from "
@@ -32,6 +33,15 @@ def check_on_policy(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
     if (actor := getattr(settings, "actor", None)) is not None:
         launched = getattr(getattr(settings, "launcher", None), "actors", 1)
         windows_per_version(agent, learner, max(actor.count, launched) * settings.env.num_envs)
+
+
+def _check_queue(agent: Any, table: TableSettings, learner: LearnerSettings) -> None:  # noqa: ANN401 - any algorithm's
+    most = 1 / (agent.batch_size * agent.window(1).stride)
+    _require(
+        table.sampler != "fifo" or learner.updates_per_env_step <= most,
+        f"learner.updates_per_env_step is {learner.updates_per_env_step:g}, but table.sampler is 'fifo', which gives each "
+        f"item once: at most {most:g}, or 0 for as many updates as there are items",
+    )
 
 
 def windows_per_version(agent: Any, learner: LearnerSettings, num_envs: int) -> int:  # noqa: ANN401 - as below

@@ -60,7 +60,8 @@ def train(
         Curve, best score, policy and folder of the run.
 
     Raises:
-        ConfigError: A setting is unknown or out of range, or the environment does not fit the algorithm.
+        ConfigError: Nothing to train is given, a setting is unknown or out of range, or the environment does not fit
+            the algorithm.
         AlreadyExists: A run of this name has trained already, and `fresh` is not set.
         FatalError: The run failed; the message names the process and its last words.
 
@@ -77,6 +78,10 @@ def train(
         raise ConfigError(f"settings are {settings!r}, allowed: a mapping, such as {{'agent.batch_size': 64}}")
     named = {"env.id": env, "agent.algorithm": algorithm}
     options = {**(settings or {}), **{name: value for name, value in named.items() if value is not None}}
+    if config is None and not options:
+        raise ConfigError(
+            "nothing to train given: name an environment and an algorithm, or a config, such as cartpole_dqn"
+        )
     resolved, notes = load_run(config, options)
     line = ProgressLine(sys.stdout) if progress and sys.stdout else None  # a program may have been started without one
     for note in (*notes, *_without_end(resolved.run)):

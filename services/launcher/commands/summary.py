@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tidemill.services.launcher.run.folder import (
 )
 from tidemill.services.launcher.supervise.supervisor import Outcome
 
+_LIMIT = re.compile(r"run\.(max_\w+) \(([\d,.]+)\) reached")
 _FILES = (
     ("result.json", "final summary"),
     ("scores.csv", "one row per evaluation"),
@@ -64,6 +66,9 @@ def _next_commands(folder: Path, result: dict[str, Any]) -> list[str]:
     commands = [(typed("resume", folder), "continue training")]
     if result.get("solved"):  # with its target it would end at once
         commands = [(f"{typed('resume', folder)} --run.target-return none", "continue training without a target")]
+    elif found := _LIMIT.match(result.get("reason", "")):
+        option, limit = found[1].replace("_", "-"), float(found[2].replace(",", ""))
+        commands = [(f"{typed('resume', folder)} --run.{option} {2 * limit:.0f}", "continue training as long again")]
     if result or has_policy(folder):  # also of a run that was interrupted
         commands.append((typed("export", folder), "write the policy to a folder to pass on"))
         if not plays_in_simulators_alone(folder):

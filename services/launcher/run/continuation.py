@@ -51,11 +51,19 @@ def check_continues(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSet
 
 
 def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
-    """Check that a changed limit is beyond what a run has already done.
+    """Check that limits are beyond what a run has already done, and that its target is not the one that it has reached.
+
+    A limit as it was is checked only if the run has ended: one that was killed at its limit ends in order.
 
     Raises:
         ConfigError: The run would end before it trains; the message names the limit and how far the run is.
     """
+    result = formats.read_json(folder / "result.json", formats.RESULT)
+    if result.get("solved") and now.run.target_return == before.run.target_return is not None:
+        raise ConfigError(
+            f"run.target_return is {now.run.target_return:g}, which the run has reached: raise it, or train on without "
+            "a target by --run.target-return none"
+        )
     scores = read_scores(folder / "scores.csv")
     newest = scores[-1] if scores else None
     done = {
@@ -65,7 +73,8 @@ def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
     }
     for name, reached in done.items():
         limit = getattr(now.run, name)
-        if limit != getattr(before.run, name) and 0 < limit <= reached:
+        is_new = limit != getattr(before.run, name)
+        if (is_new or f"run.{name} " in result.get("reason", "")) and 0 < limit <= reached:
             raise ConfigError(
                 f"run.{name} is {limit:g}, but the run is at {reached:,.0f} already: it counts from the run's first "
                 "start. Set it above that, or to 0 for no limit"

@@ -8,7 +8,7 @@ import structlog
 
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
-from tidemill.errors import AlreadyExists, ConfigError, FatalError, Unavailable
+from tidemill.errors import AlreadyExists, FatalError, Unavailable
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import (
@@ -147,11 +147,6 @@ def _rate_limiter(
 ) -> RateLimiterConfig:
     """Return the limiter that holds the ratio: one item is inserted every `stride` decisions."""
     samples_per_insert = learner.updates_per_env_step * batch_size * stride
-    if table.sampler == "fifo" and samples_per_insert > 1:
-        raise ConfigError(
-            f"learner.updates_per_env_step is {learner.updates_per_env_step:g}, but table.sampler is 'fifo', which "
-            f"gives each item once: at most {1 / (batch_size * stride):g}, or 0 for as many updates as there are items"
-        )
     if samples_per_insert == 0 and table.sampler == "fifo":  # inserts wait long before an item would be evicted
         return RateLimiterConfig(min_size=table.min_size, queue_size=max(table.max_items // 2, table.min_size))
     if samples_per_insert == 0:

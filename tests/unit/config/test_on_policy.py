@@ -70,3 +70,18 @@ def test_command_line_is_checked_as_a_whole() -> None:
     words = ["--agent.algorithm", "ppo", "--table.sampler", "uniform"]
     with pytest.raises(ConfigError, match=naming("'fifo'")):
         load(ActorConfig, words, prog="actor", description="")
+
+
+def test_ratio_that_a_queue_cannot_hold_is_refused() -> None:
+    """An item of other algorithms makes at most 1 / batch_size updates; R2D2's come every `period` decisions."""
+    queue = {
+        "env": {"id": "CartPole-v1"},
+        "table": {"sampler": "fifo"},
+        "agent": {"algorithm": "dqn", "batch_size": 32},
+    }
+    assert load_config(queue | {"learner": {"updates_per_env_step": 1 / 32}}).table.sampler == "fifo"
+    with pytest.raises(ConfigError, match=naming("learner.updates_per_env_step 0.25 table.sampler 'fifo' 0.03125")):
+        load_config(queue | {"learner": {"updates_per_env_step": 0.25}})
+    queue["agent"] = {"algorithm": "r2d2", "batch_size": 32, "period": 2}
+    with pytest.raises(ConfigError, match=naming("0.03125 'fifo' 0.015625")):
+        load_config(queue | {"learner": {"updates_per_env_step": 1 / 32}})

@@ -36,3 +36,18 @@ def test_limit_of_steps_that_a_run_has_passed_is_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=naming("run.max_learner_steps 400 500")):
         check_limits(before, replace(before, run=RunSettings(max_learner_steps=400)), tmp_path)
     check_limits(before, replace(before, run=RunSettings(max_env_steps=2001)), tmp_path)
+
+
+def test_run_that_has_ended_continues_only_beyond_its_end(tmp_path: Path) -> None:
+    """At the limit or the target that ended it nothing would be trained, and its result would be written again."""
+    (tmp_path / "wall_clock.json").write_text(json.dumps({"session_start_s": 0, "before_s": 0, "wall_s": 37.0}))
+    before = RunConfig(run=RunSettings(max_wall_s=20.0, target_return=9.0))
+    (tmp_path / "result.json").write_text(json.dumps({"solved": False, "reason": "run.max_wall_s (20) reached"}))
+    with pytest.raises(ConfigError, match=naming("run.max_wall_s 20 37")):
+        check_limits(before, before, tmp_path)
+    check_limits(before, replace(before, run=RunSettings(max_wall_s=40.0)), tmp_path)
+    (tmp_path / "result.json").write_text(json.dumps({"solved": True, "reason": "target 9 reached"}))
+    with pytest.raises(ConfigError, match=naming("run.target_return 9 none")):
+        check_limits(before, before, tmp_path)
+    for target in (10.0, None):
+        check_limits(before, replace(before, run=RunSettings(max_wall_s=20.0, target_return=target)), tmp_path)

@@ -36,6 +36,15 @@ def test_summary_says_how_it_went_and_where_the_files_are(tmp_path: Path) -> Non
     assert f"tidemill resume {tmp_path} --run.target-return none" in said  # with its target it would end at once
 
 
+def test_summary_of_a_run_that_ended_at_a_limit_says_how_to_continue_beyond_it(tmp_path: Path) -> None:
+    """With the same limit it would end at once."""
+    (tmp_path / "scores.csv").write_text("x")
+    result = {"solved": False, "wall_s": 1.0, "env_steps": 6172, "reason": "run.max_env_steps (6,000) reached"}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    said = "\n".join(summarise(tmp_path, Outcome(0, "finished")))
+    assert f"tidemill resume {tmp_path} --run.max-env-steps 12000  continue training as long again" in said
+
+
 def test_summary_names_no_command_that_only_simulators_could_carry_out(tmp_path: Path) -> None:
     """Nothing here can play the policy of a run whose environment only its clients have."""
     (tmp_path / "scores.csv").write_text("x")
