@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import stat
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +18,10 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError, TidemillError
 from tidemill.file_lock import lock
 from tidemill.installation import typed, versions
-from tidemill.params.run_end import clear_divergence, set_result_aside
+from tidemill.params.run_end import RESULT, clear_divergence, set_result_aside
 
-_LOCK = ".lock"
+_CONFIG, _LOCK = "config.yaml", ".lock"
+_MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 class RunFolder(Closing):
@@ -51,11 +55,11 @@ class RunFolder(Closing):
         Raises:
             AlreadyExists: there is such a run, it has trained, and `fresh` is not set.
             FailedPrecondition: that run is still running.
-            ConfigError: the folder cannot be made.
+            ConfigError: the folder cannot be made or read.
         """
         path = config.run.folder
         check_free(path, fresh=fresh)
-        if (path / "config.yaml").exists() and has_trained(path):
+        if _CONFIG in _names(path) and has_trained(path):
             _move_aside(path)
         try:
             (path / "logs").mkdir(parents=True, exist_ok=True)
@@ -64,10 +68,15 @@ class RunFolder(Closing):
                 f"cannot create the run's folder {path}: {error.strerror}; choose another --run.root"
             ) from error
         folder = cls(path)
-        if folder.config_file.exists():  # of a run that never trained
-            clear(path, keep=_LOCK)
-            (path / "logs").mkdir()
-        folder.write_config(config)
+        try:
+            check_free(path, fresh=False)  # again: another launcher may have trained here until this one had the lock
+            if _CONFIG in _names(path):  # of a run that never trained
+                clear(path, keep=_LOCK)
+                (path / "logs").mkdir()
+            folder.write_config(config)
+        except BaseException:
+            folder.close()
+            raise
         return folder
 
     @classmethod
@@ -85,7 +94,7 @@ class RunFolder(Closing):
     @property
     def config_file(self) -> Path:
         """The resolved settings the run was started with."""
-        return self.path / "config.yaml"
+        return self.path / _CONFIG
 
     @property
     def cluster_file(self) -> Path:
@@ -157,13 +166,15 @@ def check_free(path: Path, *, fresh: bool) -> None:
     Raises:
         AlreadyExists: there is a run that has trained, and it shall not be moved aside (`fresh`); or a config.yaml of
             somebody's own, beside whose files no run is kept.
+        ConfigError: it cannot be read.
     """
-    if (path / "config.yaml").exists() and not (path / _LOCK).exists() and not has_trained(path):
+    names = _names(path)
+    if _CONFIG in names and _LOCK not in names and not has_trained(path):
         raise AlreadyExists(
             f"{path} has a config.yaml and is not the folder of a run, which would replace what is there; choose "
             "another --run.name or --run.root"
         )
-    if fresh or not (path / "config.yaml").exists() or not has_trained(path):
+    if fresh or _CONFIG not in names or not has_trained(path):
         return
     raise AlreadyExists(
         f"{path} already holds a run; continue it with `{typed('resume', path)}`, choose another --run.name, or start "
@@ -172,17 +183,21 @@ def check_free(path: Path, *, fresh: bool) -> None:
 
 
 def is_running(path: Path) -> bool:
-    """True if a launcher holds the run at `path`."""
-    try:
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not lock(descriptor, path / _LOCK)
-    except FatalError:  # nor can a launcher have locked it
-        return False
-    finally:
-        os.close(descriptor)
+    """True if a launcher holds the run at `path`, or if the system cannot tell just now."""
+    for access in (os.O_RDWR, os.O_RDONLY):  # the lock of another user's run may be read only
+        try:
+            descriptor = os.open(path / _LOCK, access | os.O_CLOEXEC)
+        except _MISSING:
+            return False
+        except OSError:
+            continue
+        try:
+            return not lock(descriptor, path / _LOCK)
+        except FatalError:  # nor can a launcher have locked it, unless that takes the right to write
+            return access == os.O_RDONLY
+        finally:
+            os.close(descriptor)
+    return True
 
 
 def check_is_run(path: Path) -> None:
@@ -226,19 +241,21 @@ def has_trained(folder: Path) -> bool:
     """True if the run of a folder has learned, or collected a MiB of experience.
 
     What was ended before that, by a wrong setting for example, holds nothing that `tidemill resume` would bring back.
+
+    Raises:
+        ConfigError: the folder cannot be read just now, which proves nothing.
     """
-    if (folder / "result.json").exists() or _has_rows(folder / "scores.csv"):
+    if RESULT in _names(folder) or _has_rows(folder / "scores.csv") or has_policy(folder):
         return True
-    if has_policy(folder) or any((folder / "checkpoints").glob("[!.]*.safetensors")):
+    if any(name.endswith(".safetensors") and name[0] != "." for name in _names(folder / "checkpoints")):
         return True
-    log_bytes = sum(path.stat().st_size for path in (folder / "replay").rglob("*") if path.is_file())
-    return log_bytes > _WORTH_KEEPING_BYTES
+    return _size_bytes(folder / "replay") > _WORTH_KEEPING_BYTES
 
 
 def has_policy(folder: Path) -> bool:
     """True if a run's folder has parameters that were trained."""
-    versions = (folder / "params").glob("[0-9]*.json")  # a description and its copy of each
-    return any(int(path.name.partition(".")[0]) > _FIRST_VERSION for path in versions)
+    names = (name.partition(".") for name in _names(folder / "params"))  # a description and its copy of each
+    return any(kind.endswith("json") and number.isdigit() and int(number) > _FIRST_VERSION for number, _, kind in names)
 
 
 def is_deterministic(folder: Path) -> bool:
@@ -279,7 +296,33 @@ def clear(folder: Path, *, keep: str) -> None:
 
 
 def _has_rows(file: Path) -> bool:
+    with contextlib.suppress(*_MISSING), _reading(file):
+        return len(file.read_bytes().splitlines()) > 1
+    return False
+
+
+def _names(folder: Path) -> list[str]:
+    with contextlib.suppress(*_MISSING), _reading(folder):
+        return os.listdir(folder)  # `Path.glob` takes a folder that it cannot read for an empty one
+    return []
+
+
+def _size_bytes(path: Path) -> int:
+    """Return the bytes of a file, or of all files of a folder and those below it."""
+    with contextlib.suppress(*_MISSING), _reading(path):
+        status = path.stat()
+        if not stat.S_ISDIR(status.st_mode):
+            return status.st_size
+        return sum(_size_bytes(path / name) for name in os.listdir(path))
+    return 0
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn an error that proves nothing of what is at `path` into a `ConfigError`."""
     try:
-        return len(file.read_text(encoding="utf-8").splitlines()) > 1
-    except OSError:
-        return False
+        yield
+    except _MISSING:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot read {error.filename or path}: {error.strerror}") from error

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +15,7 @@ from tests.support.naming import naming
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
-from tidemill.errors import AlreadyExists, FailedPrecondition
+from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
 from tidemill.services.launcher.run.folder import RunFolder, is_running, keep_settings, with_run_paths
 
 
@@ -84,6 +88,66 @@ def test_folder_that_holds_something_to_go_on_with_is_kept(tmp_path: Path, name:
     with pytest.raises(AlreadyExists, match=naming("tidemill resume")):
         RunFolder.create(_config(tmp_path), fresh=False)
     assert (tmp_path / "lander" / name).read_text() == text
+
+
+@pytest.mark.parametrize("name", ["scores.csv", "checkpoints/checkpoint-000001-00000001.safetensors"])
+def test_folder_that_cannot_be_read_now_is_not_taken_for_one_that_never_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Nothing is deleted: neither while its files cannot be read nor afterwards."""
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
+        (folder.path / name).parent.mkdir(exist_ok=True)
+        (folder.path / name).write_text("wall_s\n1.0\n")
+    refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    with monkeypatch.context() as patched:
+        for owner, call in ((os, "listdir"), (os, "scandir"), (Path, "read_bytes"), (Path, "read_text")):
+            patched.setattr(owner, call, Mock(side_effect=refused))
+        with pytest.raises(ConfigError, match=naming("lander", "Permission denied")):
+            RunFolder.create(_config(tmp_path), fresh=False)
+    assert (tmp_path / "lander" / name).exists()
+
+
+def test_run_that_trains_and_ends_while_another_start_waits_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a run has trained is judged again once its folder is locked."""
+    RunFolder.create(_config(tmp_path), fresh=False).close()
+    locks = fcntl.flock
+
+    def late(*arguments: int) -> None:
+        _trained(tmp_path / "lander")
+        locks(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(AlreadyExists, match="tidemill resume"):
+        RunFolder.create(_config(tmp_path), fresh=False)
+    assert (tmp_path / "lander" / "result.json").exists()
+    RunFolder.open(tmp_path / "lander").close()
+
+
+@pytest.mark.parametrize("refused", [errno.EACCES, errno.EROFS, errno.EMFILE])
+def test_run_whose_lock_cannot_be_opened_for_writing_counts_as_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """It may be another user's. Without such an error, and without a lock, it does not run."""
+    opens, is_read_only = os.open, refused in (errno.EACCES, errno.EROFS)
+
+    def refuse(path: Path, flags: int, *more: int) -> int:
+        if flags & os.O_RDWR or not is_read_only:
+            raise OSError(refused, os.strerror(refused))
+        return opens(path, flags, *more)
+
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
+        _trained(folder.path)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", refuse)
+            assert is_running(folder.path)
+            with pytest.raises(FailedPrecondition, match=naming("tidemill ctl stop")):
+                RunFolder.create(_config(tmp_path), fresh=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        assert is_running(folder.path) == (not is_read_only)
+    assert not is_running(tmp_path / "none")
 
 
 def test_folder_is_held_by_one_launcher_at_a_time(tmp_path: Path) -> None:
