@@ -29,8 +29,9 @@ class StorageSettings:
     """Guarantee behind an acknowledged append. `write`: the operating system has the data, so it survives a killed
     process. `fsync`: the disk has the data, so it survives a power failure; each append waits for the disk."""
     fsync_interval_ms: float = 200.0
-    """Longest time between a write and its sync to disk, in milliseconds. A power failure loses at most this much.
-    Unused with `ack` `fsync`, which syncs as often as the disk allows."""
+    """Longest time between a write and its sync to disk, in milliseconds; a sync that is due waits for the one under
+    way. A power failure loses at most this much and the time of two syncs. Unused with `ack` `fsync`, which syncs as
+    often as the disk allows."""
     segment_mib: int = 64
     """Size of a log segment, in MiB, at which it is closed and the next one is started."""
     max_queue_mib: int = 64

@@ -149,7 +149,8 @@ class LogWriter:
         Args:
             folder: Where the segments lie.
             chain: Frames records behind the newest there.
-            fsync_interval_s: Longest time between a write and its sync; 0 syncs after every group.
+            fsync_interval_s: Longest time between a write and its sync, or twice that and the time of a sync that is
+                under way; 0 syncs after every group.
             report: Called by the thread after each group, and when it ends with an error.
             open_file: Opens the file at a path.
         """
