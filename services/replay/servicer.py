@@ -167,6 +167,7 @@ class ReplayServicer:
         for part in parts:
             check_priorities(np.array(request.priorities[part]), part.start, least=table.config.least_priority)
             await _pause(part)
+        table.note_fencing_token(request.fencing_token)  # also of a learner that has no priorities yet
         updated = 0
         for part in parts:
             keys = np.array(request.keys[part], dtype=np.uint64)

@@ -273,7 +273,8 @@ class Trainer:
             with superseded():
                 self._priorities.flush()  # the table may be waiting for exactly these
         started = self._clock()
-        batch = self._batches.take(_POLL_S)
+        with superseded():
+            batch = self._batches.take(_POLL_S)
         self._progress.record_wait(self._clock() - started, got_batch=batch is not None)
         self._check_publisher()
         return batch

@@ -252,6 +252,19 @@ class Table:
         self._evict(evicted)
         return evicted
 
+    def note_fencing_token(self, fencing_token: int) -> None:
+        """Refuse older fencing tokens from now on.
+
+        Raises:
+            FailedPrecondition: It is not 0 and older than one that came before.
+        """
+        if 0 < fencing_token < self.fencing_token:
+            raise FailedPrecondition(
+                f"fencing token {fencing_token} was superseded by {self.fencing_token}: another learner trains now",
+                reason=Reason.FENCING_TOKEN_SUPERSEDED,
+            )
+        self.fencing_token = max(self.fencing_token, fencing_token)
+
     def update_priorities(
         self, keys: NDArray[np.uint64], priorities: NDArray[np.float64], fencing_token: int = 0
     ) -> int:
@@ -260,12 +273,7 @@ class Table:
         Raises:
             FailedPrecondition: `fencing_token` is not 0 and older than one that came before; nothing was set.
         """
-        if 0 < fencing_token < self.fencing_token:
-            raise FailedPrecondition(
-                f"fencing token {fencing_token} was superseded by {self.fencing_token}: another learner trains now",
-                reason=Reason.FENCING_TOKEN_SUPERSEDED,
-            )
-        self.fencing_token = max(self.fencing_token, fencing_token)
+        self.note_fencing_token(fencing_token)
         slots, found = self.items.find(keys)
         unique, last = np.unique(slots[::-1], return_index=True)
         self._sampler.discard(unique)

@@ -38,8 +38,10 @@ class _Link:
         *,
         deadline_s: float,
         must_exist: bool,
+        fencing_token: int,
     ) -> None:
         assert not must_exist
+        assert not fencing_token
         assert not any((opening.allow_smaller, opening.item_counts, opening.settles))
         assert opening.max_message_bytes > 0
         self.name, self.owner, self.cuts = name, owner, 0

@@ -222,6 +222,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         )
         hold = ahead + decoding.threads + 2  # under way, being read, and one of another thread
         messages = priorities or PriorityMessages()
+        tokens = [0 if part.must_exist else messages.fencing_token for part in self._parts]
         self._directories: list[ShardDirectory] = []
         self._opened: list[OpenedSource] = []
         self._feeds: list[TableFeed] = []
@@ -231,7 +232,15 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                 seeds = seed_of(seed, i) if seed is not None else None
                 size, table = part.items, part.table
                 directory = stack.enter_context(directory_of(part.servers))
-                connect = partial(stream, directory, table, size * splits, seed=seeds, must_exist=part.must_exist)
+                connect = partial(
+                    stream,
+                    directory,
+                    table,
+                    size * splits,
+                    seed=seeds,
+                    must_exist=part.must_exist,
+                    fencing_token=tokens[i],
+                )
                 shape = SampleShape(size * splits, ahead, hold, directory.count if directory.is_sharded else 0)
                 opened = _open(keep, table, shape, connect, stack)
                 corrupt = CorruptItemFilter(opened.source.delete_items, time.monotonic)
@@ -250,8 +259,8 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                 self._feeds.append(stack.enter_context(closing(feed(opened, made, on_sample=told))))
             self.priorities = PrioritySender(
                 [
-                    partial(_send, opened, not directory.is_sharded, 0 if part.must_exist else messages.fencing_token)
-                    for opened, directory, part in zip(self._opened, self._directories, self._parts, strict=True)
+                    partial(_send, opened, not directory.is_sharded, token)
+                    for opened, directory, token in zip(self._opened, self._directories, tokens, strict=True)
                 ],
                 messages,
                 self._stop,

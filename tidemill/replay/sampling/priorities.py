@@ -57,7 +57,8 @@ class PriorityMessages:
             the sender's thread. They are not written to meanwhile. None: they are arrays, or functions that return
             arrays.
         hold: Whether nothing is sent before `PrioritySender.store`; `take_held` returns what there is.
-        fencing_token: Sent with them to the dataset's own servers, see `ParamsClient.acquire_fencing_token`; 0: none.
+        fencing_token: Sent to the dataset's own servers with each connection and with the priorities, so that those of
+            older learners are refused, see `ParamsClient.acquire_fencing_token`; 0: none.
     """
 
     updates: int = 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from tidemill.errors import FatalError, NotFound
 from tidemill.replay.batch import EpochPlace
 from tidemill.replay.client import ReplayClient
@@ -15,6 +17,8 @@ from tidemill.rpc.channel import DEADLINE_S
 
 _SETTLE_S = 0.5
 """How long a server may take to hear which batches were handed on, when a call is closed."""
+
+_NO_KEYS = np.zeros(0, np.uint64)
 
 
 class SampleCallOwner(Protocol):
@@ -53,6 +57,7 @@ class SampleCall:
         *,
         deadline_s: float = DEADLINE_S,
         must_exist: bool = False,
+        fencing_token: int = 0,
     ) -> None:
         """Prepare; `start` starts the thread.
 
@@ -65,9 +70,10 @@ class SampleCall:
             owner: Who sends and takes the answers.
             deadline_s: Of the client's calls, in seconds.
             must_exist: Whether the table is never created: a server that has none ends the calls.
+            fencing_token: Of the learner that samples, which the server is told before each call; 0 for none.
         """
         self.name, self._table, self._owner = name, table, owner
-        self._address, self._must_exist = address, must_exist
+        self._address, self._must_exist, self._fencing_token = address, must_exist, fencing_token
         self._opening = pb.SampleOpen()
         self._opening.CopyFrom(opening)
         self._parts: list[bytes] = []
@@ -133,6 +139,8 @@ class SampleCall:
                 ) from error
             return
         self._created = self.client.create_table(self._table)
+        if self._fencing_token:  # without keys: the server refuses older learners though no priorities have come yet
+            self.client.update_priorities(self._table.name, _NO_KEYS, (), self._fencing_token)
 
     def _opened(self) -> None:
         self._is_first = True

@@ -98,6 +98,7 @@ class SampleStream:
         schedule: Schedule | None = None,
         must_exist: bool = False,
         lends: bool = False,
+        fencing_token: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start connecting in the background.
@@ -122,6 +123,7 @@ class SampleStream:
                 again.
             lends: Whether a batch with `max_times_sampled` has a lease, to be settled when it is handed out. Otherwise
                 it is handed out when it is taken.
+            fencing_token: Of the learner that samples: every server refuses the priorities of older ones. 0 for none.
             clock: Monotonic time in seconds.
 
         Raises:
@@ -151,7 +153,7 @@ class SampleStream:
             settles=self._settles,
             allow_smaller=allow_smaller,
         )
-        self._must_exist, self._lends = must_exist, lends and self._settles
+        self._must_exist, self._fencing_token, self._lends = must_exist, fencing_token, lends and self._settles
         self._changed = threading.Condition()  # guards everything below
         self._shards: dict[str, Shard] = {}
         self._free_parts = list(range(mirror.parts)) if mirror is not None else []
@@ -530,7 +532,14 @@ class SampleStream:
 
     def _open_call(self, name: str, address: str, deadline_s: float, mirror_part: int = 0) -> None:
         call = SampleCall(
-            name, address, self._part, self._opening, self, deadline_s=deadline_s, must_exist=self._must_exist
+            name,
+            address,
+            self._part,
+            self._opening,
+            self,
+            deadline_s=deadline_s,
+            must_exist=self._must_exist,
+            fencing_token=self._fencing_token,
         )
         self._shards[name] = Shard(address, call, self._new_incarnation(name), mirror_part=mirror_part)
         call.start()
