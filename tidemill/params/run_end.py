@@ -54,8 +54,10 @@ def clear_divergence(folder: Path) -> None:
 def set_result_aside(folder: Path) -> None:
     """Keep the previous result as result-1.json, or the next free number: the run continues."""
     if (folder / RESULT).exists():
-        number = 1 + len(list(folder.glob("result-*.json")))
-        (folder / RESULT).rename(folder / f"result-{number}.json")
+        number = 1
+        while (kept := folder / f"result-{number}.json").exists():
+            number += 1
+        (folder / RESULT).rename(kept)
 
 
 class RunEnd(Closing):

@@ -184,6 +184,11 @@ def test_result_of_an_earlier_end_is_kept_when_a_run_goes_on(tmp_path: Path) -> 
         assert (folder.path / "result-2.json").read_text() == "two"
         assert not (folder.path / "result.json").exists()
         folder.set_end_aside()  # nothing to do
+        (folder.path / "result-1.json").unlink()
+        (folder.path / "result.json").write_text("three")
+        folder.set_end_aside()
+        results = {file.name: file.read_text() for file in folder.path.glob("result*")}
+    assert results == {"result-1.json": "three", "result-2.json": "two"}
 
 
 def test_settings_follow_a_folder_that_was_moved(tmp_path: Path) -> None:
