@@ -80,8 +80,7 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
     """
     minari = _minari()
     path = minari.storage.get_dataset_path(dataset_id)
-    if path.exists():
-        raise AlreadyExists(f"the dataset {dataset_id!r} exists in {path}: choose another name, or delete it")
+    _check_free(path, dataset_id)
     with tempfile.TemporaryDirectory(dir=folder, prefix="tidemill-") as temporary:
         files = Path(temporary) / "table"
         export_table(address, table, files, newest=newest, since_s=since_s, until_s=until_s, timeout_s=timeout_s)
@@ -90,6 +89,7 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
             raise InvalidArgument(f"table {table!r} has no such items to make episodes of")
         spaces = _spaces(exported.config, env)
         counted = _Counted(Episodes(exported), *spaces)
+        _check_free(path, dataset_id)  # again, after what may have taken hours: what is there from here on is removed
         try:
             minari.create_dataset_from_buffers(
                 dataset_id,
@@ -106,6 +106,11 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
                 raise ResourceExhausted(f"cannot write {path}: {error}") from error
             raise
     return MinariReport(dataset_id, table, counted.episodes, counted.steps)
+
+
+def _check_free(path: Path, dataset_id: str) -> None:
+    if path.exists():
+        raise AlreadyExists(f"the dataset {dataset_id!r} exists in {path}: choose another name, or delete it")
 
 
 def import_minari(
