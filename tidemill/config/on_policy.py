@@ -39,8 +39,8 @@ def _check_queue(agent: Any, table: TableSettings, learner: LearnerSettings) -> 
     most = 1 / (agent.batch_size * agent.window(1).stride)
     _require(
         table.sampler != "fifo" or learner.updates_per_env_step <= most,
-        f"learner.updates_per_env_step is {learner.updates_per_env_step:g}, but table.sampler is 'fifo', which gives each "
-        f"item once: at most {most:g}, or 0 for as many updates as there are items",
+        f"learner.updates_per_env_step is {learner.updates_per_env_step:g}, but table.sampler is 'fifo', which gives "
+        f"each item once: at most {most:g}, or 0 for as many updates as there are items",
     )
 
 

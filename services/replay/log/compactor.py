@@ -145,9 +145,9 @@ class Compactor:
 
     async def _move_chunks(self, store: ChunkStore, slots: Ints) -> None:
         blocks = logged(store)
-        await self._writing.room()
-        store.acquire(slots)
+        store.acquire(slots)  # before the first wait, in which their items may leave and others take the slots
         try:
+            await self._writing.room()
             blobs, corrupt = await self._blobs.blobs(blocks, slots)
             whole = ~np.isin(slots, corrupt)
             self._journal.begin()

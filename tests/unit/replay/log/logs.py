@@ -79,10 +79,10 @@ class Log:
         folder = self.recovered.folder
         return [folder.copies(number) for number in folder.segments()]
 
-    def compact(self) -> None:
+    def compact(self, writing: AtOnce | None = None) -> None:
         """Delete and move what the cleaner would."""
         cold = BlobReader(BlobFiles(self.recovered.folder))
-        cleaner = Compactor(self.replay, self.journal, AtOnce(), cold, self.segment_bytes, lambda: None)
+        cleaner = Compactor(self.replay, self.journal, writing or AtOnce(), cold, self.segment_bytes, lambda: None)
         asyncio.run(cleaner.compact())
         cold.close()
 

@@ -17,11 +17,11 @@ from tests.support.replay_streams import (
     open_streams,
     steps_of,
 )
-from tests.unit.replay.log.logs import Log, open_log, sample_all, unreadable
+from tests.unit.replay.log.logs import AtOnce, Log, open_log, sample_all, unreadable
 from tidemill.config.services import StorageSettings
 from tidemill.errors import Unavailable
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
-from tidemill.services.replay.log.compactor import Compactor, Garbage
+from tidemill.services.replay.log.compactor import Compactor, Garbage, chunks_in
 from tidemill.services.replay.log.log import ReplayLog
 
 SEGMENT_BYTES = 4000
@@ -73,6 +73,39 @@ def test_long_lived_items_are_kept_without_keeping_everything_since(tmp_path: Pa
             steps = (0, *range(4 * number, 4 * number + 4))
             assert found[steps] == number.to_bytes(4, "little")
         assert table.size == max_items
+    opened.crash()
+
+
+def test_chunks_that_leave_while_a_full_queue_is_waited_for_are_not_freed_twice(tmp_path: Path) -> None:
+    """Their slots are others' by then: every item keeps its own steps, and no two chunks get one slot."""
+    log = open_log(tmp_path, SEGMENT_BYTES, max_memory_bytes=500)
+    log.replay.create_table(make_config(max_items=20, max_item_steps=4, remover=LOWEST_FIRST, sampler=FIFO))
+    table, session = log.replay.find("t"), open_streams(log.replay)
+
+    def add(number: int) -> None:
+        items = make_items(0, [(0, 3, 4)], [1e6 - number if number < 7 else 1.0 + number])
+        append(log.replay, session, [make_chunk(0, 0, 4 * number, 4)], [items])
+
+    for number in range(300):
+        add(number)
+    coming = iter(range(300, 306))
+
+    class Full(AtOnce):
+        async def room(self) -> None:
+            """Drop a chunk that is about to be moved; two others come, the first three times."""
+            about = chunks_in(table.store, log.recovered.folder.segments()[0]).tolist()
+            for slot, number in zip(about[:1], coming, strict=False):
+                log.replay.drop_chunk(table.store, slot)
+                add(number)
+                add(next(coming))
+
+    log.compact(Full())
+    assert next(coming, None) is None
+    assert len(table.store.held()) == table.store.count == len(set(table.store.held().tolist()))
+    for opened in (log, open_log_again(log)):
+        found = steps_of(sample_all(opened, opened.replay.find("t")))
+        assert len(set(found)) == len(found) == opened.replay.find("t").size
+        assert all(steps == (0, *range(steps[1], steps[1] + 4)) and steps[1] % 4 == 0 for steps in found)
     opened.crash()
 
 
