@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from tidemill import kernel
-from tidemill.errors import InvalidArgument, Reason, TidemillError
+from tidemill.errors import InvalidArgument, Reason
 from tidemill.replay.limits import MAX_DRAWS, MAX_KEYS, MAX_MESSAGE_BLOCKS, MAX_MESSAGE_CHUNKS, MAX_MESSAGE_ITEMS
 from tidemill.replay.table_config import MAX_COLUMNS
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -275,7 +275,7 @@ async def read_credit(requests: AsyncIterator[pb.SampleRequest], queue: SampleQu
             if request.HasField("open"):
                 raise InvalidArgument("`open` is set again, must be set in the first message of Sample only")
             grant(queue, leases, request)
-    except TidemillError as error:
+    except Exception as error:  # which the call raises, as nothing awaits this
         queue.close(error)
     else:
         queue.close()

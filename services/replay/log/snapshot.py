@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.atomic_files import TEMPORARY, replacing
+from tidemill.errors import described
 from tidemill.logger import LateLogger
 from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.log.frame import (
@@ -260,7 +261,7 @@ class Snapshotter:
     async def take_every(self, interval_s: float) -> None:
         """Take snapshots for ever, but not of what did not change.
 
-        One that the disk refuses is logged, and tried again after the next interval.
+        One for which disk or memory is full is logged, and tried again after the next interval.
         """
         while interval_s:
             await asyncio.sleep(interval_s)
@@ -268,8 +269,8 @@ class Snapshotter:
                 continue
             try:
                 await self.take()
-            except OSError as error:
-                _log.warning("snapshot not written", reason=error.strerror)
+            except (OSError, MemoryError) as error:
+                _log.warning("snapshot not written", reason=described(error))
 
     def _state(self) -> list[bytes]:
         """Return a value that differs after any change of a table."""

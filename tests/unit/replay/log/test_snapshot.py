@@ -158,15 +158,17 @@ def test_restart_has_priorities_counts_and_counters_of_the_snapshot(tmp_path: Pa
 
 
 async def test_change_while_a_snapshot_is_written_is_in_the_next() -> None:
-    """It came after what the snapshot has; nothing else may change for hours."""
+    """It came after what the snapshot has; nothing else may change for hours. Memory may be full for a while."""
     replay = make_replay(make_config())
     append(replay, open_streams(replay), [make_chunk(0, 0, 0, 4)], [make_items(0, [(0, 0, 1)])])
     table = replay.find("t")
-    written = list[int]()
+    written, failures = list[int](), iter([MemoryError()])
 
     def write(_snapshot: Snapshot) -> int:
         if not written:
             table.update_priorities(table.items.keys(table.items.live()), np.array([5.0]))
+        elif error := next(failures, None):
+            raise error
         written.append(len(written))
         return len(written)
 
