@@ -56,6 +56,7 @@ class Epoch:
         connections: Calls that append to it now.
         revision: Grows with every change; a plan made at another revision is out of date.
         superseded: Number of the actor's epoch before this one; 0 if there was none, or it is no longer known.
+        named: The unknown epoch that the opening named, as after a restart of the server; 0 if none.
     """
 
     actor_id: str
@@ -68,7 +69,15 @@ class Epoch:
     connections: int = 0
     revision: int = 0
     superseded: int = 0
+    named: int = 0
     tail_bytes: int = 0
+
+    def is_opened_by(self, epoch: int) -> bool:
+        """True if an actor that names this epoch number continues here.
+
+        It may also name what it named before: the first answer, with the new number, may have been lost.
+        """
+        return epoch == self.number or (0 != epoch == self.named and not any(self.next_steps()))
 
     def next_steps(self) -> list[int]:
         """Return the next expected step of each environment."""
@@ -268,14 +277,16 @@ class StreamRegistry:
             ResourceExhausted: there is no room for so many streams.
         """
         known = self._epochs.get(actor_id)
-        if epoch == 0 or known is None or epoch > known.number:
-            return self._begin(actor_id, env_count, store, chunk_length, tail_steps)
-        if epoch < known.number:
-            raise FailedPrecondition(
-                f"epoch {epoch} of actor {actor_id!r} was superseded by epoch {known.number}: "
-                "another process appends under the same actor_id; give each its own",
-                reason=Reason.EPOCH_SUPERSEDED,
-            )
+        if known is None or not known.is_opened_by(epoch):
+            if known is not None and 0 < epoch < known.number:
+                raise FailedPrecondition(
+                    f"epoch {epoch} of actor {actor_id!r} was superseded by epoch {known.number}: "
+                    "another process appends under the same actor_id; give each its own",
+                    reason=Reason.EPOCH_SUPERSEDED,
+                )
+            opened = self._begin(actor_id, env_count, store, chunk_length, tail_steps)
+            opened.named = epoch
+            return opened
         _check_same(known, env_count, store, chunk_length)
         known.tail_steps = max(known.tail_steps, tail_steps)
         self._epochs[actor_id] = self._epochs.pop(actor_id)

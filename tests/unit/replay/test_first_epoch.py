@@ -44,6 +44,18 @@ def test_former_process_is_told_from_the_present_one_across_lives() -> None:
         _open(after, "actor", old)
 
 
+def test_repeated_opening_gets_the_epoch_whose_first_answer_was_lost() -> None:
+    """An actor may name its former epoch again until a step of the new one is stored, which only it can have sent."""
+    streams, store = _life(_NOON, random.Random(0)), ChunkStore(SIGNATURE)
+    opened = streams.open("actor", 5, 1, store, chunk_length=4, tail_steps=4)
+    assert streams.open("actor", 5, 1, store, chunk_length=4, tail_steps=4) is opened
+    with pytest.raises(FailedPrecondition, match="superseded"):
+        _open(streams, "actor", 4)
+    opened.streams[0].next_step = 4
+    with pytest.raises(FailedPrecondition, match="superseded"):
+        _open(streams, "actor", 5)
+
+
 def test_epochs_fit_the_wire() -> None:
     """They stay below 2^63 for centuries, and are at least 1 even with a clock at 0."""
     assert 2**40 < first_epoch(_NOON, 0) < first_epoch(8_000_000_000_000, 2**EPOCH_RANDOM_BITS - 1) < 2**63

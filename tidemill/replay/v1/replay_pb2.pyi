@@ -836,7 +836,8 @@ class AppendOpen(_message.Message):
     """Name of the actor, matching `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`."""
     epoch: _builtins.int
     """0 asks for a new epoch, in which every stream starts at step 0; otherwise the epoch to resume. An epoch the server
-    does not know (any more) is answered with a new, greater one.
+    does not know (any more) is answered with a new, greater one, and with the same one again until a step of that is
+    stored: a retry whose first answer was lost still names the old one.
     """
     env_count: _builtins.int
     """Number of streams, one per environment, with env_index 0 .. env_count - 1; at most 16,384."""
