@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from tidemill.atomic_files import is_disk_full, replacing
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_server import Order
 from tidemill.services.launcher.supervise.fork_server import ForkServer
@@ -119,10 +120,14 @@ class Child:
 
         The process keeps writing to the end of the same file; lines written at that moment may be lost.
         """
-        with contextlib.suppress(OSError):  # a full disk may refuse the copy: the log is emptied all the same
+        try:
             if self._log_file.stat().st_size <= most_bytes:
                 return
-            shutil.copyfile(self._log_file, self._log_file.with_name(f"{self._log_file.name}.1"))
+            with replacing(self._log_file.with_name(f"{self._log_file.name}.1"), sync=False) as copy:
+                shutil.copyfile(self._log_file, copy)
+        except OSError as error:
+            if not is_disk_full(error):  # a full disk has no room for the copy: the log is emptied all the same
+                return
         with contextlib.suppress(OSError):
             os.truncate(self._log_file, 0)
             self._log_start = 0

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tidemill.services.launcher.supervise.child import Child
 
@@ -46,3 +51,28 @@ def test_log_that_is_not_there_is_left(tmp_path: Path) -> None:
     """Somebody has removed it."""
     Child(_Ended(), tmp_path / "actor-0.log").bound_log(10)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "failing, number, is_emptied",
+    [("copyfile", errno.ENOSPC, True), ("copyfile", errno.EMFILE, False), ("stat", errno.EIO, False)],
+)
+def test_log_that_cannot_be_moved_costs_no_more_than_it_must(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, number: int, is_emptied: bool
+) -> None:
+    """The lines moved before stay; the present ones go only where a full disk has no room for a copy."""
+    file, moved = tmp_path / "actor-0.log", tmp_path / "actor-0.log.1"
+    file.write_text("present\n")
+    moved.write_text("moved before\n")
+
+    def fails(_: Path, copy: Path | None = None) -> None:
+        if copy is not None:
+            copy.write_text("pres")
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil if failing == "copyfile" else Path, failing, fails)
+        Child(_Ended(), file).bound_log(3)
+    assert file.read_text() == ("" if is_emptied else "present\n")
+    assert moved.read_text() == "moved before\n"
+    assert len(list(tmp_path.iterdir())) == 2
