@@ -230,7 +230,7 @@ class DatasetCounters(Collector):
 
 def _counts(dataset: ReplayDataset) -> dict[str, int]:
     return {
-        "priorities_dropped": dataset.priorities.dropped,
+        "priorities_dropped": dataset.priorities_dropped,
         "damaged_items": dataset.corrupt_items,
         "mirror_overruns": dataset.overruns,
     }
@@ -277,10 +277,9 @@ class SamplerCollector:
         for report in reports:
             samples.add_metric((report.name,), report.samples)
         yield samples
+        by_shards = self._dataset.priorities_dropped - self._dataset.priorities.dropped
         dropped = "New priorities that were not delivered, because their shard was unavailable or slow."
-        yield CounterMetricFamily(
-            f"{_PREFIX}_shard_priorities_dropped", dropped, value=self._dataset.priorities_dropped
-        )
+        yield CounterMetricFamily(f"{_PREFIX}_shard_priorities_dropped", dropped, value=by_shards)
         unknown = "New priorities whose item had left its shard."
         yield CounterMetricFamily(f"{_PREFIX}_shard_unknown_keys", unknown, value=self._dataset.unknown_keys)
 

@@ -12,8 +12,16 @@ from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import InvalidArgument
-from tidemill.replay import Decoding, ReplayDataset, ReplayWriter, SelectorConfig, SelectorKind, TableConfig
+from tidemill.errors import InvalidArgument, Unavailable
+from tidemill.replay import (
+    Decoding,
+    ReplayClient,
+    ReplayDataset,
+    ReplayWriter,
+    SelectorConfig,
+    SelectorKind,
+    TableConfig,
+)
 from tidemill.replay.sampling.sample_decoder import ItemRows, Whole
 
 TABLE = replace(
@@ -86,7 +94,23 @@ def test_priorities_are_sent_in_the_background(server: LocalServer) -> None:
     table = server.replay.find("t")
     slots, _ = table.items.find(batch.keys)
     assert table.items.priorities[slots].tolist() == [5.0] * len(slots)
-    assert dataset.priorities.dropped == 0
+    assert dataset.priorities_dropped == 0
+
+
+def test_priorities_that_the_only_server_does_not_take_are_counted(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those that one of several does not take."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Unavailable("the server is away")
+
+    _fill(server, TABLE, 8)
+    with ReplayDataset(server.address, TABLE, 4, timeout_s=WAIT_S) as dataset:
+        batch = next(dataset)
+        monkeypatch.setattr(ReplayClient, "update_priorities", refuse)
+        dataset.priorities.send(batch.keys, np.full(4, 5.0))
+        wait_until(lambda: dataset.priorities_dropped == 4, "the priorities to be counted")
 
 
 def test_batches_stop_when_the_dataset_is_closed(server: LocalServer) -> None:

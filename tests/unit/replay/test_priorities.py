@@ -67,6 +67,22 @@ def test_what_cannot_be_delivered_is_counted() -> None:
     assert 8 <= len(table.found) <= 10
 
 
+def test_what_is_queued_when_closing_gives_up_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table does not answer: the message that is under way is neither delivered nor dropped yet."""
+    monkeypatch.setattr("tidemill.replay.sampling.priorities._STOP_S", 0.05)
+    table = _Table()
+    table.may_answer.clear()
+    sender = PrioritySender([table])
+    for value in range(4):
+        sender.send(KEYS, [value, value])
+    wait_until(lambda: sender._queue.qsize() == 3, "the first to be under way")
+    sender.close()
+    assert sender.dropped == 6
+    table.may_answer.set()
+    wait_until(lambda: not sender._thread or not sender._thread.is_alive(), "the thread to end")
+    assert table.found == [[0.0, 0.0]]
+
+
 def test_refusal_is_raised_by_the_next_call() -> None:
     """An error that a retry does not cure does not stay in the background."""
     table = _Table()

@@ -334,9 +334,10 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                 self.priorities.store(batch.keys[here], values[here], table, left_s)
 
     def close(self) -> None:
-        """End every call and thread within 2 s; waiting threads get StopIteration. May be called twice.
+        """End every call and thread; waiting threads get StopIteration. May be called twice.
 
-        Priorities that wait are sent before, which takes up to 6 s more where the server does not answer.
+        It takes at most 2 s for each connection. Before that a server that does not answer gets up to 6 s to take the
+        priorities that wait; several servers get 3 s to answer for priorities, each server of a queue half a second.
         """
         if self._owner.is_here:
             self.priorities.close()
@@ -355,8 +356,8 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
 
     @property
     def priorities_dropped(self) -> int:
-        """Priorities that one of several servers did not take, as it was unavailable or behind."""
-        return sum(opened.source.priorities_dropped for opened in self._opened)
+        """Priorities that were not delivered: a server was unavailable or behind, or the dataset was closed."""
+        return self.priorities.dropped + sum(opened.source.priorities_dropped for opened in self._opened)
 
     @property
     def unknown_keys(self) -> int:

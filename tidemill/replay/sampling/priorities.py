@@ -176,7 +176,10 @@ class PrioritySender:
             raise self._error
 
     def close(self) -> None:
-        """Send what is waiting and not held, for a bounded time, and end the thread. May be called twice."""
+        """Send what is waiting and not held, for a bounded time, and end the thread; the rest counts as dropped.
+
+        May be called twice.
+        """
         with contextlib.suppress(Exception):  # what ended the thread; the owner's last call was to raise it
             self.flush()
         self._closed.set()
@@ -185,6 +188,7 @@ class PrioritySender:
             with contextlib.suppress(queue.Full):  # the replay service is frozen; the thread ends with the process
                 self._queue.put(None, timeout=_STOP_S)
                 thread.join(_STOP_S)
+        self._drop_queued()
 
     def _hand_over(self, table: int) -> None:
         """Queue what was collected for the thread, or drop it."""
@@ -198,6 +202,14 @@ class PrioritySender:
             self._queue.put_nowait((table, updates))
         except queue.Full:
             self._count_dropped(updates)
+
+    def _drop_queued(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (message := self._queue.get_nowait()) is not None:
+                    self._count_dropped(message[1])
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)  # the thread may still be in a call
 
     def _run(self) -> None:
         try:

@@ -522,7 +522,10 @@ class ReplayWriter(Reopened):
         return self._items.dropped
 
     def close(self) -> None:
-        """End the call and its thread within 2 s; what was not flushed is dropped. May be called twice."""
+        """End the calls and threads, within 2 s for each connection; what was not flushed is dropped.
+
+        May be called twice.
+        """
         self._is_closed = True
         if self._owner.is_here:
             self._appender.stop()
