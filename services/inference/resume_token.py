@@ -7,7 +7,6 @@ how many of its steps are stored.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
@@ -20,6 +19,7 @@ from pathlib import Path
 import structlog
 
 from tidemill.atomic_files import make_folder, write_atomically
+from tidemill.errors import FatalError
 
 _PLACE = struct.Struct("<QIQ16s")
 _SIGNATURE_BYTES = 32
@@ -68,14 +68,22 @@ class Identity:
 
         Args:
             file: Where they are kept; None: nowhere, so that a restart ends the episodes.
+
+        Raises:
+            FatalError: The system cannot read the file just now; a new key in its place would end the episodes.
         """
         self._file, self.key, self.epoch = file, secrets.token_bytes(_KEY_BYTES), 0
         self._moved: dict[str, tuple[str, int]] = {}  # nonce and first row of the episode that was moved, by slot
         if file is not None:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            try:
                 kept = json.loads(file.read_text(encoding="utf-8"))
                 self.key, self.epoch = bytes.fromhex(kept["key"]), int(kept["epoch"])
                 self._moved = {str(slot): (str(nonce), int(begin)) for slot, (nonce, begin) in kept["moved"].items()}
+            except (FileNotFoundError, ValueError, KeyError, TypeError):
+                pass
+            except OSError as error:
+                advice = "if it stays unreadable, remove it: the simulators' present episodes then end"
+                raise FatalError(f"cannot read {file}: {error.strerror}; {advice}") from error
 
     def keep(self, epoch: int) -> None:
         """Note the epoch of the streams; a disk that refuses it costs no more than what a restart would save."""

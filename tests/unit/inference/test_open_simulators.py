@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from tests.support.batches import CASES
+from tests.support.naming import naming
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import InferenceConfig
 from tidemill.config.services import InferenceSettings
+from tidemill.errors import FatalError
 from tidemill.inference.wire import Answer
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import SplitPolicy
@@ -70,6 +75,18 @@ def test_identity_outlives_the_process(tmp_path: Path) -> None:
     unkept = Identity(None)
     unkept.keep(5)
     assert unkept.epoch == 5
+
+
+def test_identity_that_cannot_be_read_now_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service fails, and its next start knows the episodes; a new key would end them."""
+    file = tmp_path / "simulators" / "x.json"
+    first = Identity(file)
+    first.keep(5)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+        with pytest.raises(FatalError, match=naming(str(file), "Input/output error")):
+            Identity(file).keep(6)
+    assert Identity(file).key == first.key
 
 
 @pytest.mark.parametrize("name", CASES)
