@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tests.support.forked_service import ForkedService, fork_read
+from tests.support.proxy import Proxy
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import decode
@@ -166,6 +168,25 @@ def write(appender: StreamAppender, steps: range, env_index: int = 0) -> None:
         count = min(CHUNK_LENGTH, steps.stop - first)
         items = make_items(0, [(0, i, 1) for i in range(count)])
         assert appender.append([make_chunk(env_index, env_index, first, count)], [items], timeout_s=WAIT_S)
+
+
+def lose_answer_of_creation(monkeypatch: pytest.MonkeyPatch, proxy: Proxy, server: LocalServer) -> None:
+    """Cut each connection once the server has created a table and before it could say so."""
+    create = ReplayClient.create_table
+
+    def cut(client: ReplayClient, config: TableConfig) -> bool:
+        def exists() -> bool:
+            return config.name in [table.config.name for table in server.replay.tables]
+
+        if exists():
+            return create(client, config)
+        with ThreadPoolExecutor(1) as pool:
+            with proxy.without_answers():
+                answer = pool.submit(create, client, config)
+                wait_until(exists, "the table to be created")
+            return answer.result(WAIT_S)
+
+    monkeypatch.setattr(ReplayClient, "create_table", cut)
 
 
 def items_of(batch: SampledBatch, length: int = 1) -> list[tuple[int, int]]:

@@ -54,7 +54,13 @@ class ReplayClient(Reopened, Closing):
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
 
     def create_table(self, config: TableConfig) -> bool:
-        """Create a table; return False when an equal one existed. AlreadyExists: the name has another configuration."""
+        """Create a table; return False when an equal one existed.
+
+        Also False after the connection broke and the call was repeated, if its first try had created the table.
+
+        Raises:
+            AlreadyExists: the name has another configuration.
+        """
         check_type("config", config, TableConfig, "a TableConfig")
         request = pb.CreateTableRequest(config=pack_config(config))
         with translated():

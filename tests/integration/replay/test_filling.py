@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.replay_service import LocalServer
+from tests.support.proxy import Proxy
+from tests.support.replay_service import LocalServer, lose_answer_of_creation
 from tests.support.waiting import WAIT_S
-from tidemill.errors import InvalidArgument, NotFound
+from tidemill.errors import AlreadyExists, InvalidArgument, NotFound
 from tidemill.replay import ReplayClient
 from tidemill.replay.transfer.filling import Rows, fill_table
 
@@ -51,3 +52,19 @@ def test_items_of_one_step_have_room_for_every_row(server: LocalServer) -> None:
     )
     with ReplayClient(server.address) as client:
         assert client.describe_table("data").items == 16
+
+
+def test_creation_that_was_not_answered_is_no_table_of_another(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repeated call finds the table of the first one; a table of before is refused and left as it is."""
+    with Proxy(server.address) as proxy:
+        lose_answer_of_creation(monkeypatch, proxy, server)
+        fill = partial(
+            fill_table, proxy.address, "data", name="d", steps=12, item_steps=2, sampler=None, timeout_s=WAIT_S
+        )
+        fill(_rows(2, 3))
+        with pytest.raises(AlreadyExists, match="data"):
+            fill(_rows(4, 3))
+    with ReplayClient(server.address) as client:
+        assert client.describe_table("data").items == 6

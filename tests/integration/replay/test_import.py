@@ -11,8 +11,9 @@ import pytest
 
 from tests.support.exported import fill
 from tests.support.naming import naming
+from tests.support.proxy import Proxy
 from tests.support.replay_log import kill, options
-from tests.support.replay_service import LocalServer, local_server, server_process
+from tests.support.replay_service import LocalServer, local_server, lose_answer_of_creation, server_process
 from tests.support.replay_streams import FIFO, make_config
 from tests.support.waiting import WAIT_S
 from tidemill.errors import AlreadyExists, DataLoss, FatalError, InvalidArgument, Unavailable
@@ -148,3 +149,25 @@ def test_failed_import_leaves_its_table_empty(
         import_table(server.address, tmp_path / "out", table="copy")
     described = client.describe_table("copy")
     assert (described.items, described.rate_limiter_off) == (0, False)
+
+
+def test_import_whose_creation_was_not_answered_fills_its_own_table(
+    server: LocalServer, client: ReplayClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repeated call finds the table of the first one, whose rate limiter is to be off all the same."""
+    fill(server.address)
+    export_table(server.address, "t", tmp_path / "out")
+    item_values, were_off = ExportedTable.item_values, []
+
+    def seen(exported: ExportedTable, start: int, stop: int) -> Any:  # noqa: ANN401 - as it is
+        were_off.append(client.describe_table("copy").rate_limiter_off)
+        return item_values(exported, start, stop)
+
+    monkeypatch.setattr(ExportedTable, "item_values", seen)
+    with Proxy(server.address) as proxy:
+        lose_answer_of_creation(monkeypatch, proxy, server)
+        import_table(proxy.address, tmp_path / "out", table="copy")
+    described = client.describe_table("copy")
+    assert (described.items, described.rate_limiter_off) == (40, False)
+    assert were_off
+    assert all(were_off)

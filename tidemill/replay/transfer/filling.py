@@ -59,14 +59,14 @@ def fill_table(
     )
     with ReplayClient(address, deadline_s=timeout_s) as client:
         client.wait_for_ready(timeout_s)
-        try:
-            is_new = client.create_table(config)
-        except AlreadyExists:  # with another configuration
-            is_new = False
-        if not is_new:
+        # not by what `create_table` returns: gRPC repeats a call whose answer was lost, which finds its own table then
+        if table in [found.config.name for found in client.list_tables()]:
             raise AlreadyExists(f"table {table!r} is at {address} already: choose another name")
         try:
+            client.create_table(config)
             _write(address, config, chain([first], rows), item_steps, timeout_s)
+        except AlreadyExists:  # another program has created one of that name meanwhile
+            raise
         except BaseException:
             with suppress(TidemillError):
                 client.drop_table(table)

@@ -54,8 +54,13 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
     config = replace(exported.config, name=table) if table else exported.config
     with ReplayClient(address, deadline_s=timeout_s) as client:
         client.wait_for_ready(timeout_s)
-        filling = _filling(client, config) if client.create_table(config) else nullcontext()
-        with filling, _Lanes(address, config, plan.lanes, timeout_s) as lanes:
+        # not by what `create_table` returns: gRPC repeats a call whose answer was lost, which finds its own table then
+        is_new = config.name not in [found.config.name for found in client.list_tables()]
+        client.create_table(config)
+        with (
+            _filling(client, config) if is_new else nullcontext(),
+            _Lanes(address, config, plan.lanes, timeout_s) as lanes,
+        ):
             for message in plan.messages():
                 lanes.append(exported, message)
             lanes.flush()
@@ -65,8 +70,8 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
 @contextmanager
 def _filling(client: ReplayClient, config: TableConfig) -> Iterator[None]:
     """Switch a new table's rate limiter off meanwhile; empty the table if the block fails."""
-    client.update_table(config.name, TableUpdate(rate_limiter_on=False))
     try:
+        client.update_table(config.name, TableUpdate(rate_limiter_on=False))
         yield
     except BaseException:
         with suppress(TidemillError):
