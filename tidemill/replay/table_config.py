@@ -275,7 +275,7 @@ class TableDescription:
         fsync_sum_s: Time it took altogether, in seconds.
         rate_limiter_off: Whether its rate limiter is switched off.
         updated_fields: Fields of `config` that have another value than the table was created with.
-        fencing_token: Greatest fencing token that came with new priorities since the server started; 0 for none.
+        fencing_token: Greatest fencing token the table has heard of since the server started; 0 for none.
         timed_from_s: Unix time from which on the server knows when items came, in seconds; 0 if it knows of none.
     """
 

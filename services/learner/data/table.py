@@ -90,7 +90,7 @@ class FoundTable:
 
     Attributes:
         items: Its items.
-        fencing_token: Greatest fencing token of a learner that wrote priorities; 0 for none.
+        fencing_token: Greatest fencing token of a learner that it has heard of; 0 for none.
     """
 
     items: int

@@ -138,12 +138,16 @@ class ReplayLog:
             self.failed.set_exception(FatalError(f"the replay log cannot be written: {error}"))
 
     async def _compact_for_ever(self) -> None:
+        failing = False
         while True:
             await asyncio.sleep(_COMPACT_EVERY_S)
             try:
                 await self._compactor.compact()
+                failing = False
             except Unavailable as error:
-                _log.warning("old segments were not compacted, they stay until the next attempt", reason=str(error))
+                if not failing:
+                    _log.warning("old segments cannot be compacted and stay for now, retrying", reason=str(error))
+                failing = True
             except Exception as error:
                 self._fail(error)
                 raise

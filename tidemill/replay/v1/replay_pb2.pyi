@@ -512,7 +512,7 @@ class TableDescription(_message.Message):
     rate_limiter_off: _builtins.bool
     """Whether the table's rate limiter is disabled, see UpdateTable."""
     fencing_token: _builtins.int
-    """Largest fencing token that came with new priorities since the server started; 0 means none."""
+    """Largest fencing token of a learner that the table has heard of since the server started; 0 means none."""
     timed_from_s: _builtins.float
     """Unix time in seconds since when the server has recorded insertion times; 0 if it has none. They are exact to one
     second or 0.5 % of their age, whichever is larger, and to ten seconds if the server was killed since.
@@ -1552,7 +1552,8 @@ class UpdatePrioritiesRequest(_message.Message):
     """Name of the table."""
     fencing_token: _builtins.int
     """Fencing token of the calling learner, see AcquireFencingToken of the parameter server. A token older than one that the
-    table has seen since the server started is refused. 0 means no token, which is never refused.
+    table has seen since the server started is refused. 0 means no token, which is never refused. A request without keys
+    tells the table of the token.
     """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -214,8 +214,8 @@ class ReplayServiceServicer:
 
         INVALID_ARGUMENT: a field is out of range, or a batch is larger than the caller's messages, 2 GiB or the server's memory
         for batches; that batch is not assembled, and its items do not count as sampled. NOT_FOUND: no such table.
-        FAILED_PRECONDITION, DATA_LOSS: see `Draw`. A retry is a new call; batches that were sent but not received count as
-        sampled, unless the caller `settles`.
+        FAILED_PRECONDITION, DATA_LOSS: see `Draw`. UNAVAILABLE: the server cannot read its log just now; nothing is dropped.
+        A retry is a new call; batches that were sent but not received count as sampled, unless the caller `settles`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -258,7 +258,7 @@ class ReplayServiceServicer:
         The chunks are kept until the call ends. Items with bytes that are corrupt on disk are left out and dropped from the
         table. Waits only for the disk and the caller. A retry is a new call and exports another moment. NOT_FOUND: no such
         table. INVALID_ARGUMENT: a field is out of range. RESOURCE_EXHAUSTED: appending actors needed the memory, or a chunk
-        does not fit in a message.
+        does not fit in a message. UNAVAILABLE: the server cannot read its log just now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -136,8 +136,8 @@ class ReplayServiceStub:
 
     INVALID_ARGUMENT: a field is out of range, or a batch is larger than the caller's messages, 2 GiB or the server's memory
     for batches; that batch is not assembled, and its items do not count as sampled. NOT_FOUND: no such table.
-    FAILED_PRECONDITION, DATA_LOSS: see `Draw`. A retry is a new call; batches that were sent but not received count as
-    sampled, unless the caller `settles`.
+    FAILED_PRECONDITION, DATA_LOSS: see `Draw`. UNAVAILABLE: the server cannot read its log just now; nothing is dropped.
+    A retry is a new call; batches that were sent but not received count as sampled, unless the caller `settles`.
     """
     UpdatePriorities: _grpc.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]
     """Sets the priorities of items. Keys of items that were removed are counted; they cause no error.
@@ -164,7 +164,7 @@ class ReplayServiceStub:
     The chunks are kept until the call ends. Items with bytes that are corrupt on disk are left out and dropped from the
     table. Waits only for the disk and the caller. A retry is a new call and exports another moment. NOT_FOUND: no such
     table. INVALID_ARGUMENT: a field is out of range. RESOURCE_EXHAUSTED: appending actors needed the memory, or a chunk
-    does not fit in a message.
+    does not fit in a message. UNAVAILABLE: the server cannot read its log just now.
     """
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_replay_pb2.CheckpointRequest, _replay_pb2.CheckpointResponse]
     """Writes a snapshot of priorities and counters to disk. Chunks and items are written as they arrive and need none. Does
@@ -255,8 +255,8 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
 
     INVALID_ARGUMENT: a field is out of range, or a batch is larger than the caller's messages, 2 GiB or the server's memory
     for batches; that batch is not assembled, and its items do not count as sampled. NOT_FOUND: no such table.
-    FAILED_PRECONDITION, DATA_LOSS: see `Draw`. A retry is a new call; batches that were sent but not received count as
-    sampled, unless the caller `settles`.
+    FAILED_PRECONDITION, DATA_LOSS: see `Draw`. UNAVAILABLE: the server cannot read its log just now; nothing is dropped.
+    A retry is a new call; batches that were sent but not received count as sampled, unless the caller `settles`.
     """
     UpdatePriorities: _aio.UnaryUnaryMultiCallable[_replay_pb2.UpdatePrioritiesRequest, _replay_pb2.UpdatePrioritiesResponse]  # type: ignore[assignment]
     """Sets the priorities of items. Keys of items that were removed are counted; they cause no error.
@@ -283,7 +283,7 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     The chunks are kept until the call ends. Items with bytes that are corrupt on disk are left out and dropped from the
     table. Waits only for the disk and the caller. A retry is a new call and exports another moment. NOT_FOUND: no such
     table. INVALID_ARGUMENT: a field is out of range. RESOURCE_EXHAUSTED: appending actors needed the memory, or a chunk
-    does not fit in a message.
+    does not fit in a message. UNAVAILABLE: the server cannot read its log just now.
     """
     Checkpoint: _aio.UnaryUnaryMultiCallable[_replay_pb2.CheckpointRequest, _replay_pb2.CheckpointResponse]  # type: ignore[assignment]
     """Writes a snapshot of priorities and counters to disk. Chunks and items are written as they arrive and need none. Does
@@ -411,8 +411,8 @@ class ReplayServiceServicer:
 
         INVALID_ARGUMENT: a field is out of range, or a batch is larger than the caller's messages, 2 GiB or the server's memory
         for batches; that batch is not assembled, and its items do not count as sampled. NOT_FOUND: no such table.
-        FAILED_PRECONDITION, DATA_LOSS: see `Draw`. A retry is a new call; batches that were sent but not received count as
-        sampled, unless the caller `settles`.
+        FAILED_PRECONDITION, DATA_LOSS: see `Draw`. UNAVAILABLE: the server cannot read its log just now; nothing is dropped.
+        A retry is a new call; batches that were sent but not received count as sampled, unless the caller `settles`.
         """
 
     def UpdatePriorities(
@@ -459,7 +459,7 @@ class ReplayServiceServicer:
         The chunks are kept until the call ends. Items with bytes that are corrupt on disk are left out and dropped from the
         table. Waits only for the disk and the caller. A retry is a new call and exports another moment. NOT_FOUND: no such
         table. INVALID_ARGUMENT: a field is out of range. RESOURCE_EXHAUSTED: appending actors needed the memory, or a chunk
-        does not fit in a message.
+        does not fit in a message. UNAVAILABLE: the server cannot read its log just now.
         """
 
     def Checkpoint(
