@@ -246,7 +246,7 @@ def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_p
         r"cannot continue with agent.hidden_sizes \[48\] .*: its checkpoint holds networks", refused.output
     )
     assert (folder / "config.yaml").read_bytes() == settings
-    with launched("resume", str(folder)) as resumed:
+    with launched("resume", str(folder), "--run.target-return", "none") as resumed:
         assert f" {result['learner_steps']:,} updates" in resumed.until("learner restored checkpoint")
         resumed.send(signal.SIGINT)
         assert resumed.wait() == 0
