@@ -69,6 +69,7 @@ class Seat:
         calls: How many calls the client has made for this seat; only the newest one may play.
         is_eager: Whether batches wait for it: its last step came sooner than they wait at most.
         answered_s: When the last answer went.
+        is_resumable: Whether the client may have the token of the episode, and so come back for it.
         under_way: The step or the end of the episode that is worked on.
         expiry: Ends the episode when the client does not come back.
     """
@@ -84,6 +85,7 @@ class Seat:
     calls: int = 1
     is_eager: bool = False
     answered_s: float = float("-inf")
+    is_resumable: bool = False
     under_way: asyncio.Task[Any] | None = None
     expiry: asyncio.TimerHandle | None = field(default=None, repr=False)
 
@@ -202,6 +204,7 @@ class Simulators:
         task = self._begun(self._play(seat, seen))
         seat.under_way = task
         choice: Choice = await asyncio.shield(task)
+        seat.is_resumable = True
         seat.answered_s = time.monotonic()
         return choice
 
@@ -210,7 +213,8 @@ class Simulators:
         if call != seat.calls or self._seats.get(seat.slot) is not seat:
             return
         self._set_eager(seat, is_eager=False)
-        if at_once or seat.episode is None or seat.episode.is_over or seat.episode.evaluate:
+        is_kept = seat.is_resumable and seat.episode is not None and not (seat.episode.is_over or seat.episode.evaluate)
+        if at_once or not is_kept:
             self._end(seat)
         else:
             seat.expiry = asyncio.get_running_loop().call_later(self._grace_s, self._end, seat)
@@ -261,6 +265,7 @@ class Simulators:
             if seat.place != place:
                 return None
             seat.calls += 1
+            seat.is_resumable = True
             return seat
         if place.slot not in self._untouched or place.epoch != self._writer.epoch:
             return None
@@ -268,7 +273,7 @@ class Simulators:
         stored = int(self._writer.next_steps[place.slot]) - place.begin
         if stored < 0:  # the end of the episode before was lost; this one, of which nothing is stored, takes its place
             place, stored = self._identity.move(place, place.begin + stored), 0
-        seat.episode, seat.place = self._new_episode(stored), place
+        seat.episode, seat.place, seat.is_resumable = self._new_episode(stored), place, True
         return seat
 
     def _seat(self, slot: int, declared: Declared, caller: str) -> Seat:
@@ -293,6 +298,7 @@ class Simulators:
     async def _play(self, seat: Seat, seen: SeenStep) -> Choice:
         token = b""
         if seen.step == 0 and (seat.episode is None or seat.episode.next_step):
+            seat.is_resumable = False
             await self._abandon(seat)
             seat.episode = self._new_episode(0)
             seat.place = Place(
@@ -375,16 +381,20 @@ class Simulators:
         """Take the seat from a client that is gone."""
         del self._seats[seat.slot]
         self._metrics.simulators.set(len(self._seats))
-        self._begun(self._freed(seat))
+        self._begun(self._freed(seat)).add_done_callback(_log_failure)
 
     async def _freed(self, seat: Seat) -> None:
         """End the episode of a seat that was taken away, and let another have its slot."""
-        if seat.under_way is not None:
-            await asyncio.wait((seat.under_way,))
-        await self._abandon(seat)
-        self._free.append(seat.slot)
-        self._taken[seat.caller] -= 1
-        self._taken += Counter()  # without those who have none
+        try:
+            if seat.under_way is not None:
+                if seat.episode is None or seat.episode.next_step == 0:
+                    seat.under_way.cancel()  # nothing is stored of it, and nobody could take its decision
+                await asyncio.wait((seat.under_way,))
+            await self._abandon(seat)
+        finally:
+            self._free.append(seat.slot)
+            self._taken[seat.caller] -= 1
+            self._taken += Counter()  # without those who have none
 
     def _count_episode(self, episode: Episode, end: str) -> None:
         if episode.evaluate and episode.has_reported:
@@ -399,7 +409,7 @@ class Simulators:
         if has_failed:
             return
         if self._curves is not None and self._curves.count(episode.episode_return, evaluate=episode.evaluate):
-            self._begun(self._write_point(self._curves))
+            self._begun(self._write_point(self._curves)).add_done_callback(_log_failure)
         if episode.evaluate:
             _log.info("evaluation episode", episode_return=episode.episode_return, steps=episode.next_step - 1)
 
@@ -425,3 +435,9 @@ class Simulators:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # told to whoever waits for it, if anybody still does
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    """Log the error of a task that nobody waits for."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("background task failed", exc_info=error)

@@ -11,34 +11,42 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from tests.support.naming import because, naming
 from tidemill.config.services import InferenceSettings
 from tidemill.errors import Reason, ResourceExhausted, Unavailable
 from tidemill.rpc.settings import ServerSettings
+from tidemill.services.inference.episode import Episode
 from tidemill.services.inference.metrics import SimulatorMetrics
 from tidemill.services.inference.open_simulators import most_per_client
 from tidemill.services.inference.resume_token import Identity, Place
 from tidemill.services.inference.simulators import Simulators
-from tidemill.simulator.wire import Declared
+from tidemill.simulator.wire import Declared, SeenStep
 from tidemill.types import EnvSpec
 
 _SPEC = EnvSpec((2,), "float32", num_actions=3)
 _EPOCH, _SLOTS = 7, 4
 
 
-def _simulators(identity: Identity, registry: CollectorRegistry | None = None) -> Simulators:
+def _episode(first_step: int) -> Episode:
+    return Episode(_SPEC, 0, (), first_step)
+
+
+def _simulators(
+    identity: Identity, registry: CollectorRegistry | None = None, forward: Mock | None = None, slots: int = _SLOTS
+) -> Simulators:
     """Return slots whose streams have ten rows each, two for each caller."""
     writer: Any = Mock(epoch=_EPOCH, next_steps=np.full(_SLOTS, 10), stored_steps=np.full(_SLOTS, 10))
     return Simulators(
         writer,
-        Mock(),
-        lambda first_step: Mock(next_step=first_step, is_over=False),
+        forward or Mock(),
+        _episode,
         Mock(),
         identity,
         SimulatorMetrics(registry or CollectorRegistry()),
         Mock(),
-        slots=_SLOTS,
+        slots=slots,
         slots_per_caller=2,
         grace_s=60.0,
         max_wait_s=0.001,
@@ -145,3 +153,44 @@ async def test_of_two_calls_that_wait_for_one_step_the_later_continues() -> None
     with pytest.raises(Unavailable, check=because(Reason.CALL_REPLACED)):
         await calls[0]
     assert await calls[1] is seat
+
+
+@pytest.mark.parametrize("has_played", [False, True])
+async def test_call_that_breaks_off_before_the_first_decision_frees_its_slot(has_played: bool) -> None:
+    """Its client has no token to continue with and comes back as another, while the step may never be answered."""
+
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    simulators = _simulators(Identity(None), forward=Mock(answer=never), slots=1)
+    seat = await simulators.join(Declared("a", _SPEC), "10.0.0.1")
+    if has_played:  # it begins another episode, and has dropped the token of this one
+        seat.place, seat.episode = Place(_EPOCH, seat.slot, 5, bytes(16)), _episode(3)
+        token = seat.place.signed(simulators._identity.key)
+        assert await simulators.join(Declared("a", _SPEC, token), "10.0.0.1") is seat
+    begun = asyncio.create_task(simulators.play(seat, seat.calls, SeenStep(0, np.zeros(2, np.float32))))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert seat.episode is not None
+    assert seat.episode.next_step == 0
+    begun.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await begun
+    simulators.leave(seat, seat.calls, at_once=False)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert await simulators.join(Declared("a", _SPEC), "10.0.0.1") is not seat
+
+
+async def test_slot_is_free_again_though_the_end_of_its_episode_fails() -> None:
+    """The error is logged, for nobody waits for it; the slot and the share of its address were lost for good."""
+    simulators = _simulators(Identity(None), slots=1)
+    seat = await simulators.join(Declared("a", _SPEC), "10.0.0.1")
+    seat.episode = Mock(is_over=False, abandon=Mock(side_effect=RuntimeError("broken")))
+    with capture_logs() as logs:
+        simulators.leave(seat, seat.calls, at_once=True)
+        await asyncio.gather(*simulators._tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+    assert [str(line["exc_info"]) for line in logs if line["log_level"] == "error"] == ["broken"]
+    assert not simulators._taken
+    assert await simulators.join(Declared("b", _SPEC), "10.0.0.2") is not seat
