@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from tidemill.replay import (
     TableConfig,
     signature_like,
 )
+from tidemill.replay.writing import writer as writer_module
 
 
 def _numbers(address: str, table: TableConfig, count: int) -> list[list[int]]:
@@ -144,6 +147,64 @@ def test_block_that_an_error_ends_keeps_its_steps(server: LocalServer) -> None:
     full = steps_table("u", rate_limiter=RateLimiterConfig(queue_size=1))
     with pytest.raises(ZeroDivisionError):
         _fail_after(server.address, full, 3)  # the third waits behind the limiter for as long as nobody reads
+
+
+@pytest.mark.parametrize("call", ["append", "append_async", "flush", "flush_async"])
+def test_held_back_writer_is_told_by_which_table(server: LocalServer, call: str) -> None:
+    """Its error names the table, what its rate limiter asks for, and what to do."""
+    table = steps_table(rate_limiter=RateLimiterConfig(10, samples_per_insert=1.0, error_buffer=20.0))
+    writer = ReplayWriter(server.address, table, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=8)
+    with closing(writer):
+
+        async def write_async() -> None:
+            for number in range(60):
+                await writer.append_async(numbered_step(number), timeout_s=0.5)
+
+        def write(count: int) -> None:
+            for number in range(count):
+                writer.append(numbered_step(number), timeout_s=0.5)
+
+        def call_it() -> None:
+            if call == "append":
+                write(60)
+            elif call == "append_async":
+                asyncio.run(write_async())
+            else:
+                write(36)
+                writer.flush(0.5) if call == "flush" else asyncio.run(writer.flush_async(0.5))
+
+        told = naming("0.5 table 't' rate limiter: min_size 10 samples_per_insert 1 error_buffer 20 replay update")
+        with pytest.raises(Unavailable, match=told):
+            call_it()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_writer_without_a_timeout_warns_once_that_it_is_held_back(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """It continues to wait, and its user reads for what."""
+    told: list[str] = []
+    monkeypatch.setattr(writer_module, "_HELD_S", 0.1)
+    monkeypatch.setattr(writer_module._log, "warning", lambda event, **fields: told.append(f"{event} {fields}"))
+    table = steps_table(rate_limiter=RateLimiterConfig(queue_size=1))
+    writer = ReplayWriter(server.address, table, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=1)
+
+    async def write_async() -> None:
+        for number in range(4):
+            await writer.append_async(numbered_step(number))
+
+    def write() -> None:
+        for number in range(4):
+            writer.append(numbered_step(number))
+
+    with ThreadPoolExecutor() as threads, closing(writer):
+        writing = threads.submit(lambda: asyncio.run(write_async()) if is_async else write())
+        wait_until(lambda: bool(told), "the warning")
+        assert not writing.done()
+        assert [_numbers(server.address, table, 1) for _ in range(2)] == [[[0]], [[1]]]
+        writing.result(WAIT_S)
+    assert len(told) == 1
+    assert re.search(naming("table 't' rate limiter: queue_size 1"), told[0])
 
 
 def test_several_tables_take_items_of_one_stream(server: LocalServer) -> None:

@@ -109,7 +109,7 @@ def test_import_beside_what_is_there(server: LocalServer, client: ReplayClient, 
     with pytest.raises(AlreadyExists, match="max_items"):
         import_table(server.address, tmp_path / "out", table="other")
     client.update_table("copy", TableUpdate(queue_size=40))
-    with pytest.raises(Unavailable, match=naming("rate limiter")):
+    with pytest.raises(Unavailable, match=naming("table 'copy' rate limiter: queue_size 40")):
         import_table(server.address, tmp_path / "out", table="copy", timeout_s=1.0)
 
 

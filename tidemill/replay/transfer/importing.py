@@ -18,8 +18,9 @@ from tidemill.replay.table_config import TableConfig, TableUpdate
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import TransferReport
 from tidemill.replay.transfer.plan import ImportPlan, PlannedMessage
-from tidemill.replay.writing.append_call import StreamRestarted
+from tidemill.replay.writing.append_call import AppendOverdue, StreamRestarted
 from tidemill.replay.writing.appender import StreamAppender
+from tidemill.replay.writing.held_inserts import why_held_back
 
 _MAX_IN_FLIGHT = 1024
 
@@ -115,19 +116,25 @@ class _Lanes:
             raise FailedPrecondition(
                 "the server restarted with nothing on disk, so the imported items are lost: import again"
             ) from restarted
+        except AppendOverdue:
+            raise self._overdue(appender) from None
 
     def flush(self) -> None:
         """Wait until everything is acknowledged."""
         if self._newest is not None and not self._newest.flush(self._timeout_s):
-            raise Unavailable(
-                f"the replay server at {self._address} did not acknowledge "
-                f"{self._newest.unacknowledged_chunks} chunks within {self._timeout_s:g} s: it is down, its disk is "
-                "full, or the table's rate limiter holds inserts back (`tidemill replay update` switches it off)"
-            )
+            raise self._overdue(self._newest)
         if self._newest is not None and self._newest.restarts:
             raise FailedPrecondition(
                 "the server restarted with nothing on disk, so the imported items are lost: import again"
             )
+
+    def _overdue(self, appender: StreamAppender) -> Unavailable:
+        why = appender.last_failure or why_held_back(self._address, [self._config.name], self._timeout_s)
+        return Unavailable(
+            f"the replay server at {self._address} did not acknowledge {appender.unacknowledged_chunks} chunks within "
+            f"{self._timeout_s:g} s: "
+            f"{why or 'it is down, its disk is full, or the rate limiter of the table holds inserts back'}"
+        )
 
     def _chunks(self, exported: ExportedTable, message: PlannedMessage) -> list[Chunk]:
         signature, length = self._config.signature, message.chunk_length

@@ -26,6 +26,10 @@ class StreamRestarted(FailedPrecondition):
     """The server lost the streams; the owner continues with step 0 of each."""
 
 
+class AppendOverdue(Unavailable):
+    """The server acknowledged too little to queue more within `timeout_s`; nothing was taken."""
+
+
 @dataclass(frozen=True, slots=True)
 class AppenderState:
     """Where an appender is, so that another one can continue there.
@@ -246,7 +250,7 @@ class AppendCall:
                     return False
                 waited_s = time.monotonic() - started
                 if timeout_s is not None and waited_s >= timeout_s:
-                    raise Unavailable(
+                    raise AppendOverdue(
                         f"the replay service did not acknowledge {self._pending_chunks} chunks within {timeout_s:g} s"
                     )
                 self._changed.wait(_POLL_S if timeout_s is None else min(_POLL_S, timeout_s - waited_s))

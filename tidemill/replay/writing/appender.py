@@ -231,6 +231,11 @@ class StreamAppender(Closing):
         return self._appender.last_failure if self._appender else None
 
     @property
+    def address(self) -> str | None:
+        """Address of the shard written to; None while none is known."""
+        return self._present[1] if self._present else None
+
+    @property
     def shard(self) -> str | None:
         """Name of the shard written to; None while none is known."""
         return self._placement.shard

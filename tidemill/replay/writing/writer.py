@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_integer, check_number, check_type
-from tidemill.replay.chunk import Chunk, check_priorities
+from tidemill.replay.chunk import Chunk, ItemBatch, check_priorities
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import encode
 from tidemill.replay.limits import (
@@ -29,9 +29,10 @@ from tidemill.replay.limits import (
 )
 from tidemill.replay.named_table import Servers, addresses_and_count, awaited_table, read_servers, stored_table
 from tidemill.replay.table_config import TableConfig, shard_config
-from tidemill.replay.writing.append_call import AppenderState, StreamRestarted
+from tidemill.replay.writing.append_call import AppenderState, AppendOverdue, StreamRestarted
 from tidemill.replay.writing.append_message import AppendMessage, messages_of
 from tidemill.replay.writing.appender import StreamAppender
+from tidemill.replay.writing.held_inserts import ASK_S, why_held_back
 from tidemill.replay.writing.state import WriterProgress, arguments_of, new_name, pack_writer, unpack_writer
 from tidemill.replay.writing.steps import StepReader
 from tidemill.replay.writing.stream_items import PAYLOAD, ItemWindow, StreamItems
@@ -45,6 +46,8 @@ from tidemill.settings.check import is_safe_name
 _LOOK_S = 0.5  # how soon a wait notices that it shall stop, or that another of several servers is to be tried
 FLUSH_S = 30.0
 """How long `flush` waits unless the caller says otherwise, in seconds."""
+_HELD_S = 10.0
+"""How long a call without a timeout waits before it is logged that the server holds back inserts, in seconds."""
 _FAILED_FLUSH_S = 2.0
 """Longest flush of a block that an error ends: its user waits for the message."""
 
@@ -173,6 +176,7 @@ class ReplayWriter(Reopened):
         self._payload_bytes = self._items.payload_bytes
         self._interrupted = np.zeros(envs, np.bool_)
         self._awaited_s, self._told_dropped, self._is_closed = 0.0, 0, False
+        self._told_held = False
         self._repeated: dict[int, Mapping[str, NDArray[Any]]] = {}
         """Rows that chunks begin with after a flush, by environment, as far as the chunks have not taken them yet."""
         self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
@@ -739,8 +743,11 @@ class ReplayWriter(Reopened):
         """Wait in the event loop for a condition. Unavailable: it did not hold in time."""
         pause = Backoff(first_s=0.001, limit_s=0.05)
         while not condition():
-            if timeout_s is not None and time.monotonic() - began_s >= timeout_s:
-                raise self._overdue(timeout_s)
+            waited_s = time.monotonic() - began_s
+            if timeout_s is not None and waited_s >= timeout_s:
+                raise await asyncio.to_thread(self._overdue, timeout_s)
+            if timeout_s is None and waited_s >= _HELD_S:
+                await asyncio.to_thread(self._tell_held)
             await asyncio.sleep(pause.next_s())
 
     def _check_kept(self) -> None:
@@ -754,12 +761,35 @@ class ReplayWriter(Reopened):
             )
 
     def _overdue(self, timeout_s: float) -> Unavailable:
-        failure = self._appender.last_failure
-        why = failure or "it does not answer, its disk is full, or a rate limiter holds inserts back"
+        why = self._appender.last_failure or self._why_held(timeout_s)
+        why = why or "it does not answer, its disk is full, or a rate limiter holds inserts back"
         return Unavailable(
             f"the replay server at {' or '.join(self._addresses)} did not acknowledge {self.unacknowledged_chunks} "
             f"chunks within {timeout_s:g} s: {why}"
         )
+
+    def _why_held(self, timeout_s: float) -> str:
+        address = self._appender.address
+        return why_held_back(address, self._names, timeout_s) if address else ""
+
+    def _tell_held(self) -> None:
+        """Log, once, why the server holds back inserts, if it says so."""
+        if self._told_held:
+            return
+        self._told_held = True
+        if why := self._why_held(ASK_S):
+            # a writer whose tables are another program's, as an actor's are, waits for its reader all the time
+            (_log.warning if self._creates else _log.info)("the replay server holds back inserts", reason=why)
+
+    def _append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch], timeout_s: float | None) -> bool:
+        """Queue chunks as `StreamAppender.append` does; the error of a wait that is too long names the cause."""
+        try:
+            return self._appender.append(chunks, items, _HELD_S if timeout_s is None else timeout_s)
+        except AppendOverdue:
+            if timeout_s is not None:
+                raise self._overdue(timeout_s) from None
+        self._tell_held()
+        return self._appender.append(chunks, items, None)
 
     def _send(self, envs: NDArray[np.int64], timeout_s: float | None, *, continues: bool = True) -> None:
         """Append the present chunks of some environments and begin their next ones.
@@ -772,7 +802,7 @@ class ReplayWriter(Reopened):
                 chunks, items = self._chunks(envs), self._items.batches(envs)
                 if self._held is not None:
                     self._held += messages_of(chunks, items, self._max_message_bytes)
-                elif not self._appender.append(chunks, items, timeout_s):
+                elif not self._append(chunks, items, timeout_s):
                     raise Unavailable("`stop` was set before the steps were sent")
                 break
             except StreamRestarted as restarted:
