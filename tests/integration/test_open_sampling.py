@@ -136,7 +136,7 @@ def test_first_rank_of_a_machine_samples_for_it(
     [
         (("--learner.no-share-mirror",), True),
         (("--learner.mirror-mib", "0"), False),
-        (("--table.sampler", "fifo"), True),
+        (("--table.sampler", "fifo", "--learner.updates-per-env-step", "0"), True),
         (("--learner.mirror-device", "device"), True),
     ],
 )

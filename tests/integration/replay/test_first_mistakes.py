@@ -199,7 +199,7 @@ def test_use_after_close_is_an_error(server: LocalServer) -> None:
             call()
     with ReplayDataset(server.address, table, 1, timeout_s=WAIT_S) as dataset:
         batch = next(dataset)
-        with pytest.raises(KeyError, match=naming("'numbers' none 'number'")):
+        with pytest.raises(KeyError, match=naming("'numbers' 'number'")):
             batch["numbers"]
     with pytest.raises(FailedPrecondition, match=naming("dataset closed")):
         dataset.update_priorities(batch, [1.0])
