@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from tidemill.errors import InvalidArgument, Unimplemented
+from tidemill.errors import InvalidArgument, NotFound, Unimplemented
 from tidemill.logger import LateLogger
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.chunk import check_priorities
@@ -95,6 +95,8 @@ class ReplayServicer:
         self._clock = StepClock(lambda: replay.streams.step_count)
         self._calls = OpenCalls("replay server")
         self._told_of_evictions = False
+        self._created: dict[str, int] = {}  # the log's record of the newest creation of a table, or change by one
+        self._dropped = 0  # and of the newest removal
         self._traces = ItemTraces()
 
     def add_to(self, server: RpcServer) -> None:
@@ -109,10 +111,12 @@ class ReplayServicer:
     async def CreateTable(self, raw: bytes, context: Context) -> pb.CreateTableResponse:
         """Create a table, or confirm an equal one."""
         before = self._replay.sequence
-        created = self._replay.create_table(unpack_config(read(pb.CreateTableRequest, raw).config))
+        config = unpack_config(read(pb.CreateTableRequest, raw).config)
+        created = self._replay.create_table(config)
         if self._replay.sequence != before:
             self._admission.changed()  # a restored table may have another rate limiter now
-            await self._durable()
+            self._created[config.name] = self._replay.sequence
+        await self._durable(self._created.get(config.name, 0))  # of an equal call, too, whose answer did not come
         return pb.CreateTableResponse(created=created)
 
     async def ListTables(self, raw: bytes, context: Context) -> pb.ListTablesResponse:
@@ -147,8 +151,14 @@ class ReplayServicer:
 
     async def DropTable(self, raw: bytes, context: Context) -> pb.DropTableResponse:
         """Remove a table."""
-        table = self._replay.find(read(pb.DropTableRequest, raw).name)
+        try:
+            table = self._replay.find(read(pb.DropTableRequest, raw).name)
+        except NotFound:
+            await self._durable(self._dropped)  # an equal call, whose answer did not come, may have removed it
+            raise
         removed = self._replay.drop_table(table)
+        self._dropped = self._replay.sequence
+        self._created.pop(table.config.name, None)
         self._admission.changed()
         self._admission.forget(table)
         _log.info("table dropped", table=table.config.name, items=removed)
@@ -406,10 +416,10 @@ class ReplayServicer:
         """Agent decisions stored durably: a restart does not reduce this count."""
         return self._log.commits.env_steps if self._log is not None else self._replay.env_steps
 
-    async def _durable(self) -> None:
-        """Wait until everything so far may be acknowledged."""
+    async def _durable(self, record: int | None = None) -> None:
+        """Wait until a record of the log and all before it may be acknowledged; by default everything so far."""
         if self._log is not None:
-            await self._log.commits.durable(self._replay.sequence)
+            await self._log.commits.durable(self._replay.sequence if record is None else record)
 
     def _acknowledge(self, session: AppendSession) -> pb.AppendResponse:
         epoch = session.epoch

@@ -17,7 +17,7 @@ from tests.support.replay_service import ServerProcess, everything, open_appende
 from tests.support.replay_streams import make_chunk, make_items
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import TidemillError
+from tidemill.errors import NotFound, TidemillError, Unavailable
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.writing.appender import StreamAppender
@@ -49,6 +49,27 @@ def test_full_disk_holds_acknowledgements_until_there_is_room(tmp_path: Path) ->
         kill(server)
     with server_process("127.0.0.1:0", *options(tmp_path)) as again:
         assert everything(again.address, RANKED) == [(0, step) for step in range(40)]
+
+
+def test_repeated_creation_and_removal_wait_for_the_record_of_the_first(tmp_path: Path) -> None:
+    """Neither is confirmed while it is not on disk, where a crash would take it back; what is there long ago is."""
+    other = replace(RANKED, name="other")
+    with server_process("127.0.0.1:0", *options(tmp_path)) as server, ReplayClient(server.address) as client:
+        client.create_table(RANKED)
+        size = sum(path.stat().st_size for path in tmp_path.glob("*.log"))
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+        with ReplayClient(server.address, deadline_s=0.5) as hasty:
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    hasty.create_table(other)
+            assert not hasty.create_table(RANKED)
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    hasty.drop_table("t")
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert not client.create_table(other)
+        with pytest.raises(NotFound):
+            client.drop_table("t")
 
 
 def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path) -> None:
