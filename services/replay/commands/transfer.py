@@ -40,8 +40,9 @@ def import_(arguments: Sequence[str]) -> int:
     parser = command_parser(
         "import",
         "Import a table from a folder of `tidemill replay export` into a running replay server. The "
-        "folder is checked before anything is sent. The rate limiter of a new table is off during the import and "
-        "starts balanced afterwards.",
+        "folder is checked before anything is sent. If the server already has the table with the same configuration, "
+        "the items are appended to it. The rate limiter of a new table is off during the import and starts balanced "
+        "afterwards, or stays off if it was.",
     )
     parser.add_argument("folder", type=Path, help="folder that `tidemill replay export` wrote")
     parser.add_argument("--table", default="", metavar="NAME", help="name on the server (default: the exported name)")
@@ -49,7 +50,7 @@ def import_(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     end_in_order()
     report = import_table(options.address, options.folder, table=options.table, timeout_s=options.timeout_s)
-    print(f"imported {described(report)} from {options.folder}")
+    print(f"imported {described(report)} from {options.folder}; the table has {report.table_items:,} items now")
     return 0
 
 

@@ -113,6 +113,26 @@ def test_import_beside_what_is_there(server: LocalServer, client: ReplayClient, 
         import_table(server.address, tmp_path / "out", table="copy", timeout_s=1.0)
 
 
+@pytest.mark.parametrize("is_off", [False, True])
+def test_import_leaves_a_rate_limiter_as_it_was_in_use(
+    server: LocalServer, client: ReplayClient, tmp_path: Path, is_off: bool
+) -> None:
+    """One that was switched off stays off in the copy, beside what else was changed; an export without it is read."""
+    fill(server.address)
+    client.update_table("t", TableUpdate(max_items=70, rate_limiter_on=not is_off))
+    export_table(server.address, "t", tmp_path / "out")
+    report = import_table(server.address, tmp_path / "out", table="copy")
+    described = client.describe_table("copy")
+    assert (described.rate_limiter_off, described.config.max_items, report.table_items) == (is_off, 70, 40)
+    assert import_table(server.address, tmp_path / "out", table="copy").table_items == 70
+    manifest = tmp_path / "out" / "manifest.json"
+    document = json.loads(manifest.read_text())
+    del document["rate_limiter_off"], document["sha256"]
+    manifest.write_text(json.dumps(document | {"sha256": files.digest_of(document)}))
+    import_table(server.address, tmp_path / "out", table="earlier")
+    assert not client.describe_table("earlier").rate_limiter_off
+
+
 def test_import_does_not_give_out_again_what_was_used_up(tmp_path: Path) -> None:
     """Of items that may be sampled three times, one that was sampled twice is once more, also after a crash."""
     thrice = make_config(sampler=FIFO, max_times_sampled=3)

@@ -31,6 +31,7 @@ class ExportedTable:
 
     Attributes:
         config: The table's configuration when it was exported.
+        rate_limiter_off: Whether its rate limiter was switched off then.
         items: Number of its items.
         steps: Number of the steps that are stored.
         step_counts: Steps of each chunk, int64 [C].
@@ -52,6 +53,7 @@ class ExportedTable:
         document = _read_manifest(folder)
         try:
             self.config = config_from_json(document["table"])
+            self.rate_limiter_off = bool(document.get("rate_limiter_off"))  # not in exports of earlier releases
             self._step_files, self._item_files = (
                 [file for file in document["files"] if file["kind"] == kind] for kind in ("steps", "items")
             )

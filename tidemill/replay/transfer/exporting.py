@@ -24,6 +24,7 @@ class TransferReport:
         steps: Steps that were stored for them.
         lost_items: Items left out because bytes they need are corrupt.
         size_bytes: Bytes of the files.
+        table_items: Items of the table after an import or a copy, those before it included.
     """
 
     table: str
@@ -31,6 +32,7 @@ class TransferReport:
     steps: int
     lost_items: int
     size_bytes: int
+    table_items: int = 0
 
 
 def export_table(  # noqa: PLR0913 - each is a separate condition
@@ -73,15 +75,15 @@ def export_table(  # noqa: PLR0913 - each is a separate condition
     folder = Path(folder)
     if folder.exists():
         raise InvalidArgument(f"the folder to write is {folder}, which exists: name one that does not")
-    if since_s is not None or until_s is not None:
-        with ReplayClient(address, deadline_s=timeout_s) as client:
-            client.check_times(table, since_s, until_s)
+    with ReplayClient(address, deadline_s=timeout_s) as client:
+        client.check_times(table, since_s, until_s)
+        rate_limiter_off = client.describe_table(table).rate_limiter_off
     wanted = {"newest": newest, "min_age": min_age, "max_age": max_age, "since_s": since_s, "until_s": until_s}
     with open_export(address, table, timeout_s=timeout_s, **wanted) as parts:  # type: ignore[arg-type]
         start = next(parts)
         if not isinstance(start, Start):
             raise TidemillError(f"the server at {address} began an export with {type(start).__name__}")
-        with FolderWriter(folder, start.config) as writer:
+        with FolderWriter(folder, start.config, rate_limiter_off=rate_limiter_off) as writer:
             checked = _Checked()
             for part in parts:
                 if isinstance(part, Steps):

@@ -67,15 +67,21 @@ class _Pending:
 class FolderWriter:
     """Writes a table's folder; it has its name once `finish` has returned, and is not there before."""
 
-    def __init__(self, folder: Path, config: TableConfig) -> None:
+    def __init__(self, folder: Path, config: TableConfig, *, rate_limiter_off: bool = False) -> None:
         """Begin a folder under another name beside its own.
+
+        Args:
+            folder: Its own name.
+            config: The table's configuration.
+            rate_limiter_off: Whether the table's rate limiter was switched off.
 
         Raises:
             InvalidArgument: There is something of that name, or it cannot be made.
         """
         if folder.exists() or folder.is_symlink():
             raise InvalidArgument(f"the folder to write is {folder}, which exists: name one that does not")
-        self._folder, self._config = folder, config
+        self._folder = folder
+        self._table = {"table": config_to_json(config), "rate_limiter_off": rate_limiter_off}
         self._temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}{TEMPORARY}"
         self._steps, self._items = _Pending(), _Pending()
         self._files: list[dict[str, Any]] = []
@@ -116,7 +122,7 @@ class FolderWriter:
         self._steps, self._items = self._write("steps", self._steps), self._write("items", self._items)
         try:
             with (self._temporary / MANIFEST).open("wb") as file:
-                file.write(_manifest(self._config, self._files, self.steps, self.items, self.lost_items))
+                file.write(_manifest(self._table, self._files, self.steps, self.items, self.lost_items))
                 sync_file(file)
             sync_folder(self._temporary)
             self._temporary.rename(self._folder)
@@ -154,11 +160,11 @@ class FolderWriter:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-def _manifest(config: TableConfig, files: Sequence[Mapping[str, Any]], steps: int, items: int, lost: int) -> bytes:
+def _manifest(table: Mapping[str, Any], files: Sequence[Mapping[str, Any]], steps: int, items: int, lost: int) -> bytes:
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
-        "table": config_to_json(config),
+        **table,
         "steps": steps,
         "items": items,
         "lost_items": lost,

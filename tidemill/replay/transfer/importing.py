@@ -32,9 +32,9 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
     `max_times_sampled` stays so.
 
     The whole folder is checked first. The table is created as it was; its rate limiter is off meanwhile and then begins
-    with neither side ahead. If there is such a table already, of the same configuration, the items come behind its own,
-    as its rate limiter allows. Counters begin from 0, ages count what is imported behind an item, and its
-    time is that of the import.
+    with neither side ahead, or stays off if it was. If there is such a table already, of the same configuration, the
+    items come behind its own, as its rate limiter allows. Counters begin from 0, ages count what is imported behind an
+    item, and its time is that of the import.
 
     Args:
         address: Of the server.
@@ -59,17 +59,18 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
         is_new = config.name not in [found.config.name for found in client.list_tables()]
         client.create_table(config)
         with (
-            _filling(client, config) if is_new else nullcontext(),
+            _filling(client, config, rate_limiter_on=not exported.rate_limiter_off) if is_new else nullcontext(),
             _Lanes(address, config, plan.lanes, timeout_s) as lanes,
         ):
             for message in plan.messages():
                 lanes.append(exported, message)
             lanes.flush()
-    return TransferReport(config.name, exported.items, exported.steps, 0, exported.size_bytes)
+        table_items = client.describe_table(config.name).items
+    return TransferReport(config.name, exported.items, exported.steps, 0, exported.size_bytes, table_items)
 
 
 @contextmanager
-def _filling(client: ReplayClient, config: TableConfig) -> Iterator[None]:
+def _filling(client: ReplayClient, config: TableConfig, *, rate_limiter_on: bool) -> Iterator[None]:
     """Switch a new table's rate limiter off meanwhile; empty the table if the block fails."""
     try:
         client.update_table(config.name, TableUpdate(rate_limiter_on=False))
@@ -80,7 +81,7 @@ def _filling(client: ReplayClient, config: TableConfig) -> Iterator[None]:
         raise
     finally:
         with suppress(TidemillError):
-            client.update_table(config.name, TableUpdate(rate_limiter_on=True))
+            client.update_table(config.name, TableUpdate(rate_limiter_on=rate_limiter_on))
 
 
 class _Lanes:
