@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from tidemill import kernel, process
 from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
 from tidemill.config.services import ReplaySettings
-from tidemill.errors import Unavailable
+from tidemill.errors import TidemillError, Unavailable
 from tidemill.programs.traces import start_traces
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, watch_disk
 from tidemill.services.replay.metrics import EXPECTED, ReplayCollector
@@ -103,6 +104,17 @@ def _reaching(command: Callable[[Sequence[str]], int], arguments: Sequence[str])
 
 
 def _start(arguments: Sequence[str]) -> int:
+    """Run a server. Its errors name a setting by the short option that it was given with."""
+    try:
+        return _run(arguments)
+    except TidemillError as error:
+        message = _named_as_given(str(error), arguments)
+        if message == str(error):
+            raise
+        raise type(error)(message, reason=error.reason) from error
+
+
+def _run(arguments: Sequence[str]) -> int:
     description = "Store steps, and serve samples of them to learners. `tidemill replay --help` has the usual options."
     config = load(ReplayConfig, _long(arguments), prog=f"tidemill {_SERVICE}", description=description)
     configure_logging(_SERVICE, level=config.log.level, json=config.log.json)
@@ -118,6 +130,13 @@ def _long(arguments: Sequence[str]) -> list[str]:
     words = (word.partition("=") for word in arguments)
     long = {name: f"--replay.{setting.replace('_', '-')}" for name, (setting, _, _) in _SHORT.items()}
     return [long.get(name, name) + equals + value for name, equals, value in words]
+
+
+def _named_as_given(message: str, arguments: Sequence[str]) -> str:
+    """Return a message with the short options of the command line in place of the settings that they stand for."""
+    for option in {word.partition("=")[0] for word in arguments} & _SHORT.keys():
+        message = re.sub(rf"(?<![\w.-])(?:--)?(?:replay\.)?{re.escape(_SHORT[option][0])}(?![\w.])", option, message)
+    return message
 
 
 async def _serve(config: ReplayConfig) -> None:

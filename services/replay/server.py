@@ -43,9 +43,11 @@ class ReplayServer:
 
         Raises:
             ConfigError: The address is refused, see `RpcServer`.
-            FatalError: The folder cannot be read, has files of another format, or is another server's.
+            FatalError: Another process listens at the address; or the folder cannot be read, has files of another
+                format, or is another server's.
         """
         self.rpc = RpcServer("replay", settings.server)
+        self.rpc.check_free()
         opened = _open(settings)
         self.replay = opened.replay if opened is not None else _empty(settings, _budget(settings))
         self.admission = AdmissionQueue(time.monotonic)

@@ -74,6 +74,11 @@ def caller_of(peer: str) -> str:
 
 def can_listen(address: str) -> bool:
     """True if a server could listen at `host:port` now: the host is one of this machine's, and the port is free."""
+    return why_not_free(address) is None
+
+
+def why_not_free(address: str) -> OSError | None:
+    """Return the error that a server would meet which listened at `host:port` now; None if it could."""
     host, port = host_and_port(address)
     try:
         family, host = listening_at(host, port)
@@ -83,9 +88,9 @@ def can_listen(address: str) -> bool:
             if family is socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             probe.bind((host, port))
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error
+    return None
 
 
 def _is_host(host: str) -> bool:

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tidemill.errors import FatalError
 from tidemill.rpc.access import AccessInterceptor, Tokens
-from tidemill.rpc.addresses import host_and_port
+from tidemill.rpc.addresses import host_and_port, why_not_free
 from tidemill.rpc.interceptors import CallInterceptor
 from tidemill.rpc.options import server_options
 from tidemill.rpc.settings import ServerSettings
@@ -100,6 +100,12 @@ class RpcServer:
         """Make a service known to reflection and health, e.g. `tidemill.replay.v1.ReplayService`."""
         self._names.append(full_service_name)
 
+    def check_free(self) -> None:
+        """Raise FatalError if another process listens at the address: for what is to be known before files change."""
+        address = self._settings.address
+        if not address.startswith("unix:") and (error := why_not_free(address)) and error.errno == errno.EADDRINUSE:
+            raise self._unbound() from error
+
     async def start(self) -> str:
         """Bind and start; return the bound address, with the port that was taken.
 
@@ -113,9 +119,7 @@ class RpcServer:
         try:
             port = self._bind(address)
         except RuntimeError as error:
-            raise FatalError(
-                f"cannot listen on {address}: {why_not_bound(address, f'{self._service}.server.address')}"
-            ) from error
+            raise self._unbound() from error
         await self.grpc.start()
         self._heart = asyncio.create_task(self._beat())
         return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
@@ -134,6 +138,11 @@ class RpcServer:
             self._heart.cancel()
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(self._settings.grace_s)
+
+    def _unbound(self) -> FatalError:
+        address = self._settings.address
+        why = why_not_bound(address, f"{self._service}.server.address")
+        return FatalError(f"cannot listen on {address}: {why}")
 
     def _bind(self, address: str) -> int:
         if self._credentials is None:

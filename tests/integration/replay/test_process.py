@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -159,6 +161,21 @@ def test_replay_process_imports_neither_torch_nor_gymnasium() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "folder, listen", [("--folder", "--listen"), ("--replay.storage.folder", "--replay.server.address")]
+)
+def test_errors_name_the_options_that_were_given(tmp_path: Path, folder: str, listen: str) -> None:
+    """Short ones, if these were typed. An address that is taken is noticed before a folder is made."""
+    with server_process("127.0.0.1:0", "--folder", str(tmp_path / "used")) as server:
+        said = []
+        for name, address in (("used", "127.0.0.1:0"), ("new", server.address)):
+            command = [sys.executable, "-m", "tidemill.services.replay", folder, str(tmp_path / name), listen, address]
+            said.append(subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False).stderr)
+    assert re.search(rf"give this one another {folder.removeprefix('--replay.')}$", said[0], re.MULTILINE)
+    assert f"choose another {listen.removeprefix('--replay.')}, or port 0" in said[1].replace("replay.server", "server")
+    assert not (tmp_path / "new").exists()
 
 
 def test_taken_address_is_explained_in_one_line() -> None:
