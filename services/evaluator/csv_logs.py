@@ -12,7 +12,7 @@ from typing import Literal
 import structlog
 
 from tidemill import formats
-from tidemill.atomic_files import append_whole, write_atomically
+from tidemill.atomic_files import append_whole, is_there, write_atomically
 from tidemill.envs.atari_scores import human_normalised
 from tidemill.params.version import Version
 from tidemill.scores import FILE_COLUMNS, Score, has_all_columns, read_scores
@@ -113,7 +113,7 @@ class EpisodeLog:
         """
         self._file = file
         file.parent.mkdir(parents=True, exist_ok=True)
-        content = file.read_bytes() if file.exists() else b""
+        content = file.read_bytes() if is_there(file) else b""
         header, _, rows = content[: content.rfind(b"\n") + 1].partition(b"\n")
         _check_episodes_format(file, header, rows)
         if header == _FIRST_EPISODE_COLUMNS:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import structlog
 
-from tidemill.atomic_files import is_disk_full, remove, write_all_atomically
+from tidemill.atomic_files import is_disk_full, is_there, remove, write_all_atomically
 from tidemill.errors import DataLoss, FatalError, NotFound, Reason, ResourceExhausted, Unavailable
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.version import Encoding, Precision, Version
@@ -153,7 +153,7 @@ class VersionFiles:
         repaired = set()
         numbers = _numbers(self._folder)
         for number in numbers:
-            if self.path(number, _REMOVED).exists():
+            if is_there(self.path(number, _REMOVED)):
                 self.remove(number)
                 continue
             try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidemill.atomic_files import replacing
+from tidemill.atomic_files import is_there, replacing
 from tidemill.errors import FatalError
 from tidemill.rpc.access import ACTOR, EVALUATOR, LEARNER, OPERATOR, ROLES, digest_line
 from tidemill.settings.argument_parser import ArgumentParser
@@ -179,9 +179,9 @@ def _authority(folder: Path) -> _Authority:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key_file, ca_file = folder / "ca.key", folder / "ca.pem"
-    if key_file.exists() != ca_file.exists():
+    if is_there(key_file) != is_there(ca_file):
         raise FatalError(f"{folder} holds one of ca.key and ca.pem: put the other back, or take an empty folder")
-    if key_file.exists():
+    if is_there(key_file):
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise FatalError(f"{key_file} is not a key that `tidemill certs` made")
@@ -247,10 +247,10 @@ def _is_good(folder: Path, kind: str, authority: _Authority, hosts: Sequence[str
 def _write_tokens(folder: Path) -> None:
     """Write the tokens that are missing; those that are there stay, such as a second one of a role."""
     file = folder / "tokens.txt"
-    lines = file.read_text(encoding="ascii").splitlines() if file.exists() else []
+    lines = file.read_text(encoding="ascii").splitlines() if is_there(file) else []
     for role in ROLES:
         own = folder / f"{role}.token"
-        if not own.exists():
+        if not is_there(own):
             known = [line.split()[1] for line in lines if line.split()[:1] == [role]]
             _write(own, f"{known[-1] if known else secrets.token_hex(_TOKEN_BYTES)}\n".encode())
         entry = f"{role} {own.read_text(encoding='ascii').strip()}"

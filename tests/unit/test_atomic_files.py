@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.support.full_disk import no_file_longer_than
 from tidemill.atomic_files import (
     append_whole,
     is_disk_full,
+    is_there,
     make_folder,
     replacing,
     write_all_atomically,
@@ -134,3 +136,21 @@ def test_folder_with_the_name_of_a_file_is_refused(tmp_path: Path) -> None:
         make_folder(tmp_path / "file")
     with pytest.raises(NotADirectoryError):
         make_folder(tmp_path / "file" / "folder")
+
+
+def test_file_that_the_system_cannot_look_up_is_not_taken_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a name that is not there is missing."""
+    (tmp_path / "file").touch()
+    assert is_there(tmp_path)
+    assert is_there(tmp_path / "file")
+    assert not is_there(tmp_path / "other")
+    assert not is_there(tmp_path / "file" / "below")
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        is_there(tmp_path)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tidemill.atomic_files import write_atomically
+from tidemill.atomic_files import is_there, write_atomically
 from tidemill.closing import Closing
 from tidemill.errors import NotFound, TidemillError
 from tidemill.logger import LateLogger
@@ -53,9 +53,9 @@ def clear_divergence(folder: Path) -> None:
 
 def set_result_aside(folder: Path) -> None:
     """Keep the previous result as result-1.json, or the next free number: the run continues."""
-    if (folder / RESULT).exists():
+    if is_there(folder / RESULT):
         number = 1
-        while (kept := folder / f"result-{number}.json").exists():
+        while is_there(kept := folder / f"result-{number}.json"):
             number += 1
         (folder / RESULT).rename(kept)
 

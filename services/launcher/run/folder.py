@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tidemill.atomic_files import replacing
+from tidemill.atomic_files import is_there, replacing
 from tidemill.closing import Closing
 from tidemill.config.load import read_document, write_document
 from tidemill.config.run import RESTORED
@@ -222,7 +222,7 @@ def with_run_paths(config: RunConfig, path: Path) -> RunConfig:
 
 def _free_name(path: Path) -> Path:
     number = 1
-    while path.with_name(f"{path.name}-{number}").exists():
+    while is_there(path.with_name(f"{path.name}-{number}")):
         number += 1
     return path.with_name(f"{path.name}-{number}")
 

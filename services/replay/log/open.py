@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tidemill.atomic_files import is_there
 from tidemill.errors import FatalError
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.log.blob_reader import BlobFiles
@@ -78,7 +79,7 @@ def read_folder(folder: LogFolder) -> FolderContents:
         FatalError: it has files of another format.
     """
     numbers = folder.segments()
-    paths = [path for n in numbers for path in (folder.segment(n), folder.copies(n)) if path.exists()]
+    paths = [path for n in numbers for path in (folder.segment(n), folder.copies(n)) if is_there(path)]
     newest, corrupt_notes = read_newest(folder.path)
     files_of_log = [*paths, *snapshot_paths(folder.path)]
     check_formats(files_of_log, newest)

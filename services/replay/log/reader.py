@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.atomic_files import is_there
 from tidemill.services.replay.log.changes import CHUNK, SIZE, STAT, RawChanges, RawSection, cut_changes, cut_leaving
 from tidemill.services.replay.log.corruption import Continuity, Corruption, Mend, Repair
 from tidemill.services.replay.log.frame import Frame, Kind, Scan, blob_is_intact, check_format, scan, split_body
@@ -154,7 +155,7 @@ def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snaps
         copies = _scan(contents, folder.copies(number), mark, number, is_last=is_last)
         if records.frames or copies.frames:
             _take_segment(contents, records, copies, number)
-        elif is_last and folder.segment(number).exists():
+        elif is_last and is_there(folder.segment(number)):
             if not (records.corrupt or records.corrupt_tail):
                 empty = number  # begun, without a complete record
             elif number == noted:
@@ -167,7 +168,7 @@ def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snaps
 
 def _scan(contents: LogContents, path: Path, mark: bytes, number: int, *, is_last: bool) -> Scan:
     """Return the records of a file, none if it is not of this log; note corruption and its repair."""
-    if not path.exists():
+    if not is_there(path):
         return Scan()
     data = _map(path)
     found = scan(data, mark)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill import formats, linux
-from tidemill.atomic_files import make_folder
+from tidemill.atomic_files import is_there, make_folder
 from tidemill.errors import FatalError
 from tidemill.file_lock import lock
 from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTES, format_of
@@ -74,7 +74,7 @@ class LogFolder:
     @property
     def has_log(self) -> bool:
         """Whether any file of a log is there, be it only the note of its newest segment."""
-        return bool(self.segments()) or (self.path / NEWEST).exists()
+        return bool(self.segments()) or is_there(self.path / NEWEST)
 
     def segment(self, number: int) -> Path:
         """Return the path of a segment."""
@@ -195,7 +195,7 @@ def write_newest(folder: Path, newest: NewestSegment) -> bool:
     """
     note = _NOTE.pack(_NOTE_MAGIC, FORMAT, newest.mark, newest.segment, newest.sequence)
     path = folder / NEWEST
-    is_new = not path.exists()
+    is_new = not is_there(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.fstat(descriptor).st_size < _PLACES * _PLACE_BYTES:

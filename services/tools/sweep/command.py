@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tidemill.atomic_files import write_atomically
+from tidemill.atomic_files import is_there, write_atomically
 from tidemill.config.load import read_document
 from tidemill.config.yaml_text import written
 from tidemill.errors import ConfigError, FailedPrecondition
@@ -179,7 +179,7 @@ def _journal(folder: Path, plan: Sweep) -> Journal:
         ConfigError: The folder holds another sweep.
     """
     file = folder / "sweep.yaml"
-    if not file.exists():
+    if not is_there(file):
         write_atomically(file, written(plan.document))
     elif not _is_same(read_document(file), plan.document):
         raise ConfigError(f"{folder} holds another sweep, see {file}; --out FOLDER puts this one elsewhere")
