@@ -117,6 +117,13 @@ def test_mistake_in_a_table_is_a_type_error(call: Callable[[], object], says: st
         call()
 
 
+def test_partial_item_is_no_longer_than_a_whole_one() -> None:
+    """One that asks for more steps would never be made."""
+    assert ItemWindow(3, partial=3).partial == 3
+    with pytest.raises(InvalidArgument, match=naming("partial 7 0 3 length")):
+        ItemWindow(length=3, partial=7)
+
+
 def test_mistake_of_a_client_is_a_type_error(server: LocalServer) -> None:
     """As above, for the objects that talk to a server; numbers of NumPy are none."""
     table, address = steps_table(max_items=np.int64(9)), server.address

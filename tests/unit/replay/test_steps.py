@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_step_is_read_in_the_dtypes_of_its_columns() -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"more": 1}, "[] ['more']"),
+        ({"more": 1}, "['more']"),
         ({"tokens__len": 1}, "'tokens__len' string"),
         ({"image": np.zeros((2, 3), np.uint8)}, "column 'image' (2, 3) (2, 2)"),
         ({"image": np.full((2, 2), 256)}, "column 'image' 256 256 0 255 uint8"),
@@ -170,10 +171,21 @@ def test_fraction_is_rounded_and_does_not_overflow(as_array: bool) -> None:
             reader.read({"x": [0.0, value] if as_array else value}, ())
 
 
-def test_step_without_a_column() -> None:
-    """The error names it."""
-    with pytest.raises(InvalidArgument, match=naming("['image', 'tokens']")):
-        _READER.read({"reward": 0.5}, ())
+@pytest.mark.parametrize(
+    "step, said",
+    [
+        ({"reward": 0.5}, "lacks columns ['image', 'tokens']"),
+        ({"image": 0, "reward": 0.5, "tokens": 0, "xyz": 0}, "has unknown columns ['xyz']"),
+        (
+            {"image": 0, "rewrad": 0.5, "tokens": 0},
+            "lacks columns ['reward'] and has unknown columns ['rewrad']; did you mean 'reward'?",
+        ),
+    ],
+)
+def test_step_with_other_columns(step: dict[str, Any], said: str) -> None:
+    """The error names those that are missing or unknown, if there are any, and what a misspelt one may mean."""
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(f'the step {said}')}$"):
+        _READER.read(step, ())
 
 
 def test_flat_step_has_columns_by_their_names() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
 from tidemill.replay.table_config import DTYPES, check_signature
+from tidemill.settings.check import nearest
 from tidemill.types import Codec, ColumnSpec, Signature
 
 SEPARATOR = "__"
@@ -163,7 +164,9 @@ class StepReader:
         leaves = step if is_flat else flatten(step)
         if leaves.keys() != self._given:
             missing, unknown = sorted(self._given - leaves.keys()), sorted(leaves.keys() - self._given)
-            raise InvalidArgument(f"the step lacks columns {missing} and has unknown columns {unknown}")
+            parts = ((f"lacks columns {missing}", missing), (f"has unknown columns {unknown}", unknown))
+            hint = next(filter(None, (nearest(name, missing) for name in unknown)), "")
+            raise InvalidArgument(f"the step {' and '.join(text for text, names in parts if names)}{hint}")
         columns: dict[str, Array] = {}
         for name, value in leaves.items():
             if name in self._ragged:

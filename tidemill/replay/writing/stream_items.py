@@ -59,6 +59,8 @@ class ItemWindow:
             check_integer(name, value)
             if value < least:
                 raise InvalidArgument(f"{name} is {value}, must be at least {least}")
+        if self.partial > self.length:
+            raise InvalidArgument(f"partial is {self.partial}, must be 0 .. {self.length}, the length")
         if self.partial and self.across_episodes:
             raise InvalidArgument(f"partial is {self.partial}, must be 0 with across_episodes: no episode ends an item")
         if not callable(self.priority):
