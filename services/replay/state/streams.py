@@ -88,7 +88,7 @@ class Epoch:
         if not self.current:
             raise FailedPrecondition(
                 f"epoch {self.number} of actor {self.actor_id!r} was superseded: "
-                "another process appends under the same actor_id; give each its own",
+                "another writer has the same name (actor_id); give each its own",
                 reason=Reason.EPOCH_SUPERSEDED,
             )
 
@@ -281,7 +281,7 @@ class StreamRegistry:
             if known is not None and 0 < epoch < known.number:
                 raise FailedPrecondition(
                     f"epoch {epoch} of actor {actor_id!r} was superseded by epoch {known.number}: "
-                    "another process appends under the same actor_id; give each its own",
+                    "another writer has the same name (actor_id); give each its own",
                     reason=Reason.EPOCH_SUPERSEDED,
                 )
             opened = self._begin(actor_id, env_count, store, chunk_length, tail_steps)

@@ -30,6 +30,7 @@ from tidemill.replay import (
     TableConfig,
     signature_like,
 )
+from tidemill.replay.writing import append_call
 from tidemill.replay.writing import writer as writer_module
 
 
@@ -205,6 +206,25 @@ def test_writer_without_a_timeout_warns_once_that_it_is_held_back(
         writing.result(WAIT_S)
     assert len(told) == 1
     assert re.search(naming("table 't' rate limiter: queue_size 1"), told[0])
+
+
+def test_writer_whose_name_another_takes_is_told(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one warning when the server refuses what it sends, and by the error of its next call, which names the name."""
+    told: list[str] = []
+    monkeypatch.setattr(append_call._log, "warning", lambda event, **fields: told.append(f"{event} {fields}"))
+    table = steps_table()
+    with (
+        closing(ReplayWriter(server.address, table, chunk_length=1, name="same")) as first,
+        ReplayWriter(server.address, table, chunk_length=1, name="same") as second,
+    ):
+        first.append(numbered_step(0))
+        first.push()
+        wait_until(lambda: bool(told), "the warning")
+        with pytest.raises(FailedPrecondition, match=naming("'same' name (actor_id)")):
+            first.flush(WAIT_S)
+        second.append(numbered_step(0))
+    assert len(told) == 1
+    assert re.search(naming("name 'same' 1"), told[0].replace(":", " ").replace("}", " "))
 
 
 def test_several_tables_take_items_of_one_stream(server: LocalServer) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import FailedPrecondition, TidemillError, Unavailable
+from tidemill.errors import FailedPrecondition, Reason, TidemillError, Unavailable
+from tidemill.logger import LateLogger
 from tidemill.replay import wire
 from tidemill.replay.reconnecting_call import ReconnectingCall
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -20,6 +21,8 @@ from tidemill.types import Signature
 
 _POLL_S = 0.2
 """How soon a waiting owner notices that it shall stop."""
+
+_log = LateLogger()
 
 
 class StreamRestarted(FailedPrecondition):
@@ -266,6 +269,13 @@ class AppendCall:
             raise self._error
 
     def _fail(self, error: BaseException) -> None:
+        if isinstance(error, TidemillError) and error.reason is Reason.EPOCH_SUPERSEDED:
+            # its owner may call nothing but `close` from now on, which raises nothing
+            _log.warning(
+                "another writer took over the name of this one, which stores nothing more",
+                name=self._open.open.actor_id,
+                unacknowledged_chunks=self._pending_chunks,
+            )
         with self._changed:
             self._error = error
             self._changed.notify_all()
