@@ -299,6 +299,8 @@ class ReplayServicer:
     async def _draw(self, opened: OpenedSample, wanted: SampleDemand, room: BatchRoom, leases: Leases) -> bytes:
         table = opened.table
         table.check_there()
+        if opened.epochs is not None:
+            table.check_epochs()  # or it might wait for samples that it may no longer draw
         if wanted.seed is not None:
             self._batches.check_intact(table)  # or it might wait for steps that are lost
         if wanted.at_step_count is not None:

@@ -180,10 +180,12 @@ class Table:
         `came_back` what became of the batch.
 
         Raises:
-            FailedPrecondition: There is a seed, but the table does not draw at random, or not without a limit.
+            FailedPrecondition: There is a seed, but the table does not draw at random, or not without a limit; or it
+                cannot be drawn by epochs.
         """
         total_weight, size = self.total_weight, self.size
         if epochs is not None:
+            self.check_epochs()  # it may have been changed since the call was opened
             slots, exhausted = epochs.take(self.items, batch_size), _NO_SLOTS
             probabilities = self._sampler.use(slots)
         elif seed is None:

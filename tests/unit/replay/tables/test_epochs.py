@@ -12,7 +12,7 @@ from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
 from tidemill.errors import FailedPrecondition, Reason
 from tidemill.replay.batch import EpochPlace
-from tidemill.replay.table_config import SelectorConfig, SelectorKind
+from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableUpdate
 from tidemill.services.replay.tables.epochs import Epochs, _keys, _permuted
 
 
@@ -64,3 +64,25 @@ def test_table_with_an_order_of_its_own_has_no_epochs() -> None:
         FailedPrecondition, match=naming("fifo max_times_sampled 0"), check=because(Reason.TABLE_UNSUITABLE)
     ):
         table.check_epochs()
+
+
+def test_table_that_is_changed_is_drawn_by_epochs_no_more() -> None:
+    """A draw after the change is refused: it would use items up behind the sampler's back, and evictions would fail."""
+    replay = make_replay(make_config(max_items=8, max_item_steps=1))
+    session, table = open_streams(replay), replay.find("t")
+
+    def fill(first: int) -> None:
+        append(replay, session, [make_chunk(0, 0, first, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
+
+    fill(0)
+    fill(4)
+    epochs = Epochs(EpochPlace(5))
+    table.draw(4, epochs=epochs).release(table.store)
+    replay.update_table(table, TableUpdate(max_times_sampled=2))
+    with pytest.raises(FailedPrecondition, check=because(Reason.TABLE_UNSUITABLE)):
+        table.draw(4, epochs=epochs)
+    for first in range(8, 24, 4):
+        fill(first)
+    assert table.size == table.items.count == table.total_weight == 8
+    drawn = table.draw(16)
+    assert sorted(drawn.batch.keys.tolist()) == sorted(2 * table.items.keys(table.items.lent()).tolist())
