@@ -157,6 +157,7 @@ class Compactor:
             blocks.relocate(moved.slots, where)
             for chunk in corrupt.tolist():
                 self._replay.drop_chunk(store, chunk)
+            blocks.lose(corrupt)  # a call that still holds one keeps the segment no longer
         finally:
             store.release(slots)
         if len(corrupt):

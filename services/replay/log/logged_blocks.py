@@ -16,6 +16,7 @@ from tidemill.services.replay.state.memory import MemoryBudget
 from tidemill.types import Codec, Signature
 
 _FIRST_CAPACITY = 256
+_NO_SEGMENT = 0  # the first is 1: reading a chunk of this one finds no file, as if the chunk were corrupt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +104,10 @@ class LoggedBlocks:
     def relocate(self, slots: Ints, where: Locations) -> None:
         """Note that the log has chunks [N] at another place now."""
         self.segments[slots], self._offsets[slots] = where.segments, where.offsets
+
+    def lose(self, slots: Ints) -> None:
+        """Note that the log has corrupt chunks [N] nowhere, so that they belong to none of its segments."""
+        self.segments[slots], self._offsets[slots] = _NO_SEGMENT, 0
 
     def restore(self, slots: Ints, where: Locations, packed_sizes: Ints) -> None:
         """Add chunks 0 .. N - 1 from before the restart, whose blobs are only in the log."""

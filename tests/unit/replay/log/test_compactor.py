@@ -21,8 +21,10 @@ from tests.unit.replay.log.logs import AtOnce, Log, open_log, sample_all, unread
 from tidemill.config.services import StorageSettings
 from tidemill.errors import Unavailable
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.compactor import Compactor, Garbage, chunks_in
 from tidemill.services.replay.log.log import ReplayLog
+from tidemill.services.replay.log.logged_blocks import logged
 
 SEGMENT_BYTES = 4000
 LOWEST_FIRST = SelectorConfig(SelectorKind.MIN_HEAP)
@@ -123,6 +125,37 @@ def test_a_log_of_little_but_segment_heads_is_written_again_once(tmp_path: Path)
     again = open_log_again(log)
     assert again.replay.find("t").size == 5
     again.crash()
+
+
+def test_corrupt_chunk_that_a_call_holds_does_not_keep_its_segment(tmp_path: Path) -> None:
+    """Its items are dropped once, the segment goes, and whoever reads the chunk still finds it corrupt."""
+    log = open_log(tmp_path, segment_bytes=64, max_memory_bytes=500)
+    log.replay.create_table(make_config(max_items=50, max_item_steps=4))
+    table, session = log.replay.find("t"), open_streams(log.replay)
+    for number in range(20):
+        append(log.replay, session, [make_chunk(0, 0, 4 * number, 4)], [make_items(0, [(0, 3, 4)])])
+    held, before = table.store.held()[:1], log.files
+    where = logged(table.store).locations(held)
+    path = log.recovered.folder.segment(int(where.segments[0]))
+    data = bytearray(path.read_bytes())
+    data[int(where.offsets[0]) + 7] ^= 4
+    path.write_bytes(data)
+    table.store.acquire(held)
+    moves = iter(range(100))
+
+    class Bounded(AtOnce):
+        async def room(self) -> None:
+            """Fail if the log is written again without an end."""
+            next(moves)
+
+    log.compact(Bounded())
+    assert not set(before) & set(log.files)
+    assert (log.replay.corrupt_chunks, table.size) == (1, 19)
+    cold = BlobReader(BlobFiles(log.recovered.folder))
+    assert asyncio.run(cold.blobs(logged(table.store), held))[1].tolist() == held.tolist()
+    cold.close()
+    table.store.release(held)
+    log.crash()
 
 
 def test_segment_that_cannot_be_read_just_now_keeps_its_chunks(tmp_path: Path) -> None:
