@@ -104,6 +104,7 @@ class BatchReader:
             InvalidArgument: The batch is too large.
             FailedPrecondition: A chunk is too long for the caller's mirror.
             DataLoss: The batch has a seed, and the table has lost something (`check_intact`).
+            NotFound: The table was dropped, and the log has deleted chunks of the batch.
             Unavailable: The log could not be read.
         """
         table, mirror = opened.table, opened.mirror
@@ -191,6 +192,7 @@ class BatchReader:
             if not len(corrupt):
                 whole = [blob for blob in blobs if blob is not None]
                 return _placed(drawn, lacked, blocks.cut(chunks, whole, drawn.batch.step_counts[lacked]), mirror)
+            table.check_there()  # a dropped one's chunks may be gone with their segments
             self._drop(table, corrupt.tolist())
             if wanted.seed is not None:
                 self.check_intact(table)

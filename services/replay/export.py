@@ -95,7 +95,7 @@ class TableExport:
         """
         if max_age is not None and max_age < min_age:
             raise InvalidArgument(f"max_age is {max_age}, must be at least min_age ({min_age})")
-        self._store, items = table.store, table.items
+        self._table, self._store, items = table, table.store, table.items
         self._step_bytes = sum(column.step_bytes for column in table.config.signature)
         slots = items.oldest_first()
         ages = items.ages(slots)
@@ -141,6 +141,7 @@ class TableExport:
             blobs: Reads what is not in memory; None if everything is in memory.
 
         Raises:
+            NotFound: The table was dropped, and the log has deleted chunks of it.
             ResourceExhausted: The memory of chunks was needed for what actors append.
             Unavailable: The log could not be read.
         """
@@ -148,6 +149,8 @@ class TableExport:
         for part in self._parts():
             self._check()
             blocks, corrupt = await self._read(self.chunks[part], self.step_counts[part], blobs)
+            if len(corrupt):
+                self._table.check_there()  # a dropped one's chunks may be gone with their segments
             for chunk in corrupt.tolist():
                 _log.error("corrupt chunk on disk, its items were dropped", items=replay.drop_chunk(self._store, chunk))
             self._is_corrupt[part] = gone = np.isin(self.chunks[part], corrupt)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.unit.replay.log.logs import Log, open_log, unreadable
-from tidemill.errors import DataLoss, FatalError, Unavailable
+from tidemill.arrays import Ints
+from tidemill.errors import DataLoss, FatalError, NotFound, Reason, Unavailable
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import RateLimiterConfig
 from tidemill.services.replay.admission import AdmissionQueue
@@ -95,6 +96,22 @@ def test_memory_stays_within_its_budget_and_every_item_is_served(log: Log) -> No
     sample = read(log, 4 * CHUNKS, distinct=True)
     wanted = [(0, *range(max(last - 2, 0), last + 1)) for last in range(4 * CHUNKS)]
     assert sorted(steps_of(sample)) == sorted(wanted)
+
+
+def test_draw_from_a_dropped_table_whose_segments_are_gone_ends(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing counts as corrupt: draws by a seed from other tables would be refused."""
+    blobs = BlobReader.blobs
+
+    async def drop_first(reader: BlobReader, blocks: LoggedBlocks, slots: Ints) -> tuple[list[bytes | None], Ints]:
+        log.replay.drop_table(log.replay.find("t"))
+        for path in log.files:
+            path.unlink()
+        return await blobs(reader, blocks, slots)
+
+    monkeypatch.setattr(BlobReader, "blobs", drop_first)
+    with pytest.raises(NotFound, match=naming("table 't'"), check=because(Reason.UNKNOWN_TABLE)):
+        read(log, 100, distinct=False)
+    assert log.replay.corrupt_chunks == 0
 
 
 def test_nothing_is_held_after_a_batch_was_read(log: Log) -> None:

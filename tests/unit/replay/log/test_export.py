@@ -11,19 +11,20 @@ import pytest
 
 from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
-from tests.unit.replay.log.logs import Log, open_log, unreadable
-from tidemill.errors import Reason, ResourceExhausted, Unavailable
+from tests.unit.replay.log.logs import AtOnce, Log, open_log, unreadable
+from tidemill.errors import NotFound, Reason, ResourceExhausted, Unavailable
 from tidemill.services.replay.export import ChunkPart, ItemPart, TableExport
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
+from tidemill.services.replay.log.compactor import Compactor
 from tidemill.services.replay.log.logged_blocks import logged
 
 _CHUNKS = 40
 
 
-def _filled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
+def _filled(path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int = 2**20) -> Log:
     """Return a log with a stream of which memory holds a few chunks; exports have parts of about five."""
     monkeypatch.setattr("tidemill.services.replay.export._PART_BYTES", 500)
-    log = open_log(path, max_memory_bytes=1000)
+    log = open_log(path, segment_bytes, max_memory_bytes=1000)
     log.replay.create_table(make_config(max_items=1000))
     session = open_streams(log.replay)
     for first in range(0, 4 * _CHUNKS, 4):
@@ -104,6 +105,33 @@ def test_export_that_cannot_read_the_log_ends_and_drops_nothing(
     with unreadable(errno.EMFILE), pytest.raises(Unavailable, match=naming("log")):
         _exported(log)
     assert _steps(_exported(log)[0]) == list(range(160))
+    log.crash()
+
+
+def test_export_of_a_dropped_table_whose_segments_are_gone_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not cut short, and nothing counts as corrupt: draws by a seed from other tables would be refused."""
+    log = _filled(tmp_path, monkeypatch, segment_bytes=1000)
+
+    async def read() -> None:
+        blobs = BlobReader(BlobFiles(log.recovered.folder))
+        cleaner = Compactor(log.replay, log.journal, AtOnce(), blobs, log.segment_bytes, lambda: None)
+        export = TableExport(log.replay.find("t"))
+        try:
+            parts = export.chunk_parts(log.replay, blobs)
+            await anext(parts)
+            log.replay.drop_table(log.replay.find("t"))
+            await cleaner.compact()
+            async for _ in parts:
+                pass
+        finally:
+            blobs.close()
+            export.close()
+
+    with pytest.raises(NotFound, match=naming("table 't'"), check=because(Reason.UNKNOWN_TABLE)):
+        asyncio.run(read())
+    assert log.replay.corrupt_chunks == 0
     log.crash()
 
 
