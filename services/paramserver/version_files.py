@@ -291,9 +291,11 @@ class StoredBlob:
 
         Raises:
             DataLoss: They are truncated or have flipped bits.
+            Unavailable: It was closed meanwhile.
         """
-        if not self._newest.load(self.number, self.encoding, self._read_whole):
-            verify(self._file, self.encoding)
+        with self._removal_reported():
+            if not self._newest.load(self.number, self.encoding, self._read_whole):
+                verify(self._file, self.encoding)
 
     def read_memory(self, size_bytes: int) -> bytes | None:
         """Return the next bytes, at most `size_bytes` and none at the end; None if they must come from the disk."""
@@ -306,18 +308,23 @@ class StoredBlob:
         Raises:
             Unavailable: It was closed meanwhile.
         """
-        try:
+        with self._removal_reported():
             self._file.seek(self._offset)
             return self._moved(self._file.read(size_bytes))
+
+    def close(self) -> None:
+        """Close the file; from any thread, also while it is read. May be called twice."""
+        self._file.close()
+
+    @contextlib.contextmanager
+    def _removal_reported(self) -> Iterator[None]:
+        try:
+            yield
         except ValueError as error:  # of a closed file
             raise Unavailable(
                 f"version {self.number} was removed while it was being read; fetch a newer one",
                 reason=Reason.VERSION_REMOVED,
             ) from error
-
-    def close(self) -> None:
-        """Close the file; from any thread, also while it is read. May be called twice."""
-        self._file.close()
 
     def _held(self) -> bytes | None:
         return self._newest.get(self.number, self.encoding.precision)

@@ -126,6 +126,8 @@ def test_removed_versions_that_are_read_take_no_more_than_the_budget(tmp_path: P
     assert [blob.read_disk(9) for blob in blobs[2:6:2]] == [b"22222", b"33333"]
     with pytest.raises(Unavailable, match=naming("version 1"), check=because(Reason.VERSION_REMOVED)):
         blobs[0].read_disk(9)
+    with pytest.raises(Unavailable, match=naming("version 1"), check=because(Reason.VERSION_REMOVED)):
+        blobs[1].verify()
     for blob in blobs:
         blob.close()
 
