@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from tidemill.replay import (
     Decoding,
     ItemWindow,
     RateLimiterConfig,
+    ReplayBatch,
     ReplayClient,
     ReplayDataset,
     ReplayWriter,
     SelectorConfig,
     SelectorKind,
+    TableAt,
     TableConfig,
 )
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -148,6 +151,28 @@ def test_decoded_batches_of_a_call_that_broke_are_not_handed_out_twice(threads: 
             wait_until(lambda: dataset.reconnects == 1, "the next call")
             seen += numbers(dataset, 18)
         assert sorted(seen) == list(range(40))
+
+
+def test_part_of_a_mixed_batch_whose_call_broke_is_not_handed_out_twice() -> None:
+    """One of two queues loses its connection while the batch is put together: its items come by the next call."""
+    with local_server() as server, local_server() as other, Proxy(server.address) as proxy:
+        first, second = steps_table("t"), steps_table("u")
+        write(server.address, first, 16)
+        write(other.address, second, 16)
+        reconnects: list[int] = []
+
+        def join(parts: Sequence[ReplayBatch]) -> dict[str, list[list[int]]]:
+            if not reconnects:
+                proxy.cut()
+                wait_until(lambda: dataset.reconnects == 1, "the next call")
+                reconnects.append(dataset.reconnects)
+            return {"numbers": [part["number"][:, -1].tolist() for part in parts]}
+
+        tables: dict[TableConfig | TableAt, float] = {first: 0.5, TableAt(second, other.address): 0.5}
+        with ReplayDataset(proxy.address, tables, 4, timeout_s=WAIT_S, join=join) as dataset:
+            batches = [next(dataset).columns["numbers"] for _ in range(8)]
+        for part in range(2):
+            assert [number for batch in batches for number in batch[part]] == list(range(16))
 
 
 def _read(address: str, table: TableConfig, batches: int, threads: int, said: Connection) -> None:

@@ -378,7 +378,10 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         return self._closed.is_set() or self._stop.is_set()
 
     def _batch_within(self, wait_s: float, began_s: float) -> ReplayBatch | None:
-        """Return the next batch, or None if a table has none within `wait_s` seconds; raises as `__next__`."""
+        """Return the next batch, or None if a table has none within `wait_s` seconds; raises as `__next__`.
+
+        It is also None if the call of a part has ended: its items come again, and the other parts wait for them.
+        """
         self._owner.check()
         parts: list[FedBatch] = []
         try:
@@ -401,9 +404,12 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                 feed.put_back(part)  # for the next attempt
         batches = [part.batch for part in whole]
         batch = batches[0] if len(batches) == 1 else ReplayBatch.joined(batches, self._join)
-        for part in whole:
-            part.settle()
-        return batch
+        if not any(part.is_void for part in whole) and all([part.settle() for part in whole]):
+            return batch
+        # the call of a part has ended since it was taken
+        for feed, part in zip(self._feeds, whole, strict=True):
+            feed.put_back(part)
+        return None
 
     def _overdue(self, table: int) -> Unavailable | EndOfBatches:
         """The exception for a batch that does not come in time: its likely cause, or the end of the batches."""

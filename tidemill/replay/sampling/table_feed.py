@@ -116,10 +116,11 @@ class FedBatch:
         """Whether the batch must not be handed out: its items come again."""
         return self.lease is not None and self.lease.is_void
 
-    def settle(self) -> None:
-        """Note that the batch is handed out."""
+    def settle(self) -> bool:
+        """Note that the batch is handed out, unless it must not be; true if it is."""
         if self.lease is not None:
             self.lease.settle()
+        return not self.is_void  # once it is settled it cannot become void
 
 
 class TableFeed:
