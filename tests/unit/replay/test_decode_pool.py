@@ -107,6 +107,21 @@ def test_fault_in_a_thread_is_raised_in_the_training_thread(samples: _Samples, m
         wait_until(lambda: batches.take(0.01), "the reason")
 
 
+def test_fault_of_one_of_two_threads_ends_both(samples: _Samples, make: _Make) -> None:
+    """The other one does not hide the reason behind batches without end."""
+    for number in range(50):
+        samples.queue.put(sample([0.0], first_key=number + 1))
+
+    def decode(found: SampledBatch) -> list[int]:
+        if found.keys[0] == 2:
+            raise ValueError("cannot be decoded")
+        return _decode(found)
+
+    batches = make(decode=decode, threads=2)
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        [batches.take(1.0) for _ in range(20)]
+
+
 def test_samples_are_received_in_order_by_many_threads(samples: _Samples, make: _Make) -> None:
     """What they say of the server, such as its count of agent decisions, is seen in the order in which it was said."""
     for count in range(1, 201):

@@ -89,6 +89,7 @@ class DecodePool(Generic[S, T]):
                     self._closed.wait(_EMPTY_S)
         except BaseException as error:  # re-raised in the thread that takes batches
             self._error = error
+            self._closed.set()  # the other threads stop, or the reason would wait behind what they decode
 
     def _hand_over(self, batches: Sequence[T]) -> None:
         while not self._closed.is_set():
