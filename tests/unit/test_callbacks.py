@@ -27,7 +27,8 @@ _SCORE = Score(1.0, 2, 3, 4, 5, 6.0, 0.0, 6.0, 6.0)
 class Notes(Callback):
     """Notes what it receives; fails at the update of one step."""
 
-    def __init__(self, fails_at: int = -1) -> None:
+    def __init__(self, fails_at: int = -1, error: type[BaseException] = RuntimeError) -> None:
+        self.error = error
         self.notes: list[tuple[Any, ...]] = []
         self.threads: set[int] = set()
         self._fails_at = fails_at
@@ -35,7 +36,7 @@ class Notes(Callback):
     def on_update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note it, or fail."""
         if step == self._fails_at:
-            raise RuntimeError("the disk is full")
+            raise self.error("the disk is full")
         self.notes.append(("update", step, dict(metrics)))
         self.threads.add(threading.get_ident())
 
@@ -80,9 +81,10 @@ def test_callback_is_told_everything_in_order_by_another_thread() -> None:
     assert threading.get_ident() not in notes.threads
 
 
-def test_callback_that_raises_is_logged_once_and_not_called_again() -> None:
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_callback_that_raises_is_logged_once_and_not_called_again(error: type[BaseException]) -> None:
     """By its name; the caller notices nothing, and the other callbacks are called as before."""
-    broken, sound = Notes(fails_at=2), Notes()
+    broken, sound = Notes(2, error), Notes()
     callbacks = CallbackThread({"my_module:Broken": broken, "my_module:Sound": sound})
     with capture_logs() as logs:
         for step in (1, 2, 3):

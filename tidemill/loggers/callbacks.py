@@ -167,6 +167,6 @@ class CallbackThread:
         for name, callback in list(self._callbacks.items()):
             try:
                 getattr(callback, method)(*arguments)
-            except Exception as error:  # whatever the user's class raises, training continues without it
+            except BaseException as error:  # whatever the user's class raises, training continues without it
                 del self._callbacks[name]
                 _log.error("callback failed, disabled", callback=name, method=method, exc_info=error)

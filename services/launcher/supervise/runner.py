@@ -235,7 +235,8 @@ class ClusterRunner:
 
     async def _watch_exit(self, name: str, child: Child) -> None:
         code = await child.wait()
-        self._groups.end(child.pid)
+        with contextlib.suppress(OSError):  # such as too many open files: the guard still ends what is left
+            self._groups.end(child.pid)
         self._events.put_nowait(_Exited(name, code))
 
     async def _abandon(self) -> None:

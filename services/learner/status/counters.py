@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,7 +20,8 @@ class Counters:
     """Updates, agent decisions and the published version.
 
     `env_steps` is written by the thread that receives samples and by the one that asks the table while none come, the
-    rest by the training thread; all may read.
+    rest by the training thread; all may read. A count moves from one field to another when a server starts empty, so
+    they are read and written together.
     """
 
     learner_steps: int = 0
@@ -31,13 +33,16 @@ class Counters:
     _base_env_steps: int = 0
     _stored: dict[str, StoredSteps] = field(default_factory=dict)
     _waiting: dict[str, int] = field(default_factory=dict)  # what a table said since its last batch
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def env_steps(self) -> int:
         """Agent decisions, including those before restarts of the replay service; never falls."""
-        stored, waiting = dict(self._stored), dict(self._waiting)  # other threads write them
-        steps = (max(stored.get(shard, _UNKNOWN).env_steps, waiting.get(shard, 0)) for shard in {**stored, **waiting})
-        return self._base_env_steps + sum(steps)
+        with self._lock:
+            stored, waiting = self._stored, self._waiting
+            shards = {**stored, **waiting}
+            steps = (max(stored.get(shard, _UNKNOWN).env_steps, waiting.get(shard, 0)) for shard in shards)
+            return self._base_env_steps + sum(steps)
 
     def observe(self, stored: StoredSteps, shard: str = "") -> None:
         """Take the count of a replay server, which starts at 0 again when the server starts empty.
@@ -46,27 +51,30 @@ class Counters:
         same. Answers of one sample stream come in order, and only they may be given here. Several shards count each for
         itself, under its name.
         """
-        before = self._stored.get(shard, _UNKNOWN)
-        if stored.store_id != before.store_id:
-            self._base_env_steps += before.env_steps
-        elif stored.env_steps < before.env_steps:
-            self._base_env_steps += before.env_steps - stored.env_steps
-        self._stored[shard] = stored
-        self._waiting.pop(shard, None)
+        with self._lock:
+            before = self._stored.get(shard, _UNKNOWN)
+            if stored.store_id != before.store_id:
+                self._base_env_steps += before.env_steps
+            elif stored.env_steps < before.env_steps:
+                self._base_env_steps += before.env_steps - stored.env_steps
+            self._stored[shard] = stored
+            self._waiting.pop(shard, None)
 
     def observe_waiting(self, env_steps: int, shard: str = "") -> None:
         """Take the count of a replay server that no batch has come from, which is not part of a checkpoint."""
-        self._waiting[shard] = max(env_steps, self._waiting.get(shard, 0))
+        with self._lock:
+            self._waiting[shard] = max(env_steps, self._waiting.get(shard, 0))
 
     def state(self) -> dict[str, int]:
         """Return the state for a checkpoint; a new fencing_token is acquired at each start."""
-        return {
-            "learner_steps": self.learner_steps,
-            "version": self.version,
-            "base_env_steps": self._base_env_steps,
-            **{f"{_SERVER}{shard}": stored.env_steps for shard, stored in self._stored.items()},
-            **{f"{_HISTORY}{shard}": stored.store_id for shard, stored in self._stored.items()},
-        }
+        with self._lock:
+            return {
+                "learner_steps": self.learner_steps,
+                "version": self.version,
+                "base_env_steps": self._base_env_steps,
+                **{f"{_SERVER}{shard}": stored.env_steps for shard, stored in self._stored.items()},
+                **{f"{_HISTORY}{shard}": stored.store_id for shard, stored in self._stored.items()},
+            }
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """Continue from what `state` returned."""

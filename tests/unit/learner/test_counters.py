@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +34,23 @@ def test_env_steps_follow_the_server() -> None:
 def test_env_steps_go_on_when_the_server_starts_empty() -> None:
     """25 steps before a restart and 7 after it are 32; a second restart adds again."""
     assert observed((7, 25), (8, 3), (8, 7), (9, 2)).env_steps == 25 + 7 + 2
+
+
+def test_env_steps_are_not_read_while_a_count_moves() -> None:
+    """A thread that reads in the middle would count the old server twice, which could end a run at once."""
+    counters, read = observed((7, 25)), list[int]()
+    reader = threading.Thread(target=lambda: read.append(counters.env_steps), daemon=True)
+
+    class Slow(dict[str, StoredSteps]):
+        def __setitem__(self, shard: str, stored: StoredSteps) -> None:
+            reader.start()
+            reader.join(0.2)
+            super().__setitem__(shard, stored)
+
+    counters._stored = Slow(counters._stored)
+    observed((8, 3), counters=counters)
+    reader.join()
+    assert read == [28]
 
 
 def test_env_steps_of_a_server_that_filled_up_again_are_all_new() -> None:

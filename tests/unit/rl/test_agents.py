@@ -271,6 +271,17 @@ def test_actions_have_the_environments_shape_and_type(config: AgentConfig, env_s
         assert action.max() <= high
 
 
+@every_agent
+def test_what_a_policy_returned_is_not_changed_by_the_next_version(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """Nothing is a view of its parameters, into which `load` writes."""
+    policy = policy_of(config, env_spec)
+    assert isinstance(policy, SplitPolicy)
+    returned = policy.forward(seen_by(config, env_spec))
+    kept = {name: value.clone() for name, value in returned.items()}
+    policy.load({name: value + 1 for name, value in build_agent(config, env_spec).policy_state().items()})
+    assert_equal_states(returned, kept)
+
+
 @pytest.mark.requires_cuda
 @every_agent
 def test_policy_on_a_gpu_acts_in_the_hosts_memory(config: AgentConfig, env_spec: EnvSpec) -> None:

@@ -208,8 +208,9 @@ class ActorCriticPolicy:
         """Return the policy's numbers as `head`, [N, ...], of a Gaussian `log_std`, [N, A], and what it remembers."""
         observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
         head, recurrent_state = self._network.policy_head(observation, self._recurrence(policy_input))
-        log_std = self._network.log_std
-        output = {"head": head} if log_std is None else {"head": head, "log_std": log_std.expand_as(head)}
+        output = {"head": head}
+        if (log_std := self._network.log_std) is not None:  # copied: `load` writes the next version in its place
+            output["log_std"] = log_std.expand_as(head).clone()
         return output if recurrent_state is None else output | {"recurrent_state": recurrent_state}
 
     def _recurrence(self, policy_input: PolicyInput) -> Recurrence | None:
