@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from tidemill.replay import (
     Decoding,
     ReplayClient,
     ReplayDataset,
+    ReplaySampler,
     ReplayWriter,
     SelectorConfig,
     SelectorKind,
@@ -111,6 +113,37 @@ def test_priorities_that_the_only_server_does_not_take_are_counted(
         monkeypatch.setattr(ReplayClient, "update_priorities", refuse)
         dataset.priorities.send(batch.keys, np.full(4, 5.0))
         wait_until(lambda: dataset.priorities_dropped == 4, "the priorities to be counted")
+
+
+@pytest.mark.parametrize("ends", ["close", "stop"])
+@pytest.mark.parametrize("kind", ["dataset", "dataset with threads", "sampler"])
+def test_long_take_ends_with_its_dataset_or_sampler(server: LocalServer, kind: str, ends: str) -> None:
+    """A thread that may wait for long notices soon that there is no more to wait for."""
+    stop = threading.Event()
+    sampling: ReplayDataset | ReplaySampler
+    if kind == "sampler":
+        sampling = ReplaySampler(server.address, TABLE, 4, create=True, stop=stop)
+    else:
+        decoding = Decoding(threads=2 if "threads" in kind else 0)
+        sampling = ReplayDataset(server.address, TABLE, 4, decoding=decoding, create=True, stop=stop)
+    taken: list[object] = []
+
+    def take() -> None:
+        with suppress(StopIteration):
+            taken.append(sampling.take(WAIT_S))
+
+    with sampling:
+        waiting = threading.Thread(target=take, daemon=True)
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        if ends == "close":
+            sampling.close()
+        else:
+            stop.set()
+        waiting.join(5.0)
+        assert not waiting.is_alive()
+    assert taken in ([], [None])
 
 
 def test_batches_stop_when_the_dataset_is_closed(server: LocalServer) -> None:

@@ -37,7 +37,7 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
 from tidemill.rpc.fork import OwnerProcess, Reopened
 
-_POLL_S = 0.2
+_POLL_S = 0.2  # how soon a waiting thread notices that it shall stop
 _EXPLAIN_S = 0.5
 _SMALLER_S = 1.0
 """Longest wait for a smaller batch that was asked for, in seconds."""
@@ -298,7 +298,11 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
 
     def take(self, timeout_s: float) -> ReplayBatch | None:
         """Return the next batch, or None if there is none within `timeout_s` seconds; raises as `__next__`."""
-        return self._batch_within(timeout_s, time.monotonic())
+        began_s = time.monotonic()
+        batch = self._batch_within(min(timeout_s, _POLL_S), began_s)
+        while batch is None and (left_s := began_s + timeout_s - time.monotonic()) > 0:
+            batch = self._batch_within(min(left_s, _POLL_S), began_s)
+        return batch
 
     def update_priorities(self, batch: ReplayBatch, priorities: ArrayLike, timeout_s: float | None = None) -> None:
         """Set new priorities of a batch's items; one that has left its table is skipped, never its successor changed.

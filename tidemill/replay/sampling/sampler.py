@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
@@ -22,7 +23,7 @@ from tidemill.rpc.channel import MAX_MESSAGE_BYTES
 from tidemill.rpc.fork import OwnerProcess, Reopened
 
 _POLL_S = 0.2
-"""How soon an iterating thread notices that it shall stop."""
+"""How soon a waiting thread notices that it shall stop."""
 
 
 class ReplaySampler(Reopened, Closing, Iterator[SampledBatch]):
@@ -116,13 +117,19 @@ class ReplaySampler(Reopened, Closing, Iterator[SampledBatch]):
             self._resources = stack.pop_all()
 
     def take(self, timeout_s: float) -> SampledBatch | None:
-        """Return the next batch, or None if none comes within `timeout_s` seconds or the sampler was closed.
+        """Return the next batch, or None if none comes within `timeout_s` seconds, it was closed, or `stop` was set.
 
         Raises:
             TidemillError: A server refused for good, such as one that has the table with another configuration.
         """
         self._owner.check()
-        return None if self._is_over() else self._stream.take(timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        while not self._is_over():
+            left_s = deadline_s - time.monotonic()
+            batch = self._stream.take(min(left_s, _POLL_S))
+            if batch is not None or left_s <= _POLL_S:
+                return batch
+        return None
 
     def __next__(self) -> SampledBatch:
         """Return the next batch, waiting as long as it takes.
