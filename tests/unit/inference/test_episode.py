@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,11 @@ from tidemill.errors import InvalidArgument
 from tidemill.inference.wire import Answer
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import SplitPolicy
+from tidemill.rl.agents.on_policy import ActorCriticPolicy
 from tidemill.rl.policy_io import PolicyInput
+from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig, PQNConfig
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.registry import AgentConfig, extra_columns_of
 from tidemill.services.inference.episode import Episode, Row
 from tidemill.simulator.wire import SeenStep
 from tidemill.types import EnvSpec
@@ -29,8 +34,8 @@ def _seen(step: int, **others: object) -> SeenStep:
     return SeenStep(step, np.array([step], np.float32), reward=float(step), **others)  # type: ignore[arg-type]
 
 
-def _play(episode: Episode, *steps: SeenStep) -> list[Row]:
-    policy = build_policy(_DQN, _SPEC)
+def _play(episode: Episode, *steps: SeenStep, algorithm: AgentConfig = _DQN, spec: EnvSpec = _SPEC) -> list[Row]:
+    policy = build_policy(algorithm, spec)
     assert isinstance(policy, SplitPolicy)
     rows: list[Row] = []
     for seen in steps:
@@ -113,6 +118,52 @@ def test_reported_action_is_stored_with_its_own_priority_inputs() -> None:
     seen = PolicyInput(stack, np.ones(1, bool), np.zeros(1, np.int64), none, np.zeros((1, 0), np.float32))
     numbers = policy.forward(seen)["q"]
     torch.testing.assert_close(torch.from_numpy(row.beside["chosen"]), numbers[0, 2])
+
+
+_BOX = EnvSpec((1,), "float32", action_shape=(2,), frame_stack=2)
+_CHOICES = EnvSpec((1,), "float32", action_shape=(2,), action_sizes=(2, 3), frame_stack=2)
+
+
+_MLP: dict[str, Any] = {"network": "mlp", "hidden_sizes": (4,)}
+
+
+@pytest.mark.parametrize(
+    "config, spec, action",
+    [
+        (PPOConfig(**_MLP), _SPEC, 2),
+        (PPOConfig(**_MLP), _BOX, [0.25, -0.5]),
+        (PPOConfig(**_MLP), _CHOICES, [1, 2]),
+        (IMPALAConfig(**_MLP), _SPEC, 2),
+        (PQNConfig(**_MLP), _SPEC, 2),
+    ],
+)
+def test_reported_action_is_stored_by_an_algorithm_of_rollouts(
+    config: AgentConfig, spec: EnvSpec, action: int | list[float]
+) -> None:
+    """Of a policy with probabilities with that of the action, as a simulator of a restarted service repeats it."""
+    reported = np.array(action, spec.action_dtype)
+    episode = Episode(spec, 0, extra_columns_of(config, spec))
+    steps = (_seen(0, reported=reported), _seen(1, terminated=True))
+    (row,) = _play(episode, *steps, algorithm=config, spec=spec)
+    assert row.columns["action"].tolist() == action
+    policy = build_policy(config, spec)
+    if isinstance(policy, ActorCriticPolicy):
+        stack, none = np.zeros((1, 2, 1), np.float32), np.zeros(1, np.float32)
+        seen = PolicyInput(stack, np.ones(1, bool), np.zeros(1, np.int64), none, np.zeros((1, 0), np.float32))
+        numbers = policy.forward(seen)
+        distribution = policy._network.with_legal(numbers["head"], None, numbers.get("log_std"))
+        expected = distribution.log_prob(torch.from_numpy(reported[None]))
+        torch.testing.assert_close(torch.from_numpy(row.columns["log_prob"][None]), expected)
+
+
+def test_reported_action_that_is_not_legal_is_refused_by_a_policy_with_probabilities() -> None:
+    """Its probability is 0, from which nothing can be learned."""
+    spec = EnvSpec((1,), "float32", num_actions=3, frame_stack=2, masks_actions=True)
+    config = PPOConfig(**_MLP)
+    episode = Episode(spec, 0, extra_columns_of(config, spec))
+    seen = _seen(0, reported=np.array(2), action_mask=np.array([True, True, False]))
+    with pytest.raises(InvalidArgument, match=naming("action [2] mask")):
+        _play(episode, seen, algorithm=config, spec=spec)
 
 
 def test_evaluation_stores_nothing() -> None:

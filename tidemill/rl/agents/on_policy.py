@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tidemill.arrays import Array
+from tidemill.errors import InvalidArgument
 from tidemill.rl.agents.interface import NoiseRows, PolicyContext, Update
 from tidemill.rl.agents.normalizer import ActedRewards, Normalizer
 from tidemill.rl.agents.update_graph import recorded
-from tidemill.rl.networks.actor_critic import ActionDistribution, ActorCritic, build_actor_critic
+from tidemill.rl.networks.actor_critic import IMPOSSIBLE, ActionDistribution, ActorCritic, build_actor_critic
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.lstm import Recurrence
 from tidemill.rl.networks.recurrent import remembered
@@ -221,11 +222,30 @@ class ActorCriticPolicy:
         return Recurrence(is_first, torch.from_numpy(policy_input.recurrent_state).to(self._device))
 
     @torch.inference_mode()
-    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
-        """Return actions drawn from the policy and their log-probabilities."""
+    def choose(
+        self,
+        policy_input: PolicyInput,
+        output: Mapping[str, Tensor],
+        env_steps: int = 0,
+        taken: Array | None = None,
+    ) -> PolicyOutput:
+        """Return actions drawn from the policy and their log-probabilities.
+
+        An action that was taken by somebody else counts as the policy's own, since nothing says how likely it was. It
+        often is: a simulator that continues its episode at a restarted service repeats what the policy chose.
+
+        Raises:
+            InvalidArgument: An action that was taken is not legal, so the policy cannot learn from it.
+        """
         distribution = self._distribution(policy_input, output)
-        action = distribution.sample(self._rng)
-        extras = {LOG_PROB: distribution.log_prob(action).cpu().numpy(), **self._rewards.extras(policy_input)}
+        if taken is None:
+            action = distribution.sample(self._rng)
+        else:
+            action = torch.from_numpy(np.ascontiguousarray(taken)).to(self._device)
+        log_prob = distribution.log_prob(action)
+        if taken is not None and policy_input.action_mask is not None and bool((log_prob < IMPOSSIBLE / 2).any()):
+            raise InvalidArgument(f"action is {taken.tolist()}, which the action mask forbids: report a legal one")
+        extras = {LOG_PROB: log_prob.cpu().numpy(), **self._rewards.extras(policy_input)}
         return PolicyOutput(self._shaped(action), recurrent_state=remembered(output), extras=extras)
 
     def _distribution(self, policy_input: PolicyInput, output: Mapping[str, Tensor]) -> ActionDistribution:

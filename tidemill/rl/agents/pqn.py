@@ -205,8 +205,16 @@ class PQNPolicy:
         observation = torch.from_numpy(np.ascontiguousarray(policy_input.observation)).to(self._device)
         return {"q": self._network(observation)}
 
-    def choose(self, policy_input: PolicyInput, output: Mapping[str, Tensor], env_steps: int = 0) -> PolicyOutput:
-        """Return epsilon-greedy actions [N] by the values."""
+    def choose(
+        self,
+        policy_input: PolicyInput,
+        output: Mapping[str, Tensor],
+        env_steps: int = 0,
+        taken: Array | None = None,
+    ) -> PolicyOutput:
+        """Return epsilon-greedy actions [N] by the values, or those that were taken."""
+        if taken is not None:
+            return PolicyOutput(taken)
         q = output["q"].cpu().numpy()
         return PolicyOutput(self._chance.explore(q, env_steps, policy_input.action_mask))
 

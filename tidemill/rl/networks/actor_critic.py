@@ -26,7 +26,7 @@ from tidemill.rl.normalization import Standardization
 from tidemill.rl.settings.on_policy import ActorCriticSettings
 from tidemill.types import EnvSpec
 
-_IMPOSSIBLE = -1e30
+IMPOSSIBLE = -1e30
 """Logit of an action that is not legal: its probability is exactly 0, and finite, so that 0 times it is 0."""
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -34,7 +34,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 def legal_logits(logits: Tensor, legal: Tensor | None) -> Tensor:
     """Return logits [..., A] of which those of actions that are not `legal`, bool [..., A], have probability 0."""
-    return logits if legal is None else torch.where(legal, logits, _IMPOSSIBLE)
+    return logits if legal is None else torch.where(legal, logits, IMPOSSIBLE)
 
 
 class ActionDistribution(NamedTuple):
@@ -152,7 +152,7 @@ class ActorCritic(MixedPrecision):
             return ActionDistribution(*split(head))
         head = legal_logits(head, legal)
         if self._places is not None:
-            head = nn.functional.pad(head, (0, 1), value=_IMPOSSIBLE)[:, self._places]
+            head = nn.functional.pad(head, (0, 1), value=IMPOSSIBLE)[:, self._places]
         return ActionDistribution(head, log_std)
 
     def values(self, observation: Tensor, recurrence: Recurrence | None = None) -> Tensor:
