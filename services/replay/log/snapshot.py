@@ -245,12 +245,12 @@ class Snapshotter:
             self._replay.log_removed()
             sequence, segment, state = self._journal.sequence, self._journal.segment, self._state()
             tables = [
-                (self._replay.number_of(table), table, table.stats.to_array(), table.times.marks)
+                (self._replay.number_of(table), table, table.stats.to_array(), table.items.inserted, table.times.marks)
                 for table in self._replay.tables
             ]
             copies = [
-                TableSnapshot(number, stats, await _copy(table), config_to_json(table.config), times)
-                for number, table, stats, times in tables
+                TableSnapshot(number, stats, await _copy(table, inserted), config_to_json(table.config), times)
+                for number, table, stats, inserted, times in tables
             ]
             snapshot = Snapshot(sequence, copies, segment, is_last)
             number = await asyncio.to_thread(self._files.write, snapshot)
@@ -277,13 +277,17 @@ class Snapshotter:
         return [table.stats.to_array().tobytes() for table in self._replay.tables]
 
 
-async def _copy(table: Table) -> list[States]:
-    """Copy what a snapshot keeps of a table's items, letting others run between slices."""
+async def _copy(table: Table, inserted: int) -> list[States]:
+    """Copy what a snapshot keeps of the first `inserted` items ever, letting others run between slices.
+
+    Later ones are of records that follow the snapshot: if the power fails before these are on disk, others come that
+    have the numbers and slots of theirs.
+    """
     items, slices = table.items, []
     for start in range(0, items.capacity, _SLICE):
         if start >= items.used:
             break
         in_use = np.flatnonzero(items.lengths[start : min(start + _SLICE, items.used)]) + start
-        slices.append(item_states(items, in_use))
+        slices.append(item_states(items, in_use[items.ages(in_use) >= items.inserted - inserted]))
         await asyncio.sleep(0)
     return slices
