@@ -86,7 +86,7 @@ class BatchReader:
         opened: OpenedSample,
         wanted: SampleDemand,
         room: BatchRoom,
-    ) -> tuple[SampledBatch, int]:
+    ) -> tuple[SampledBatch, Ints, int]:
         """Draw a batch once the table admits it and there is room, and return it with the blocks its caller lacks.
 
         If it fails, or is cancelled, what was drawn comes back to the table. Otherwise the caller says by the table's
@@ -98,7 +98,8 @@ class BatchReader:
             room: Memory of the call.
 
         Returns:
-            The batch, and how many samples the rate limiter has counted for it.
+            The batch, the era of the table in which each of its items was drawn, int64 [B], and how many samples the
+            rate limiter has counted for it.
 
         Raises:
             InvalidArgument: The batch is too large.
@@ -141,13 +142,13 @@ class BatchReader:
                 first=wanted.first,
             )
             if self._blobs is not None:
-                return await self._complete(self._blobs, opened, wanted, drawn, held), counted
+                return *(await self._complete(self._blobs, opened, wanted, drawn, held)), counted
             lacked = _lacked(drawn, mirror)
             blocks = table.store.blocks.read(drawn.chunks[lacked], drawn.batch.step_counts[lacked])
-            return _placed(drawn, lacked, blocks, mirror), counted
+            return _placed(drawn, lacked, blocks, mirror), drawn.eras, counted
         except BaseException:
             for part in held:
-                table.came_back(part.batch.keys, part.ages, counted if part is held[0] else 0)
+                table.came_back(part.batch.keys, part.ages, part.eras, counted if part is held[0] else 0)
             if held:
                 self._admission.changed()
             raise
@@ -182,7 +183,7 @@ class BatchReader:
         wanted: SampleDemand,
         drawn: SampledItems,
         held: list[SampledItems],
-    ) -> SampledBatch:
+    ) -> tuple[SampledBatch, Ints]:
         table, mirror, without_replacement = opened.table, opened.mirror, opened.without_replacement
         blocks, count = logged(table.store), len(drawn.batch.keys)
         while True:
@@ -191,7 +192,8 @@ class BatchReader:
             blobs, corrupt = await reader.blobs(blocks, chunks)
             if not len(corrupt):
                 whole = [blob for blob in blobs if blob is not None]
-                return _placed(drawn, lacked, blocks.cut(chunks, whole, drawn.batch.step_counts[lacked]), mirror)
+                found = blocks.cut(chunks, whole, drawn.batch.step_counts[lacked])
+                return _placed(drawn, lacked, found, mirror), drawn.eras
             table.check_there()  # a dropped one's chunks may be gone with their segments
             self._drop(table, corrupt.tolist())
             if wanted.seed is not None:
@@ -199,7 +201,8 @@ class BatchReader:
             redraw_all = without_replacement and not table.config.max_times_sampled  # or an item could come twice
             kept = drawn.without(drawn.chunks if redraw_all else corrupt)
             keys, kept_keys = drawn.batch.keys, kept.batch.keys
-            table.arrived(keys[~np.isin(keys, kept_keys)])  # what was used up does not come back corrupt
+            gone = ~np.isin(keys, kept_keys)
+            table.arrived(keys[gone], drawn.eras[gone])  # what was used up does not come back corrupt
             if opened.epochs is None or not len(kept_keys):  # an epoch's batch is smaller without them
                 more = await self._draw_more(opened, count - len(kept_keys), held)
                 kept = kept.concat(more)

@@ -20,11 +20,13 @@ class _Lease:
     Attributes:
         keys: Keys of its items, [B].
         ages: Items inserted after each when it was drawn, [B].
+        eras: In which era of the table each was drawn, [B].
         counted: Samples that the rate limiter counted for it.
     """
 
     keys: NDArray[np.uint64]
     ages: NDArray[np.int64]
+    eras: NDArray[np.int64]
     counted: int
 
 
@@ -42,13 +44,13 @@ class Leases:
         self._open: dict[int, _Lease] = {}  # by the number of the batch
         self._sent = 0
 
-    def sent(self, batch: SampledBatch, counted: int) -> int:
-        """Note a batch that is about to be sent; return its number in the call, from 1."""
+    def sent(self, batch: SampledBatch, eras: NDArray[np.int64], counted: int) -> int:
+        """Note a batch, drawn in eras [B], that is about to be sent; return its number in the call, from 1."""
         self._sent += 1
         if self._caller_settles and batch.ages is not None:
-            self._open[self._sent] = _Lease(batch.keys, batch.ages, counted)
+            self._open[self._sent] = _Lease(batch.keys, batch.ages, eras, counted)
         else:
-            self._table.arrived(batch.keys)
+            self._table.arrived(batch.keys, eras)
         return self._sent
 
     def settle(self, number: int, *, returned: bool) -> None:
@@ -66,7 +68,7 @@ class Leases:
             self._give_back(lease)
             self._changed()
         else:
-            self._table.arrived(lease.keys)
+            self._table.arrived(lease.keys, lease.eras)
 
     def close(self) -> None:
         """Give back every batch that was not handed on."""
@@ -77,4 +79,4 @@ class Leases:
             self._changed()
 
     def _give_back(self, lease: _Lease) -> None:
-        self._table.came_back(lease.keys, lease.ages, lease.counted)
+        self._table.came_back(lease.keys, lease.ages, lease.eras, lease.counted)

@@ -306,8 +306,8 @@ class ReplayServicer:
         if wanted.at_step_count is not None:
             await self._clock.reach(wanted.at_step_count)
         if wanted.items:
-            sample, counted = await self._batches.read(opened, wanted, room)
-            number = leases.sent(sample, counted)
+            sample, eras, counted = await self._batches.read(opened, wanted, room)
+            number = leases.sent(sample, eras, counted)
             stored = StoredSteps(self._replay.store_id, self._env_steps)
             epoch = opened.epochs.place if opened.epochs is not None else None
             counts = opened.item_counts

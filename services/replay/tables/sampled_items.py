@@ -23,10 +23,12 @@ class SampledItems:
     Attributes:
         batch: The items, without blocks and without what the server adds when it sends them.
         chunks: Slots of the chunks, int64 [C].
+        eras: Era of the table in which each item was drawn, see `Table`, int64 [B].
     """
 
     batch: SampledBatch
     chunks: Ints
+    eras: Ints
 
     @property
     def ages(self) -> Ints:
@@ -66,16 +68,23 @@ class SampledItems:
     def without(self, chunks: Ints) -> SampledItems:
         """Return the batch without some chunks [N] and the items that need them."""
         gone = np.isin(self.chunks, chunks)
-        return SampledItems(self.batch.without_chunks(gone), self.chunks[~gone])
+        kept = ~self.batch.needing(np.flatnonzero(gone))
+        return SampledItems(self.batch.without_chunks(gone), self.chunks[~gone], self.eras[kept])
 
     def concat(self, other: SampledItems) -> SampledItems:
         """Return the batch with the items of another draw behind its own."""
         batch = SampledBatch.joined((self.batch, other.batch))
-        return SampledItems(batch, np.concatenate((self.chunks, other.chunks)))
+        chunks, eras = np.concatenate((self.chunks, other.chunks)), np.concatenate((self.eras, other.eras))
+        return SampledItems(batch, chunks, eras)
 
 
 def locate(
-    items: Items, store: ChunkStore, slots: Ints, probabilities: NDArray[np.float64], table: tuple[int, float]
+    items: Items,
+    store: ChunkStore,
+    slots: Ints,
+    probabilities: NDArray[np.float64],
+    table: tuple[int, float],
+    era: int = 0,
 ) -> SampledItems:
     """Return drawn items and where they lie.
 
@@ -85,6 +94,7 @@ def locate(
         slots: The items drawn, [B].
         probabilities: With which each was chosen, [B].
         table: Items in the table and sum of sampler weights at the draw.
+        era: Era of the table, if the batch is to be settled.
     """
     spans = store.spans(items.first_chunks[slots].astype(np.int64), items.ends(slots))
     chunks, places = store.in_order(spans)
@@ -106,4 +116,4 @@ def locate(
         times_sampled=items.times_sampled[slots].astype(np.int64),
         priorities=items.priorities[slots],
     )
-    return SampledItems(batch, chunks)
+    return SampledItems(batch, chunks, np.full(len(slots), era))

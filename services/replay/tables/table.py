@@ -26,7 +26,11 @@ _MAX_FORMER = 256
 
 
 class Table:
-    """Items over the chunks of a store, picked by a sampler and evicted by a remover."""
+    """Items over the chunks of a store, picked by a sampler and evicted by a remover.
+
+    A change after which earlier draws must not be settled begins another *era*: when the items are laid out again, all
+    that is on its way to readers counts as arrived; a rate limiter that begins again has counted no earlier sample.
+    """
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class Table:
         self.counters: Counters
         self.dropped = False  # set when it is no longer one of the server's tables
         self._removed: list[Ints]  # slots emptied since the last record of the log
+        self._era = self._items_era = self._limiter_era = 0  # now, and since when items and limiter are what they are
         self._clear(first_number=0)
 
     def check_there(self) -> None:
@@ -155,7 +160,7 @@ class Table:
     def sample(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> SampledBatch:
         """Draw a batch and read its blocks, which must be in memory; see `draw`."""
         drawn = self.draw(batch_size, without_replacement, counted)
-        self.arrived(drawn.batch.keys)
+        self.arrived(drawn.batch.keys, drawn.eras)
         try:
             return drawn.with_blocks(self.store.blocks.read(drawn.chunks, drawn.batch.step_counts))
         finally:
@@ -192,7 +197,7 @@ class Table:
             slots, probabilities, exhausted = self._sampler.sample(batch_size, without_replacement, rng)
         else:
             slots, probabilities, exhausted = *self._sampler.sample_seeded(batch_size, seed), _NO_SLOTS
-        drawn = locate(self.items, self.store, slots, probabilities, (size, total_weight))
+        drawn = locate(self.items, self.store, slots, probabilities, (size, total_weight), self._era)
         if now_s is not None:
             drawn = drawn.with_times(self.times.ages_s(drawn.ages, self.items.inserted, now_s))
         drawn.acquire(self.store)
@@ -205,17 +210,20 @@ class Table:
             self.items.lend(exhausted)
         return drawn
 
-    def arrived(self, keys: NDArray[np.uint64]) -> None:
-        """Note that samples of items by key [N] have arrived: those sampled often enough are gone for good."""
+    def arrived(self, keys: NDArray[np.uint64], eras: Ints) -> None:
+        """Note that samples of items by key [N], drawn in eras [N], have arrived.
+
+        Items that were sampled often enough are gone for good.
+        """
         if not self.config.max_times_sampled:
             return
-        slots, _ = self.items.find(keys, with_lent=True)
-        slots = slots[self.items.underway(slots) > 0]  # not of a table that was changed meanwhile
+        slots, _ = self.items.find(keys[eras >= self._items_era], with_lent=True)
+        slots = slots[self.items.underway(slots) > 0]  # a count below 0 would wrap
         self.items.end_samples(slots)
         distinct = np.unique(slots)
         self._forget(distinct[self.items.is_lent(distinct) & (self.items.underway(distinct) == 0)])
 
-    def came_back(self, keys: NDArray[np.uint64], ages: Ints, counted: int | None = None) -> None:
+    def came_back(self, keys: NDArray[np.uint64], ages: Ints, eras: Ints, counted: int | None = None) -> None:
         """Take back a sample that did not arrive: the items are as if they had not been drawn.
 
         Items that were sampled often enough are in the table again, in the place they had. What has left the table
@@ -224,8 +232,11 @@ class Table:
         Args:
             keys: Keys of the items, which may repeat, [N].
             ages: How old they were, [N].
+            eras: In which era each was drawn, [N].
             counted: Samples that the rate limiter counted; None for as many as there are keys.
         """
+        present = eras >= self._items_era
+        keys, ages = keys[present], ages[present]
         slots, found = self.items.find(keys, with_lent=True)
         if self.config.max_times_sampled:
             underway = self.items.underway(slots) > 0
@@ -238,7 +249,8 @@ class Table:
             self.items.take_back(again)
             self._selectors.put_back(again, self.items.priorities[again], self.items.oldest_first)
             self._sampler.add(again)
-        self.limiter.unsampled(len(slots) if counted is None else counted)
+        if eras.min(initial=self._era) >= max(self._items_era, self._limiter_era):
+            self.limiter.unsampled(len(slots) if counted is None else counted)
         self.counters.samples -= len(slots)
         self.counters.sampled_age -= int(ages.sum())
 
@@ -386,6 +398,7 @@ class Table:
         if not same_limiter:
             self.limiter = RateLimiter(config.rate_limiter, is_on=limiter_is_on)
             self.limiter.begin(self.size)
+            self._limiter_era = self._begin_era()
         self._remove_exhausted(self.items.live())
         self._shrink_to_bytes()
         return moved[self.items.lengths[moved] > 0]
@@ -423,8 +436,13 @@ class Table:
 
     def _take(self, items: Items, selectors: SelectorPair, config: TableConfig) -> None:
         """Continue with other columns and selectors, which are empty."""
+        self._items_era = self._begin_era()
         self.items, self._selectors = items, selectors
         self._sampler = ItemSampler(items, selectors.sampler, config.max_times_sampled, self._rng)
+
+    def _begin_era(self) -> int:
+        self._era += 1
+        return self._era
 
     def _fill(self, items: RestoredItems) -> None:
         self.items.restore(items)

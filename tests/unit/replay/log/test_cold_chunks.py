@@ -52,7 +52,7 @@ def read(log: Log, count: int, distinct: bool, counted: int | None = None, seed:
         try:
             batches = BatchReader(log.replay, AdmissionQueue(lambda: 0.0), cold)
             opened = OpenedSample(log.replay.find("t"), count, without_replacement=distinct)
-            batch, _ = await batches.read(opened, SampleDemand(count, counted, seed=seed), room())
+            batch, _, _ = await batches.read(opened, SampleDemand(count, counted, seed=seed), room())
             return batch
         finally:
             cold.close()
@@ -149,9 +149,11 @@ def test_draw_that_was_admitted_late_is_released_when_its_call_is_gone(
     came_back = table.came_back
     returned: list[int] = []
 
-    def note(keys: NDArray[np.uint64], ages: NDArray[np.int64], counted: int | None = None) -> None:
+    def note(
+        keys: NDArray[np.uint64], ages: NDArray[np.int64], eras: NDArray[np.int64], counted: int | None = None
+    ) -> None:
         returned.append(len(keys))
-        came_back(keys, ages, counted)
+        came_back(keys, ages, eras, counted)
 
     monkeypatch.setattr(table, "came_back", note)
     removed = log.replay.delete(table, table.items.keys(table.items.live()))

@@ -60,12 +60,12 @@ class Scene:
     def arrive(self, place: int) -> None:
         """Let a batch that is on its way arrive."""
         drawn = self.underway.pop(place % len(self.underway))
-        self.table.arrived(drawn.batch.keys)
+        self.table.arrived(drawn.batch.keys, drawn.eras)
 
     def come_back(self, place: int) -> None:
         """Let a batch that is on its way come back."""
         drawn = self.underway.pop(place % len(self.underway))
-        self.table.came_back(drawn.batch.keys, drawn.ages)
+        self.table.came_back(drawn.batch.keys, drawn.ages, drawn.eras)
         self.times.subtract(drawn.batch.keys.tolist())
 
     def check(self) -> None:
@@ -151,7 +151,7 @@ def test_more_on_its_way_than_there_is_room_for_counts_as_arrived() -> None:
     assert scene.table.held_count <= scene.table.items.capacity
     newest = scene.underway[-1]
     for drawn in scene.underway:
-        scene.table.came_back(drawn.batch.keys, drawn.ages)
+        scene.table.came_back(drawn.batch.keys, drawn.ages, drawn.eras)
     assert set(newest.batch.keys.tolist()) <= set(scene.keys())
     assert scene.table.size <= scene.table.items.capacity
 
@@ -162,17 +162,58 @@ def test_changes_meanwhile_are_not_undone() -> None:
     scene.insert(4)
     scene.draw(2)
     assert scene.replay.delete(scene.table, scene.underway[0].batch.keys) == 1  # twice the same item
-    scene.table.came_back(scene.underway[0].batch.keys, scene.underway[0].ages)
+    scene.come_back(0)
     assert scene.table.size == 3
     drawn = scene.table.draw(2)
     scene.replay.update_table(scene.table, TableUpdate(max_items=6))
-    scene.table.came_back(drawn.batch.keys, drawn.ages)
+    scene.table.came_back(drawn.batch.keys, drawn.ages, drawn.eras)
     assert scene.table.items.times_sampled[scene.table.items.oldest_first()].tolist() == [2, 0, 0]
     drawn = scene.table.draw(2)
     assert (scene.table.size, scene.table.held_count) == (2, 3)
     scene.replay.reset(scene.table)
-    scene.table.came_back(drawn.batch.keys, drawn.ages)
+    scene.table.came_back(drawn.batch.keys, drawn.ages, drawn.eras)
     assert (scene.table.size, scene.table.held_count, scene.table.counters.samples) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("settled", ["arrive", "come_back"])
+def test_batch_from_before_a_change_does_not_settle_newer_draws(settled: str) -> None:
+    """Its items keep key and slot when the table is laid out again, and may be on their way once more by then."""
+    scene = Scene(SelectorKind.FIFO, 3)
+    scene.insert(1)
+    scene.draw(2)
+    scene.replay.update_table(scene.table, TableUpdate(max_items=6))
+    scene.draw(1)
+    slots = scene.table.items.held()
+
+    def state() -> tuple[list[int], list[int], int, int, int]:
+        items = scene.table.items
+        underway, times = items.underway(slots).tolist(), items.times_sampled[slots].tolist()
+        return underway, times, scene.table.size, scene.table.held_count, scene.table.counters.samples
+
+    assert state() == ([1], [3], 0, 1, 3)
+    getattr(scene, settled)(0)
+    assert state() == ([1], [3], 0, 1, 3)
+    scene.come_back(0)
+    assert state() == ([0], [2], 1, 1, 2)
+
+
+@pytest.mark.parametrize("limit", [0, 3])
+@pytest.mark.parametrize("change", ["reset", "limiter"])
+def test_samples_from_before_a_rate_limiter_began_are_not_taken_from_it(limit: int, change: str) -> None:
+    """It has never counted them: a batch that comes back late leaves its count as it is."""
+    scene = Scene(SelectorKind.FIFO, limit)
+    scene.insert(4)
+    scene.draw(4)
+    if change == "reset":
+        scene.replay.reset(scene.table)
+        scene.insert(4)
+    else:
+        scene.replay.update_table(scene.table, TableUpdate(samples_per_insert=2.0, error_buffer=9.0))
+    scene.draw(4)
+    first = scene.underway[0]
+    scene.table.came_back(first.batch.keys, first.ages, first.eras, 4)
+    assert scene.table.limiter.state[2] == 4
+    assert scene.table.counters.samples == 4
 
 
 def test_priority_of_an_item_that_is_used_up_is_unknown() -> None:
