@@ -47,7 +47,7 @@ class Leases:
     def sent(self, batch: SampledBatch, eras: NDArray[np.int64], counted: int) -> int:
         """Note a batch, drawn in eras [B], that is about to be sent; return its number in the call, from 1."""
         self._sent += 1
-        if self._caller_settles and batch.ages is not None:
+        if self._caller_settles and self._table.config.max_times_sampled and batch.ages is not None:
             self._open[self._sent] = _Lease(batch.keys, batch.ages, eras, counted)
         else:
             self._table.arrived(batch.keys, eras)

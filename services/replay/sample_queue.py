@@ -58,7 +58,7 @@ class OpenedSample:
         item_counts: Whether batches say how old items are and how often they were sampled.
         most_bytes: Bytes of the largest batch that the caller can take.
         part_bytes: Bytes of a batch that go in one message.
-        settles: Whether the caller says which batches it handed on.
+        caller_settles: Whether the caller says which batches it handed on.
         rng: Source of the draws, if the caller gave a seed.
         allow_smaller: Whether the caller may ask for a smaller batch.
         epochs: Where the call is in the epochs of the table, if it draws by them.
@@ -72,10 +72,15 @@ class OpenedSample:
     item_counts: bool = False
     most_bytes: int = MAX_BATCH_BYTES
     part_bytes: int = MAX_BATCH_BYTES
-    settles: bool = False
+    caller_settles: bool = False
     rng: np.random.Generator | None = None
     allow_smaller: bool = False
     epochs: Epochs | None = None
+
+    @property
+    def settles(self) -> bool:
+        """Whether batches are settled by the caller now: the table may be given a limit while the call is open."""
+        return self.caller_settles and bool(self.table.config.max_times_sampled)
 
     @property
     def may_shrink(self) -> bool:

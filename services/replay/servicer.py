@@ -244,7 +244,7 @@ class ReplayServicer:
                 if opened.mirror is not None:
                     ending.callback(opened.mirror.close)
                 queue = SampleQueue(opened.batch_size)
-                leases = Leases(opened.table, self._admission.changed, caller_settles=opened.settles)
+                leases = Leases(opened.table, self._admission.changed, caller_settles=opened.caller_settles)
                 ending.callback(leases.close)
                 room = BatchRoom(self._replay.budget, self._admission.changed)
                 ending.callback(room.release)
@@ -466,7 +466,7 @@ class ReplayServicer:
             item_counts=opening.item_counts,
             most_bytes=MAX_BATCH_BYTES if takes_parts else int(message_bytes * _MESSAGE_MARGIN),
             part_bytes=message_bytes - _PART_MARGIN if takes_parts else MAX_BATCH_BYTES,
-            settles=opening.settles and bool(table.config.max_times_sampled),
+            caller_settles=opening.settles,
             rng=np.random.default_rng(opening.seed) if opening.HasField("seed") else None,
             allow_smaller=opening.allow_smaller,
             epochs=epochs,

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from tidemill.replay import (
     SelectorKind,
     TableAt,
     TableConfig,
+    TableUpdate,
 )
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -282,6 +283,32 @@ def test_caller_that_returns_a_batch_by_name(server: LocalServer) -> None:
             next(call)
     wait_until(lambda: (found.size, found.held_count) == (8, 8), "the third to be back")
     assert rest(server.address, table) == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+def test_caller_that_settles_does_so_once_the_table_has_a_limit(server: LocalServer) -> None:
+    """It opened its call before that: a batch that was sent since and is not settled goes back when the call ends."""
+    write(server.address, steps_table(max_times_sampled=0), 12)
+    found = server.replay.find("t")
+    opened = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=4, settles=True), credit=1)
+    asked = threading.Semaphore(0)
+
+    def sent() -> Iterator[pb.SampleRequest]:
+        yield opened
+        asked.acquire()
+        yield pb.SampleRequest(credit=1)
+        asked.acquire()
+
+    with open_channel(server.address) as channel:
+        call = replay_pb2_grpc.ReplayServiceStub(channel).Sample(sent(), timeout=WAIT_S)
+        assert next(call).number == 1
+        server.replay.update_table(found, TableUpdate(max_times_sampled=3))
+        before = found.size, found.items.times_sampled.sum()
+        asked.release()
+        assert next(call).number == 2
+        assert found.items.underway(found.items.held()).sum() == 4
+        asked.release()
+        assert list(call) == []
+    wait_until(lambda: (found.size, found.items.times_sampled.sum()) == before, "the batch to be back")
 
 
 def test_caller_that_does_not_settle_takes_what_it_is_sent(server: LocalServer) -> None:
