@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from typing import ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from tests.support.replay_streams import make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
+from tidemill.replay.reconnecting_call import ReconnectingCall
 from tidemill.replay.sampling import sample_stream
-from tidemill.replay.sampling.sample_call import SampleCallOwner
+from tidemill.replay.sampling.sample_call import SampleCall, SampleCallOwner
 from tidemill.replay.sampling.sample_stream import SILENT_S, SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
@@ -216,3 +219,22 @@ def test_closed_stream_gives_nothing_and_does_not_wait(stream: SampleStream) -> 
     stream.close()
     waiting.join(WAIT_S)
     assert found == [None]
+
+
+def test_silent_servers_of_a_queue_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that were all stopped may take half a second in all to tell their servers what was handed on."""
+    waited_s = list[float]()
+
+    def outlast(_: object, timeout_s: float) -> None:
+        if timeout_s < 5:  # that of a call that was cut
+            waited_s.append(timeout_s)
+            time.sleep(timeout_s)
+
+    monkeypatch.setattr(ReconnectingCall, "join", outlast)
+    calls = [SampleCall(n, "127.0.0.1:1", make_config(), pb.SampleOpen(settles=True), Mock()) for n in "abc"]
+    for call in calls:
+        call.stop()
+    for call in calls:
+        call.close()
+    assert len(waited_s) == 3
+    assert sum(waited_s) <= 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 import numpy as np
@@ -78,6 +79,7 @@ class SampleCall:
         self._opening.CopyFrom(opening)
         self._parts: list[bytes] = []
         self._created = self._is_first = False
+        self._settled_by_s: float | None = None  # since the first `stop`, so that calls are waited for together
         self.client = ReplayClient(address, deadline_s=deadline_s)
         self._call = ReconnectingCall[pb.SampleRequest, pb.SampleResponse](
             f"sample-{name}",
@@ -116,6 +118,7 @@ class SampleCall:
     def stop(self) -> None:
         """End the present call, with no other to follow; does not wait for the thread."""
         if self._opening.settles:
+            self._settled_by_s = self._settled_by_s or time.monotonic() + _SETTLE_S
             self._call.half_close()
         else:
             self._call.stop()
@@ -123,8 +126,8 @@ class SampleCall:
     def close(self) -> None:
         """End the call, the thread and the client, within a bounded time. May be called twice."""
         self.stop()
-        if self._opening.settles:
-            self._call.join(_SETTLE_S)
+        if self._settled_by_s is not None:
+            self._call.join(max(0.0, self._settled_by_s - time.monotonic()))
             self._call.stop()
         self.client.close()  # ends the call that the thread may be waiting for
         self._call.close()
