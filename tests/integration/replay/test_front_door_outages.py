@@ -33,6 +33,8 @@ from tidemill.replay import (
     SelectorKind,
 )
 from tidemill.replay.chunk import Chunk, ItemBatch
+from tidemill.replay.writing import writer as writer_module
+from tidemill.replay.writing.appender import StreamAppender
 
 
 def test_killed_server_costs_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -54,6 +56,44 @@ def test_killed_server_costs_nothing_that_was_acknowledged(tmp_path: Path) -> No
         assert (writer.restarts, writer.dropped_chunks, writer.dropped_items) == (0, 0, 0)
         with ReplayDataset(address, table, 20, timeout_s=WAIT_S, without_replacement=True) as dataset:
             assert sorted(next(dataset)["number"][:, -1].tolist()) == list(range(20))
+
+
+def test_client_of_a_writer_that_closes_as_it_connects_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client that makes tables is opened in the thread that connects, while another one closes the writer."""
+    stop, opening, stopping, closing = (threading.Event() for _ in range(4))
+    opened: list[ReplayClient] = []
+    closed: list[ReplayClient] = []
+
+    class Client(ReplayClient):
+        def __init__(self, address: str) -> None:
+            opening.set()
+            stopping.wait(WAIT_S)
+            closing.wait(1.0)  # or `close` waits for this client
+            super().__init__(address)
+            opened.append(self)
+
+        def close(self) -> None:
+            super().close()
+            closed.append(self)
+
+    class Appender(StreamAppender):
+        def stop(self) -> None:
+            super().stop()
+            stopping.set()
+
+        def close(self) -> None:
+            closing.set()
+            super().close()
+
+    monkeypatch.setattr(writer_module, "ReplayClient", Client)
+    monkeypatch.setattr(writer_module, "StreamAppender", Appender)
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(ReplayWriter, "127.0.0.1:1", steps_table(), stop=stop)
+        assert opening.wait(WAIT_S)
+        stop.set()
+        with pytest.raises(Unavailable):
+            made.result(WAIT_S)
+    assert closed == opened
 
 
 def test_priorities_wait_while_the_server_restarts(tmp_path: Path) -> None:

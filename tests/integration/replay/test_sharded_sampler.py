@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
 from contextlib import closing
 
@@ -231,6 +232,28 @@ def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
             wait_until(lambda: len(second.list_tables()) == 1, "the table on the second shard")
             fill(servers[1].address, 1, [1.0] * 4)
             wait_until(lambda: 1 in {stream_number for stream_number, _ in items_of(taken(stream))}, "its items")
+
+
+def test_shard_that_appears_while_the_stream_closes_is_not_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread, which was about to follow the directory, opens no call that nobody would close."""
+    with closing(ShardDirectory(["127.0.0.1:1", "127.0.0.1:2"])) as directory:
+        stream = SampleStream(directory, make_config(), 4)
+        waiting, listed = threading.Event(), threading.Event()
+
+        def wait(_: float) -> bool:
+            """End as if the time had been over just before `close`."""
+            if listed.is_set():
+                return True
+            waiting.set()
+            listed.wait(WAIT_S)
+            monkeypatch.setattr(directory, "_current", {**directory.current, "late": "127.0.0.1:3"})
+            return False
+
+        monkeypatch.setattr(stream._closed, "wait", wait)
+        monkeypatch.setattr(stream._priorities, "close", listed.set)  # once the calls are listed that are to be closed
+        waiting.wait(WAIT_S)
+        stream.close()
+        assert "late" not in {report.name for report in stream.shards()}
 
 
 def test_shard_that_lost_its_items_does_not_get_priorities_of_old_keys() -> None:

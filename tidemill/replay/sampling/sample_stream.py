@@ -519,6 +519,8 @@ class SampleStream:
         self._advance()
 
     def _follow_directory(self) -> None:
+        if self._closed.is_set():
+            return  # `close` has listed the calls that it ends
         current = self._directory.current
         for name, address in current.items():
             if name not in self._shards and (self._mirror is None or self._free_parts):

@@ -186,6 +186,7 @@ class ReplayWriter(Reopened):
         self._name, self._params_version = before.name, before.params_version
         self._held: list[AppendMessage] | None = [] if hold else None
         self._clients: dict[str, ReplayClient] = {}
+        self._clients_lock = threading.Lock()  # so that `close` misses none that a thread opens at that moment
         self._appender = StreamAppender(
             servers,
             self._name,
@@ -542,7 +543,9 @@ class ReplayWriter(Reopened):
             raise FailedPrecondition("the writer is closed: nothing more can be written with it")
 
     def _close_clients(self) -> None:
-        for client in list(self._clients.values()):
+        with self._clients_lock:
+            clients = list(self._clients.values())
+        for client in clients:
             client.close()
 
     def _found(self, table: TableConfig | str, timeout_s: float | None) -> TableConfig:
@@ -662,9 +665,12 @@ class ReplayWriter(Reopened):
         """
         if not self._creates:
             return
-        if address not in self._clients:
-            self._clients[address] = ReplayClient(address)
-        client = self._clients[address]
+        with self._clients_lock:
+            if self._is_closed:
+                raise Unavailable("the writer is closed")
+            if address not in self._clients:
+                self._clients[address] = ReplayClient(address)
+            client = self._clients[address]
         for table, is_named in zip(self._parts, self._are_named, strict=True):
             if is_named:
                 with suppress(NotFound):
