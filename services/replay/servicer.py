@@ -379,13 +379,18 @@ class ReplayServicer:
         if request.data.HasField("at_step_count") and planned.chunks:
             with self._held(request):
                 await self._clock.reach(request.data.at_step_count)
+
+        def store() -> None:  # all that follows from it at once: the call may be cancelled before it runs again
+            stored = self._replay.append(session, planned, chunks, items)
+            record = self._replay.sequence
+            self._clock.advanced()
+            if self._log is not None:
+                self._log.commits.stored(record, self._replay.env_steps)
+            if request.data.traceparent:
+                self._traces.stored(request.data.traceparent, received_ns, stored.inserted, self._durable(record))
+
         with self._held(request) if self._admission.would_wait(planned.tables) else contextlib.nullcontext():
-            stored = await self._admission.insert(
-                planned.tables, lambda: self._replay.append(session, planned, chunks, items)
-            )
-        if request.data.traceparent:
-            self._traces.stored(request.data.traceparent, received_ns, stored.inserted, self._durable())
-        self._clock.advanced()
+            await self._admission.insert(planned.tables, store)
         if self._replay.memory.evictions and not self._told_of_evictions:
             self._told_of_evictions = True
             _log.warning("memory is full: tables evict items", remedy="raise max_memory_mib or lower max_items")
@@ -409,8 +414,6 @@ class ReplayServicer:
                 with self._held(request):
                     await self._log.commits.room()
             await self._append(session, request)
-            if self._log is not None:
-                self._log.commits.stored(self._replay.sequence, self._replay.env_steps)
             yield self._replay.sequence, self._acknowledge(session)
 
     @property
