@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from tidemill.arrays import Ints
-from tidemill.errors import Unavailable
+from tidemill.errors import Reason, Unavailable
 from tidemill.services.replay.log.frame import CRC_BYTES, blob_is_intact
 from tidemill.services.replay.log.logged_blocks import Locations, LoggedBlocks
 from tidemill.services.replay.log.segments import LogFolder
@@ -95,7 +95,9 @@ class BlobReader:
             try:
                 blobs = await loop.run_in_executor(self._thread, self._files.read, where)
             except OSError as error:
-                raise Unavailable(f"the replay log could not be read: {error.strerror}") from error
+                raise Unavailable(
+                    f"the replay log could not be read: {error.strerror}", reason=Reason.DEPENDENCY_UNAVAILABLE
+                ) from error
             for i, blob in zip(missing.tolist(), blobs, strict=True):
                 found[i] = blob
             self.reads += len(blobs)
