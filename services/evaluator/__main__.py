@@ -178,6 +178,7 @@ class _RunEnds:
             stack.enter_context(closing(RunEnd(config.cluster.params, tag)))
             for tag in (config.run.end_tag, diverged_tag(config))
         )
+        self._is_concluded = False
         self.has_diverged = False
         """Whether the run is over because training has diverged."""
 
@@ -204,11 +205,14 @@ class _RunEnds:
 
     def conclude(self, verdict: RunVerdict, timeout_s: float) -> None:
         """Mark the run as over with a verdict; training that has diverged without a solution has another mark."""
+        self._is_concluded = True  # a learner that diverges from here on changes nothing
         self.has_diverged = self.has_diverged and not verdict.solved
         if not self.has_diverged:
             self.mark(timeout_s, verdict.version)
 
     def _on_divergence(self) -> None:
+        if self._is_concluded:
+            return
         self.has_diverged = True
         if not read_divergence(self._folder):  # the learner has another disk
             with contextlib.suppress(OSError):

@@ -355,8 +355,6 @@ class EvaluatorSettings:
             "test_episodes",
         ):
             check(getattr(self, name) >= 0, f"evaluator.{name}", getattr(self, name), "0 or more")
-        is_apart = self.seed <= 80_000_000  # `tidemill evaluate` plays seeds from 10,000,000 above, training from 1e8
-        check(is_apart, "evaluator.seed", self.seed, "at most 80,000,000")
         check(self.last_timeout_s > 0, "evaluator.last_timeout_s", self.last_timeout_s, "more than 0")
         check(self.epsilon is None or 0 <= self.epsilon <= 1, "evaluator.epsilon", self.epsilon, "0 to 1, or none")
         check(self.noop_max is None or self.noop_max >= 0, "evaluator.noop_max", self.noop_max, "0 or more, or none")

@@ -39,8 +39,10 @@ def exit_or_idle(program: Sequence[str], settings: RunSettings, *, is_over: bool
         is_over: Whether its part of the run is done; otherwise it was interrupted.
         has_diverged: Whether the run is over because training has diverged.
     """
-    if settings.supervisor == "job" and (has_diverged or not is_over):
-        return DIVERGED if has_diverged else INTERRUPTED
+    if settings.supervisor == "job" and not is_over:
+        return INTERRUPTED
+    if settings.supervisor == "job" and has_diverged:
+        return DIVERGED
     if settings.supervisor == "engine" and is_over:
         # A new program, so that the memory of networks and tables is given back and old metrics are gone.
         os.execv(sys.executable, [sys.executable, "-P", "-m", *program])

@@ -21,7 +21,7 @@ from tidemill.services.launcher.run.folder import (
 )
 from tidemill.services.launcher.supervise.supervisor import Outcome
 
-_LIMIT = re.compile(r"run\.(max_\w+) \(([\d,.]+)\) reached")
+_LIMIT = re.compile(r"run\.(max_\w+) \(([\d,.e+]+)\) reached")
 _FILES = (
     ("result.json", "final summary"),
     ("scores.csv", "one row per evaluation"),

@@ -59,10 +59,11 @@ def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
         ConfigError: The run would end before it trains; the message names the limit and how far the run is.
     """
     result = formats.read_json(folder / "result.json", formats.RESULT)
-    if result.get("solved") and now.run.target_return == before.run.target_return is not None:
+    reached, target = result.get("target_return"), now.run.target_return
+    if result.get("solved") and None not in (reached, target) and target <= reached:
         raise ConfigError(
-            f"run.target_return is {now.run.target_return:g}, which the run has reached: raise it, or train on without "
-            "a target by --run.target-return none"
+            f"run.target_return is {target:g}, and the run has reached {reached:g}: raise it, or train on without a "
+            "target by --run.target-return none"
         )
     scores = read_scores(folder / "scores.csv")
     newest = scores[-1] if scores else None

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.naming import naming
 from tidemill.config.run import RunSettings
-from tidemill.config.services import EvaluatorSettings
-from tidemill.errors import ConfigError
 from tidemill.params.version import ParamsMetadata
 from tidemill.services.evaluator.verdict import (
     confirmation_seeds,
@@ -48,10 +45,3 @@ def test_confirmations_never_share_a_seed_with_anything_before() -> None:
     assert len(seeds) == len(set(seeds)) == 25 + 50 * 100
     assert confirmation_seeds(10_000, 100, 2)[0] == 1_010_200
     assert confirmation_seeds(10_000, 50, 3, 1_010_300) == range(1_010_300, 1_010_350)
-
-
-def test_seed_of_evaluations_leaves_room_for_the_test_before_those_of_training() -> None:
-    """`tidemill evaluate` plays seeds from 10,000,000 above, training from 100,000,000."""
-    EvaluatorSettings(seed=80_000_000)
-    with pytest.raises(ConfigError, match=naming("evaluator.seed", 80_000_001)):
-        EvaluatorSettings(seed=80_000_001)

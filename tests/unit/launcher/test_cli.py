@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.naming import naming
+from tidemill.config.services import EvaluatorSettings
 from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.services.launcher import cli
@@ -257,3 +258,13 @@ def test_learner_of_status_and_ctl_may_be_a_variable(tmp_path: Path, monkeypatch
     assert target(None, "127.0.0.1:1") == ("127.0.0.1:1", None)
     with pytest.raises(ConfigError, match=naming("no-run")):
         target(tmp_path / "no-run", None)
+
+
+def test_new_run_takes_no_evaluation_seed_among_those_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Evaluations leave room for the test's seeds, 10,000,000 above; a run that has such a seed can still be loaded."""
+    words = ["--run.root", str(tmp_path), "--config", "cartpole_dqn", "--launcher.no-fork-services"]
+    assert cli.main(["train", *words, "--evaluator.seed", "80000001"]) == 2
+    assert "evaluator.seed is 80000001" in capsys.readouterr().err
+    assert EvaluatorSettings(seed=80_000_001).seed == 80_000_001

@@ -46,7 +46,7 @@ def test_run_that_has_ended_continues_only_beyond_its_end(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=naming("run.max_wall_s 20 37")):
         check_limits(before, before, tmp_path)
     check_limits(before, replace(before, run=RunSettings(max_wall_s=40.0)), tmp_path)
-    (tmp_path / "result.json").write_text(json.dumps({"solved": True, "reason": "target 9 reached"}))
+    (tmp_path / "result.json").write_text(json.dumps({"solved": True, "target_return": 9.0}))
     with pytest.raises(ConfigError, match=naming("run.target_return 9 none")):
         check_limits(before, before, tmp_path)
     for target in (10.0, None):

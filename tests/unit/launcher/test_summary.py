@@ -39,10 +39,12 @@ def test_summary_says_how_it_went_and_where_the_files_are(tmp_path: Path) -> Non
 def test_summary_of_a_run_that_ended_at_a_limit_says_how_to_continue_beyond_it(tmp_path: Path) -> None:
     """With the same limit it would end at once."""
     (tmp_path / "scores.csv").write_text("x")
-    result = {"solved": False, "wall_s": 1.0, "env_steps": 6172, "reason": "run.max_env_steps (6,000) reached"}
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    said = "\n".join(summarise(tmp_path, Outcome(0, "finished")))
-    assert f"tidemill resume {tmp_path} --run.max-env-steps 12000  continue training as long again" in said
+    ends = {"max_env_steps (6,000)": "max-env-steps 12000", "max_wall_s (1e+06)": "max-wall-s 2000000"}
+    for reached, option in ends.items():
+        result = {"solved": False, "wall_s": 1.0, "env_steps": 6172, "reason": f"run.{reached} reached"}
+        (tmp_path / "result.json").write_text(json.dumps(result))
+        said = "\n".join(summarise(tmp_path, Outcome(0, "finished")))
+        assert f"tidemill resume {tmp_path} --run.{option}  continue training as long again" in said
 
 
 def test_summary_names_no_command_that_only_simulators_could_carry_out(tmp_path: Path) -> None:
