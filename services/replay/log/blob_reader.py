@@ -54,10 +54,13 @@ class BlobFiles:
 
     def _read(self, segment: int, offset: int, size: int) -> bytes:
         try:
-            descriptor = self._descriptor(segment)
+            try:
+                return os.pread(self._descriptor(segment), size, offset)
+            except OSError:
+                self.forget(segment)  # of a network's file system it may be stale
+                return os.pread(self._descriptor(segment), size, offset)
         except FileNotFoundError:
             return b""
-        return os.pread(descriptor, size, offset)
 
     def _descriptor(self, segment: int) -> int:
         if segment in self._files:

@@ -341,7 +341,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         """End every call and thread; waiting threads get StopIteration. May be called twice.
 
         It takes at most 2 s for each connection. Before that a server that does not answer gets up to 6 s to take the
-        priorities that wait; several servers get 3 s to answer for priorities, each server of a queue half a second.
+        priorities that wait; several servers get 3 s to answer for priorities, those of a queue half a second.
         """
         if self._owner.is_here:
             self.priorities.close()

@@ -752,7 +752,7 @@ class ReplayWriter(Reopened):
             waited_s = time.monotonic() - began_s
             if timeout_s is not None and waited_s >= timeout_s:
                 raise await asyncio.to_thread(self._overdue, timeout_s)
-            if timeout_s is None and waited_s >= _HELD_S:
+            if timeout_s is None and not self._told_held and waited_s >= _HELD_S:
                 await asyncio.to_thread(self._tell_held)
             await asyncio.sleep(pause.next_s())
 
@@ -782,8 +782,8 @@ class ReplayWriter(Reopened):
         """Log, once, why the server holds back inserts, if it says so."""
         if self._told_held:
             return
-        self._told_held = True
-        if why := self._why_held(ASK_S):
+        if why := self._why_held(ASK_S):  # not while the server is away
+            self._told_held = True
             # a writer whose tables are another program's, as an actor's are, waits for its reader all the time
             (_log.warning if self._creates else _log.info)("the replay server holds back inserts", reason=why)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,6 +210,20 @@ def test_cold_chunk_that_cannot_be_read_just_now_is_kept(log: Log, code: int) ->
         read(log, 4 * CHUNKS, distinct=True)
     assert (table.size, table.counters.corrupt_items, table.limiter.diff) == (4 * CHUNKS, 0, diff)
     assert len(read(log, 4 * CHUNKS, distinct=True).keys) == 4 * CHUNKS
+
+
+def test_segment_whose_handle_became_stale_is_opened_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a network's file system has it when its server was restarted."""
+    pread, codes = os.pread, iter([errno.ESTALE])
+
+    def once(*arguments: int) -> bytes:
+        if code := next(codes, 0):
+            raise OSError(code, os.strerror(code))
+        return pread(*arguments)
+
+    monkeypatch.setattr(os, "pread", once)
+    assert len(read(log, 4 * CHUNKS, distinct=True).keys) == 4 * CHUNKS
+    assert next(codes, None) is None
 
 
 def test_restart_that_cannot_read_a_chunk_ends_and_drops_nothing(log: Log) -> None:
