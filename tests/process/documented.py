@@ -149,7 +149,7 @@ ELSEWHERE = (
     ),
     Elsewhere(
         "python -m tidemill.services.learner.torchrun --nnodes 2 .*",
-        "tests/process/test_nodes_recover.py::test_machine_that_died_and_came_back_is_joined",
+        "tests/process/test_nodes_recover.py::test_machine_that_ended_and_came_back_is_joined",
         "waits for a second machine",
     ),
     Elsewhere(
