@@ -60,7 +60,7 @@ def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
     """
     result = formats.read_json(folder / "result.json", formats.RESULT)
     reached, target = result.get("target_return"), now.run.target_return
-    if result.get("solved") and None not in (reached, target) and target <= reached:
+    if result.get("solved") and reached is not None and target is not None and target <= reached:
         raise ConfigError(
             f"run.target_return is {target:g}, and the run has reached {reached:g}: raise it, or train on without a "
             "target by --run.target-return none"
