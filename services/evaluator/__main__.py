@@ -15,6 +15,7 @@ from functools import partial
 import structlog
 import torch
 
+from tidemill.atomic_files import is_there
 from tidemill.config.digest import diverged_tag
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
@@ -192,7 +193,7 @@ class _RunEnds:
         if not is_over and not self.has_diverged:
             set_result_aside(self._folder)
             clear_divergence(self._folder)
-        elif (self._folder / RESULT).exists():
+        elif is_there(self._folder / RESULT):
             _log.info(HAS_DIVERGED if self.has_diverged else IS_OVER)
             return True
         self._end.watch(self._finish.set)

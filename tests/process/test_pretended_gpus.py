@@ -163,12 +163,12 @@ print(len(to_host), len(streams), {is_ahead for _, is_ahead, _ in to_host})
 """
 
 
-def test_parameters_leave_a_gpu_in_one_copy_for_each_dtype(built: Path) -> None:
-    """Copies use a separate stream, without waiting for each; they equal what the agent has, strides included."""
+def _run(built: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python on two pretended GPUs, with the examples' modules."""
     variables = environment(built, 2)
     variables["PYTHONPATH"] += os.pathsep + str(ROOT / "examples")
-    said = subprocess.run(
-        [sys.executable, "-c", _COPIES],
+    return subprocess.run(
+        [sys.executable, *arguments],
         cwd=ROOT,
         env=variables,
         capture_output=True,
@@ -176,6 +176,11 @@ def test_parameters_leave_a_gpu_in_one_copy_for_each_dtype(built: Path) -> None:
         timeout=_BOUND_S,
         check=False,
     )
+
+
+def test_parameters_leave_a_gpu_in_one_copy_for_each_dtype(built: Path) -> None:
+    """Copies use a separate stream, without waiting for each; they equal what the agent has, strides included."""
+    said = _run(built, "-c", _COPIES)
     assert said.returncode == 0, said.stderr
     assert said.stdout.splitlines()[-1] == "4 1 {True}"
 
@@ -184,17 +189,7 @@ def test_policies_act_on_a_gpu(built: Path) -> None:
     """Those of every algorithm and of the documentation, by the tests that need one."""
     files = [f"tests/unit/rl/test_{name}.py" for name in ("agents", "documented_example")]
     options = ("-q", "-m", "requires_cuda", "-W", "ignore", "-p", "no:cacheprovider")  # torch is a CPU's, and warns
-    variables = environment(built, 2)
-    variables["PYTHONPATH"] += os.pathsep + str(ROOT / "examples")
-    said = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *files],
-        cwd=ROOT,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=_BOUND_S,
-        check=False,
-    )
+    said = _run(built, "-m", "pytest", *options, *files)
     assert said.returncode == 0, said.stdout
     assert f"{len(CASES) + 1} passed" in said.stdout
 

@@ -143,7 +143,7 @@ def keep_settings(config: RunConfig) -> None:
     """
     folder = config.run.folder
     check_free(folder, fresh=True)
-    file = folder / "config.yaml"
+    file = folder / _CONFIG
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _LOCK).touch()

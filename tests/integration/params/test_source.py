@@ -8,9 +8,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.support.params_service import METADATA, LocalServer, local_server
 from tests.support.waiting import WAIT_S
+from tidemill.errors import TidemillError
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import VERDICT, Precision
 from tidemill.services.evaluator.params_source import ParamsSource
@@ -27,36 +31,53 @@ def test_first_version_after_so_many_decisions(client: ParamsClient, server: Loc
     assert [params and params.number for params in found] == [3, 4, 4, None]
 
 
-def test_newest_version_is_waited_for_where_the_server_is_away(tmp_path: Path) -> None:
+def _away(folder: Path) -> str:
+    """Return the address of a server that has ended, and whose folder holds one version."""
+    with local_server(folder) as server, ParamsClient(server.address) as client:
+        token = client.acquire_fencing_token("learner").fencing_token
+        client.publish({Precision.FULL: b"1"}, METADATA, fencing_token=token, base_version=0)
+        return server.address
+
+
+def _refused(monkeypatch: pytest.MonkeyPatch, method: str) -> threading.Event:
+    """Return an event that is set once a call of clients has failed."""
+    call, refused = getattr(ParamsClient, method), threading.Event()
+
+    def noted(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - what the method returns
+        try:
+            return call(*arguments, **options)
+        except TidemillError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(ParamsClient, method, noted)
+    return refused
+
+
+def test_newest_version_is_waited_for_where_the_server_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As while it starts again; one that has no version is not waited for."""
-    with local_server(tmp_path) as server:
-        address = server.address
-        with ParamsClient(address) as client:
-            token = client.acquire_fencing_token("learner").fencing_token
-            client.publish({Precision.FULL: b"1"}, METADATA, fencing_token=token, base_version=0)
+    address = _away(tmp_path)
     with closing(ParamsSource(address, threading.Event(), connect_timeout_s=10.0)) as source:
         assert source.newest() is None
         with ThreadPoolExecutor() as threads:
+            refused = _refused(monkeypatch, "fetch")
             asked = threads.submit(source.newest, WAIT_S)
-            time.sleep(1.0)
+            assert refused.wait(WAIT_S)
             with local_server(tmp_path, address=address):
                 newest = asked.result(WAIT_S)
     assert newest is not None
     assert newest.number == 1
 
 
-def test_tag_is_tried_again_until_the_server_is_back(tmp_path: Path) -> None:
+def test_tag_is_tried_again_until_the_server_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it may take to start again; a version that it does not have is told at once."""
-    with local_server(tmp_path) as server:
-        address = server.address
-        with ParamsClient(address) as client:
-            token = client.acquire_fencing_token("learner").fencing_token
-            client.publish({Precision.FULL: b"1"}, METADATA, fencing_token=token, base_version=0)
+    address = _away(tmp_path)
     with closing(ParamsSource(address, threading.Event(), connect_timeout_s=10.0)) as source:
         assert not source.tag(VERDICT, 1)
         with ThreadPoolExecutor() as threads:
+            refused = _refused(monkeypatch, "set_tag")
             asked = threads.submit(source.tag, VERDICT, 1, WAIT_S)
-            time.sleep(1.0)
+            assert refused.wait(WAIT_S)
             with local_server(tmp_path, address=address), ParamsClient(address) as client:
                 assert asked.result(WAIT_S)
                 assert client.list_versions().tags[VERDICT] == 1
