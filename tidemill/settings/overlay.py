@@ -83,6 +83,8 @@ def to_document(settings: object) -> Any:  # noqa: ANN401 - a tree of YAML's own
 
 
 _DECIMAL = re.compile(r"-?\d+\.\d+")
+_PLAIN = (type(None), bool, int, float, str)
+_PLAIN_WORDS = "numbers, texts, true, false, none, and lists and mappings of them"
 _KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -126,10 +128,12 @@ def _convert_union(value: Any, kinds: tuple[Any, ...], path: str) -> Any:  # noq
 
 def _convert_scalar(value: Any, kind: Any, path: str) -> Any:  # noqa: ANN401
     if kind is Any:
-        return value
+        return plain(value, path)
     if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             number = float(value)  # YAML reads 1e-4 as text
+        except OverflowError:
+            return _expect(False, value, path, "a finite number")
         except ValueError:
             point = str(value).replace(",", ".")
             _expect(not _DECIMAL.fullmatch(point), value, path, f"a number, with a point: {point}")
@@ -139,8 +143,40 @@ def _convert_scalar(value: Any, kind: Any, path: str) -> Any:  # noqa: ANN401
         value = whole(value)
     exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if kind is str and isinstance(value, int | float | datetime.date):
-        return _expect(exact, str(value), path, f"a text: put it in quotes, '{value}'")
+        return _expect(exact, str(value), path, _quoted(value))
     return _expect(exact, value, path, _KINDS.get(kind, f"a value of type {kind.__name__}"))
+
+
+def plain(value: Any, path: str) -> Any:  # noqa: ANN401 - what JSON has
+    """Return a value of a setting that may be of any kind.
+
+    Raises:
+        ConfigError: It holds something else than JSON does, such as a date: digests, a sweep's journal and the
+            processes of isolated environments have it as JSON.
+    """
+    try:
+        _check_plain(value, path)
+    except RecursionError:  # YAML can say a list that holds itself
+        _expect(False, value, path, _PLAIN_WORDS)
+    return value
+
+
+def _check_plain(value: Any, path: str) -> None:  # noqa: ANN401
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _expect(isinstance(key, str), key, f"a key of {path}", _quoted(key))
+            _check_plain(each, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for i, each in enumerate(value):
+            _check_plain(each, f"{path}[{i}]")
+    elif isinstance(value, datetime.date):
+        _expect(False, str(value), path, f"{_quoted(value)} (on a command line \"'{value}'\")")
+    else:
+        _expect(type(value) in _PLAIN, value, path, _PLAIN_WORDS)
+
+
+def _quoted(value: object) -> str:
+    return f"a text: put it in quotes, '{value}'"
 
 
 def whole(value: Any) -> Any:  # noqa: ANN401

@@ -12,6 +12,7 @@ import numpy as np
 
 from tidemill.errors import ConfigError
 from tidemill.settings.check import nearest
+from tidemill.settings.overlay import plain
 
 Values = dict[str, Any]
 """A value for each setting that varies, by its dotted name."""
@@ -104,7 +105,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse(name: str, values: object) -> Parameter:
     if isinstance(values, list) and values:
-        return Parameter(name, "choice", tuple(values))
+        return Parameter(name, "choice", tuple(plain(values, f"space.{name}")))
     if not isinstance(values, Mapping) or len(values) != 1:
         raise ConfigError(f"space.{name} is {values!r}, allowed: {_EXAMPLE}")
     kind, bounds = next(iter(values.items()))

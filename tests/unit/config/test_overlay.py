@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -31,6 +33,7 @@ class Outer:
     kind: Literal["x", "y"] = "x"
     limit: float | None = None
     extra: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    free: Mapping[str, Any] = field(default_factory=dict)
     inner: Inner = field(default_factory=lambda: Inner(rate=0.25))
 
 
@@ -45,12 +48,16 @@ def test_one_text_alone_needs_no_list() -> None:
     assert overlay(Inner(), {"names": ["b", "c"]}).names == ("b", "c")
 
 
+_ENDLESS: list[Any] = []
+_ENDLESS.append(_ENDLESS)
+
+
 @pytest.mark.parametrize(
     "document,words",
     [
         ({"cuont": 1}, "unknown setting 'cuont'; did you mean 'count'?"),
         ({"inner": {"rte": 1}}, "unknown setting 'inner.rte'; did you mean 'inner.rate'?"),
-        ({"zzz": 1}, "known: count, extra, flag, inner, kind, limit, name"),
+        ({"zzz": 1}, "known: count, extra, flag, free, inner, kind, limit, name"),
         ({"count": "x"}, "count is 'x', allowed: a whole number"),
         ({"count": True}, "count is True, allowed: a whole number"),
         ({"count": 2.5}, "count is 2.5, allowed: a whole number"),
@@ -58,6 +65,12 @@ def test_one_text_alone_needs_no_list() -> None:
         ({"kind": "z"}, "kind is 'z', allowed: one of 'x', 'y'"),
         ({"limit": "much"}, "limit is 'much', allowed: a number or none"),
         ({"inner": 3}, "inner must be a mapping"),
+        ({"inner": {"rate": 10**400}}, "allowed: a finite number"),
+        ({"free": {"a": [datetime.date(2020, 1, 2)]}}, "free.a[0] is '2020-01-02', allowed: a text: put it in quotes"),
+        ({"free": {"a": {"b": {1: 2}}}}, "a key of free.a.b is 1, allowed: a text: put it in quotes, '1'"),
+        ({"free": {"a": {1, 2}}}, "free.a is {1, 2}, allowed: numbers, texts, true, false, none"),
+        ({"free": {"a": b"x"}}, "free.a is b'x', allowed: numbers, texts"),
+        ({"free": {"a": _ENDLESS}}, "free.a is [[...]], allowed: numbers, texts"),
         ({"inner": {"sizes": 3}}, "inner.sizes is 3, allowed: a list"),
         ({"inner": {"sizes": [1, "b"]}}, "inner.sizes[1] is 'b'"),
         ([], "the config must be a mapping"),
@@ -79,6 +92,12 @@ def test_to_document_is_the_inverse_of_overlay() -> None:
     """A document written from settings gives the same settings over any others."""
     settings = Outer(count=9, kind="y", limit=2.5, extra={"a": 1, "b": "t", "c": True}, inner=Inner(2.0, (7, 8)))
     assert overlay(Outer(), to_document(settings)) == settings
+
+
+def test_setting_of_any_kind_takes_what_json_has() -> None:
+    """Digests, the journal of a sweep and the processes of isolated environments hold it as JSON."""
+    free = {"a": [None, True, 1, math.inf, "t", {"b": {"c": [0.5]}}], "d": (1, 2)}
+    assert overlay(Outer(), {"free": free}).free == free
 
 
 @pytest.mark.parametrize("text", ["none", "None", "null"])

@@ -94,6 +94,8 @@ OPTIONS = [
     ("--agent.algorithm ppo --table.hindsight 0.8", "table.hindsight"),
     ("--launcher.learners 0", "launcher.learners 0 1"),
     ("--env.kwargs gravity", "--env.kwargs"),
+    ("--env.kwargs start 2020-01-01", "env.kwargs.start '2020-01-01' quotes"),
+    ("--env.kwargs layout '{1: a, b: c}'", "env.kwargs.layout 1 quotes"),
     ("--env.frame-stack 2 --env.id CartPole-v1", "env.frame_stack ALE/ env.observation_stack"),
     (
         "--replay.shards 2 --replay.server.address 127.0.0.1:7499",

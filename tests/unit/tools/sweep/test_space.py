@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 
 import numpy as np
@@ -103,6 +104,7 @@ def test_dotted_names_become_sections() -> None:
         ({"agent.gamma": {"uniform": [1, 1]}}, "low high"),
         ({"agent.gamma": {"uniform": [0, float("nan")]}}, "low high"),
         ({"agent.gamma": {"log": [0, 1]}}, "0"),
+        ({"env.kwargs.day": ["a", datetime.date(2020, 1, 1), "b"]}, "space.env.kwargs.day[1] '2020-01-01' quotes"),
         ({"agent.gamma": {"int": [0, 1.5]}}, "whole"),
     ],
 )
