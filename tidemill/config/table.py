@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tidemill.replay.table_config import MAX_ITEMS, is_table_name
 from tidemill.settings.check import check
 
 
@@ -13,7 +14,7 @@ class TableSettings:
     """The replay table of a run."""
 
     name: str = "replay"
-    """Name of the table: lower-case letters, digits and `_`."""
+    """Name of the table: lower-case letters, digits and `_`, a letter first; at most 63 characters."""
     sampler: Literal["uniform", "prioritized", "fifo"] = "uniform"
     """Order in which items are sampled: uniformly (`uniform`), in proportion to priorities (`prioritized`), or oldest
     first (`fifo`)."""
@@ -28,7 +29,7 @@ class TableSettings:
     importance_sampling_steps: int = 1_000_000
     """Updates over which beta moves from its first value to its final one. 0 keeps `importance_sampling_exponent`."""
     max_items: int = 1_000_000
-    """Capacity in items, at least 1. A full table removes the oldest item."""
+    """Capacity in items, 1 to 2**31 - 1. A full table removes the oldest item."""
     min_size: int = 1_000
     """Items the table must hold before training starts, at least 1."""
     error_buffer_updates: float = 100.0
@@ -46,6 +47,8 @@ class TableSettings:
     covers this many steps. Set it to the length of the longest episode for the paper's distribution."""
 
     def __post_init__(self) -> None:
+        allowed = "lower-case letters, digits and `_`, a letter first; at most 63 characters"
+        check(is_table_name(self.name), "table.name", self.name, allowed)
         check(self.priority_exponent >= 0, "table.priority_exponent", self.priority_exponent, "0 or more")
         for name in ("importance_sampling_exponent", "importance_sampling_exponent_final"):
             check(0 <= getattr(self, name) <= 1, f"table.{name}", getattr(self, name), "0 to 1")
@@ -55,7 +58,7 @@ class TableSettings:
             self.importance_sampling_steps,
             "0 or more",
         )
-        check(self.max_items >= 1, "table.max_items", self.max_items, "at least 1")
+        check(1 <= self.max_items <= MAX_ITEMS, "table.max_items", self.max_items, f"1 to {MAX_ITEMS}")
         allowed = f"1 to table.max_items ({self.max_items})"
         check(1 <= self.min_size <= self.max_items, "table.min_size", self.min_size, allowed)
         check(

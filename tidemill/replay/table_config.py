@@ -319,10 +319,15 @@ class TableDescription:
         return self.samples / self.inserts if self.inserts else 0.0
 
 
+def is_table_name(name: str) -> bool:
+    """True if a table may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_table_name(name: str) -> None:
     """Raise InvalidArgument unless `name` may name a table, TypeError unless it is a string."""
     check_type("table name", name, str, "a string")
-    if not _NAME.fullmatch(name):
+    if not is_table_name(name):
         raise InvalidArgument(f"table name is {name!r}, must match [a-z][a-z0-9_]{{0,62}}")
 
 

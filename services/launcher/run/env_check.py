@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
+from tidemill.config.hindsight import item_window
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, InvalidArgument, Unavailable
@@ -28,6 +29,7 @@ from tidemill.programs.groups import Groups
 from tidemill.rl.settings.registry import AgentConfig, stored_columns
 from tidemill.services.launcher.run.continuation import changed_settings
 from tidemill.services.launcher.run.paths import with_addresses
+from tidemill.settings.check import check
 from tidemill.settings.user_code import user_object
 
 if TYPE_CHECKING:
@@ -114,7 +116,7 @@ def try_here(folder: Path) -> int:
     """Try the environment of the settings in a folder; write there what is refused, and what is to be noted."""
     from tidemill.envs.goals import goal_rewards
     from tidemill.envs.make import make_env, spec_of
-    from tidemill.replay.table_config import check_signature
+    from tidemill.replay.table_config import MAX_ITEM_STEPS, check_signature
     from tidemill.services.launcher.run.continuation import check_continues
     from tidemill.services.launcher.run.random_play import play_random_steps
 
@@ -127,6 +129,9 @@ def try_here(folder: Path) -> int:
             spec = spec_of(config.env) if env is None else env.spec
             config.agent.validate_env(spec)
             check_signature(stored_columns(config.agent, spec))
+            steps = item_window(config.agent, config.table, spec.frame_stack).length
+            allowed = f"at most {MAX_ITEM_STEPS}: lower agent.n_step or agent.unroll"
+            check(steps <= MAX_ITEM_STEPS, "the number of steps of an item", steps, allowed)
             if env is not None:
                 notices = _notices(config, env)
                 play_random_steps(env, config.env, config.run.seed)
