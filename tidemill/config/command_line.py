@@ -102,7 +102,7 @@ def _value(option: str, kind: Any, source: list[str]) -> Any:  # noqa: ANN401 - 
     words = _values(source)
     if origin is tuple:
         del source[: len(words)]
-        return [each for word in words for each in word.strip("[]() ").replace(",", " ").split()]
+        return _listed(words, has_texts=typing.get_args(kind)[0] is str)
     if _is_mapping(kind):
         del source[: len(words)]
         return _mapping(option, words)
@@ -118,6 +118,15 @@ def _value(option: str, kind: Any, source: list[str]) -> Any:  # noqa: ANN401 - 
 def _values(source: Sequence[str]) -> list[str]:
     """Return the words up to the next option."""
     return list(takewhile(lambda word: not word.startswith("--"), source))
+
+
+def _listed(words: Sequence[str], *, has_texts: bool) -> list[str]:
+    """Return the values of a list; brackets around all of it are left out, those of an IPv6 address are not."""
+    text = ",".join(words).strip()
+    if text[:1] + text[-1:] in ("[]", "()"):
+        text = text[1:-1]
+    values = text.split(",") if has_texts else text.replace(",", " ").split()
+    return [value.strip() for value in values if value.strip()]
 
 
 def _mapping(option: str, words: Sequence[str]) -> dict[str, Any]:

@@ -128,11 +128,25 @@ def test_lists_and_mappings_take_several_words() -> None:
     """Lists also with commas, and values of mappings as YAML has them."""
     for words in (["64", "32"], ["64,32"], ["[64, 32]"]):
         assert _read("--agent.hidden-sizes", *words).agent.hidden_sizes == (64, 32)  # type: ignore[attr-defined]
-    assert _read("--cluster.replay", "a:1", "b:1", "--run.seed", "3").cluster.replay == ("a:1", "b:1")
+    for words in (["a:1", "b:1"], ["a:1,b:1"], ["[a:1, b:1]"], ["[a:1,", "b:1]"], ["(a:1,b:1)"]):
+        assert _read("--cluster.replay", *words, "--run.seed", "3").cluster.replay == ("a:1", "b:1")
+    assert _read("--cluster.inference", "[]").cluster.inference == ()
     kwargs = ["--env.kwargs", "range", "[0.5, 2.0]", "size", "3", "flag", "true", "small", "1e-3"]
     assert _read(*kwargs).env.kwargs == {"range": [0.5, 2.0], "size": 3, "flag": True, "small": 0.001}
     assert _read("--env.kwargs", "{a: {b: 1}}").env.kwargs == {"a": {"b": 1}}
     assert _read("--run.max-env-steps", "1e5", "--run.seed", "1", "--run.seed", "2").run.seed == 2
+
+
+@pytest.mark.parametrize("text", ["[::1]:7401 [::2]:7402", "[::1]:7401,[::2]:7402", "[[::1]:7401, [::2]:7402]"])
+def test_list_keeps_the_brackets_of_addresses(text: str) -> None:
+    """Only those around the whole list are its own."""
+    assert _read("--cluster.replay", *text.split()).cluster.replay == ("[::1]:7401", "[::2]:7402")
+
+
+def test_text_of_a_list_may_have_blanks() -> None:
+    """As the path of a socket."""
+    sockets = ("unix:///my dir/a.sock", "unix:///my dir/b.sock")
+    assert _read("--cluster.replay", *sockets).cluster.replay == sockets
 
 
 def test_mapping_that_is_given_twice_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
