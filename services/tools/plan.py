@@ -316,7 +316,7 @@ def _options(argv: Sequence[str]) -> PlanOptions:
     """
     path, words = take_option(list(argv), "--config")
     cores = container_limits.cpus()
-    options = options_of(load_config(find_config(path)), cores) if path else PlanOptions(cores)
+    options = PlanOptions(cores) if path is None else options_of(load_config(find_config(path)), cores)
     options = overlay(options, document_of(words, options))
     if not options.env:
         raise ConfigError("env is empty: name an environment (--env ALE/Pong-v5), or a config with --config")

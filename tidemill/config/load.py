@@ -52,7 +52,7 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     path, rest = take_option(list(arguments), "--config")
     if sum(word.partition("=")[0] == "--config" for word in arguments) > 1:
         raise ConfigError("--config is given more than once, allowed: one file or preset, and options over it")
-    file = find_config(path) if path else None
+    file = find_config(path) if path is not None else None
     document = read_document(file) if file else {}
     algorithm, rest = take_option(rest, "--agent.algorithm")
     asked = _take_help(rest, config)
@@ -66,7 +66,7 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
         raise SystemExit(0)
     refuse(_no_sections(document))
     replaced: list[str] = []
-    options = document_of(rest, _skeleton(config, algorithm or _algorithm_of(document)), replaced)
+    options = document_of(rest, _skeleton(config, _algorithm_of(document, algorithm)), replaced)
     settings, notes = _combined(config, file, document, options, algorithm)
     for note in (*replaced, *notes):
         sys.stderr.write(f"note: {note}\n")
@@ -162,7 +162,7 @@ def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str 
     unknown = [section for section in document if section not in _SECTIONS]
     refuse(f"unknown section {name!r}{nearest(str(name).lower(), _SECTIONS)}" for name in unknown)
     document = {name: {} if value is None else value for name, value in document.items()}
-    algorithm = algorithm or _algorithm_of(document)
+    algorithm = _algorithm_of(document, algorithm)
     if isinstance(agent := document.get("agent", {}), Mapping):
         document["agent"] = {**agent, "algorithm": algorithm}
     settings = _skeleton(config, algorithm)
@@ -180,8 +180,10 @@ def _no_sections(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is {value!r}, must be a mapping of settings{example}"
 
 
-def _algorithm_of(document: Mapping[str, Any]) -> str:
-    """Return the algorithm that a document names, or the one that is trained if none is named."""
+def _algorithm_of(document: Mapping[str, Any], option: str | None) -> str:
+    """Return the algorithm that an option or else a document names, or the one that is trained if none is named."""
+    if option is not None:
+        return option
     agent = document.get("agent") or {}
     if not isinstance(agent, Mapping):
         raise ConfigError(f"agent is {agent!r}, must be a mapping of settings, such as {{algorithm: {agent}}}")

@@ -202,6 +202,7 @@ def test_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ("--gpus 1", "env --env ALE/Pong-v5 --config"),
         ("--cores 4 --env CartPole-v1 --gpu-count 1", "--gpu-count"),
         ("--cores 0 --env y", "cores 0 1"),
+        ("--config= --env ALE/Pong-v5", "--config ''"),
     ],
 )
 def test_wrong_option_is_refused(words: str, said: str) -> None:
