@@ -290,6 +290,7 @@ class ActorSettings:
         chunks = self.max_in_flight_chunks
         check(chunks >= 1, "actor.max_in_flight_chunks", chunks, "at least 1")
         check(self.max_env_steps_per_s >= 0, "actor.max_env_steps_per_s", self.max_env_steps_per_s, "0 or more")
+        check(self.log_every_s > 0, "actor.log_every_s", self.log_every_s, "more than 0")
 
 
 @dataclass(frozen=True)
