@@ -68,7 +68,7 @@ def with_defaults(document: Mapping[str, Any], algorithm: str) -> Document:
             return result
         agent = {"batch_size": envs} | result.get("agent", {})
         settings: Any = overlay(own_class(), agent)
-    except (ConfigError, TypeError, ValueError):
+    except (ConfigError, OverflowError, TypeError, ValueError):
         return result  # so is a value that is wrong
     rows, batch = settings.rollout_rows, settings.batch_size
     chunk = max(length for length in range(1, min(rows, _LARGEST_CHUNK) + 1) if rows % length == 0)

@@ -16,6 +16,15 @@ _SafeDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 class Loader(_SafeLoader):  # type: ignore[misc,valid-type]
     """Reads plain values, as the safe loader does."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401 - what the node says
+        """Return a node's value; raises YAMLError for one that is not of its kind, as 2024-31-12 is not a date."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except (AttributeError, LookupError, ValueError) as error:  # of PyYAML's own, by the kind
+            kind = node.tag.rpartition(":")[2]
+            problem = f"{node.value!r} is not a valid {kind}: put it in quotes if it is a text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return a mapping; raises YAMLError for a key that is written twice, of which the first would be lost."""
         seen: set[str] = set()

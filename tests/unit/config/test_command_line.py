@@ -106,6 +106,7 @@ def _read(*words: str) -> RunConfig:
         (["--table.sampler", "alphabetical"], "table.sampler 'alphabetical' 'uniform'"),
         (["--env.kwargs", "size"], "--env.kwargs"),
         (["--env.kwargs", "size", "[1"], "--env.kwargs YAML"),
+        (["--env.kwargs", "start", "2024-02-30"], "--env.kwargs YAML '2024-02-30'"),
         (["--run", "3"], "--run"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,11 @@ def test_load_ignores_sections_of_other_processes(tmp_path: Path) -> None:
         ("run: {max_wall_s: 1e400}", "run.max_wall_s is inf, allowed: a finite number"),
         ("agent: {gamma: .nan}", "agent.gamma is nan, allowed: a finite number"),
         ("run: {name: 2024-01-01}", "run.name is '2024-01-01', allowed: a text: put it in quotes, '2024-01-01'"),
+        ("run: {name: 2024-31-12}", "'2024-31-12' is not a valid timestamp: put it in quotes if it is a text"),
+        ("run: {seed: !!int ''}", "'' is not a valid int"),
+        ("run: {name: !!bool maybe}", "'maybe' is not a valid bool"),
+        ("run: {name: !!timestamp now}", "'now' is not a valid timestamp"),
+        ("table: {max_items: .inf}\nlauncher: {actors: .inf}", "launcher.actors is inf, allowed: a whole number"),
         ("run: {name: 5}", "run.name is '5', allowed: a text: put it in quotes, '5'"),
         ("agent: {hidden_sizes: 64}", "agent.hidden_sizes is 64, allowed: a list, such as [64]"),
         ("agent: {hidden_sizes: '64,64'}", "agent.hidden_sizes is '64,64', allowed: a list, such as [64,64]"),
@@ -187,6 +193,7 @@ def test_run_from_python_is_what_the_command_line_gives(tmp_path: Path) -> None:
         ({"run": 3}, "3"),
         ({"run.name": 3}, "run.name '3'"),
         ({"agent.algorithm": "dnq"}, "dqn"),
+        ({"env.num_envs": math.inf}, "env.num_envs inf"),
     ],
 )
 def test_mistake_in_settings_from_python_is_told_by_name(options: dict[str, object], words: str) -> None:
