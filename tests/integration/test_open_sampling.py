@@ -12,21 +12,32 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.batches import CASES
 from tests.support.feeder import SPEC, TABLE, Feeder
 from tests.support.replay_service import LocalServer, local_server
 from tests.support.waiting import WAIT_S
 from tidemill.config.load import load
+from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import LearnerConfig
+from tidemill.config.services import LearnerSettings
+from tidemill.config.table import TableSettings
+from tidemill.replay import ReplayClient, ReplayWriter
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.shared_mirror import DealtSampler
 from tidemill.replay.sampling.source import OpenedSource, SampleShape
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.rl.agents.build import build_agent
+from tidemill.rl.settings.registry import stored_columns
 from tidemill.services.learner.data import sampling as sampling_module
 from tidemill.services.learner.data.kept_rows import open_rows_on_device
 from tidemill.services.learner.data.sampling import LearnerRows
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
+from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.training import pace as pace_module
+from tidemill.services.learner.training.pace import FreeRunning, Learning
+from tidemill.services.learner.training.trainer import BatchSource, TrainerOutputs
 from tidemill.types import signature_of
 
 TABLE_CONFIG = TableConfig(
@@ -180,3 +191,37 @@ def test_ranks_keep_their_own_where_memory_cannot_be_shared(
         opened = _open(server, _ranks(2, 2), stack)
         assert _kinds(opened) == [SampleStream] * 4
         assert all(sampling.mirror is not None for sampling, _ in opened)
+
+
+def test_rank_of_a_queue_takes_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two ranks leaves the other's half of a rollout alone, however late the other comes."""
+    monkeypatch.setattr(pace_module, "collect", lambda *_: None)  # the ranks of this test are one process
+    agent_settings, spec = CASES["ppo"]
+    agent, columns = build_agent(agent_settings, spec, seed=1), stored_columns(agent_settings, spec)
+    with local_server() as server, ExitStack() as stack:
+        config = LearnerConfig(
+            cluster=ClusterSettings(replay=(server.address,)),
+            agent=agent_settings,
+            table=TableSettings(sampler="fifo", min_size=1, max_items=64),
+            learner=LearnerSettings(device="cpu", updates_per_env_step=0),
+        )
+        directory = ShardDirectory(config.cluster.replay)
+
+        def batches_of(rank: RankInfo) -> BatchSource:
+            pace = FreeRunning(config, Counters(), rank)
+            learning = Learning(agent, pace.table(agent, columns), torch.device("cpu"))
+            return pace.open(learning, TrainerOutputs(None), directory, stack).batches
+
+        ranks = _ranks(2)
+        table = FreeRunning(config, Counters(), ranks[0]).table(agent, columns)
+        with ReplayClient(server.address) as client, ReplayWriter(server.address, table) as writer:
+            client.create_table(table)
+            for number in range(agent_settings.batch_size + table.max_item_steps - 1):
+                row = {column.name: np.zeros(column.shape, column.dtype) for column in table.signature}
+                writer.append(row | {"is_first": number == 0})
+                if number + 1 >= table.max_item_steps:
+                    writer.create_item(table.name, last=table.max_item_steps, priority=1.0)
+        first = batches_of(ranks[0])
+        assert first.take(WAIT_S) is not None
+        assert batches_of(ranks[1]).take(WAIT_S) is not None
+        assert first.take(0.0) is None

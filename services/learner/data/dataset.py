@@ -68,7 +68,7 @@ class DatasetOptions:
         batch_size: Items of a batch of this rank.
         splits: Batches of a sample.
         threads: Threads that decode; 0 decodes in the training thread.
-        in_flight: Samples that may be under way or ready to be decoded.
+        in_flight: Samples that may be under way or ready to be decoded; 0 draws one when it is taken.
         decoded: With threads, decoded samples held ready.
     """
 

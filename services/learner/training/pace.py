@@ -140,12 +140,14 @@ class FreeRunning:
         own = own_items(self._config, self._rank)
         splits = batches_per_sample(self._config.table, settings, table.signature, own)
         mixture = open_sources(self._config, table)
-        threads = settings.decode_threads
+        # of a queue each item is drawn once: a rank that drew ahead would hold what another waits for
+        on_demand = self._rank.size > 1 and bool(table.max_times_sampled)
+        threads = 0 if on_demand else settings.decode_threads
         options = DatasetOptions(
             batch_size=self._local_batch_size,
             splits=splits,
             threads=threads,
-            in_flight=threads + 1,
+            in_flight=0 if on_demand else threads + 1,
             decoded=-(-settings.prefetch_batches // splits),
         )
         counters = self._counters

@@ -156,6 +156,24 @@ def test_rest_of_a_queue_is_given_out(server: LocalServer) -> None:
         assert _numbers(dataset, 1) == [[4, 5, 6, 7]]
 
 
+def test_reader_that_draws_on_demand_leaves_a_queue_to_the_others(server: LocalServer) -> None:
+    """Each of two readers gets a batch of two, whoever comes first, and whether the first decodes what it draws."""
+    table = steps_table(max_item_steps=1)
+    _write(server.address, table, range(4))
+
+    with ReplayDataset(server.address, table, 2, prefetch=0, timeout_s=WAIT_S) as first:
+        assert _numbers(first, 1) == [[0, 1]]
+        with ReplayDataset(server.address, table, 2, prefetch=0, timeout_s=WAIT_S) as second:
+            assert _numbers(second, 1) == [[2, 3]]
+        assert first.take(0.0) is None
+        _write(server.address, table, [4, 5])
+        assert _numbers(first, 1) == [[4, 5]]
+
+    for others in ({"decoding": Decoding(threads=1)}, {"prefetch": -1}):
+        with pytest.raises(InvalidArgument, match=naming("prefetch", "at least")):
+            ReplayDataset(server.address, table, 2, **{"prefetch": 0} | others)
+
+
 def test_smaller_batch_does_not_wait_behind_a_reader_of_whole_ones(server: LocalServer) -> None:
     """Of three items a reader who waits for four takes none, and one who takes fewer gets them."""
     _write(server.address, steps_table(), range(3))

@@ -139,7 +139,8 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
             join: With several tables, makes the columns of a batch of those that `transform` returned for the items of
                 each table; called in the thread that takes the batch. None joins arrays.
             decoding: Threads that decode ahead of use, and what they decode.
-            prefetch: Samples of each table that may be under way or waiting, at least 1.
+            prefetch: Samples of each table that may be under way or waiting. 0 draws one when a batch is taken, without
+                decoding threads or a schedule: where several processes share a queue, none holds what another needs.
             batches_per_sample: Batches that come as one: small ones are then several times cheaper, and wait longer, so
                 that their priorities are older. Tables with `max_times_sampled` give them one by one all the same.
             without_replacement: Whether no item may come twice in a sample.
@@ -175,7 +176,9 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
             Unavailable: No server answered within 10 s, and `create` is False.
         """
         check_number("timeout_s", timeout_s, or_none=True)
-        _check_at_least_1("prefetch", prefetch)
+        check_integer("prefetch", prefetch)
+        if prefetch < (least := int(decoding.threads > 0 or schedule is not None)):
+            raise InvalidArgument(f"prefetch is {prefetch}, must be at least {least}")
         _check_at_least_1("batches_per_sample", batches_per_sample)
         _check_beta(beta)
         _check_threads(decoding.threads, epochs, schedule)

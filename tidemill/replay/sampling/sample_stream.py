@@ -109,7 +109,7 @@ class SampleStream:
             table: The whole table; each shard gets its part, see `shard_config`.
             batch_size: See `ReplaySampler`.
             rng: Source of all splits; None for a new one.
-            max_in_flight_batches: See `ReplaySampler`.
+            max_in_flight_batches: See `ReplaySampler`. 0 draws a batch once `take` asks for it, and none after it.
             without_replacement: See `ReplaySampler`.
             mirror: Keeps the rows that come, so that each step crosses the wire once; batches are then without blocks.
                 Has a part for each shard.
@@ -137,7 +137,11 @@ class SampleStream:
             _check_by_epoch(table)
         _check_servers(servers, takes_one=seed is not None or allow_smaller or by_epoch or schedule is not None)
         assert schedule is None or 1 <= max_in_flight_batches <= MAX_DRAWS
-        self._batch_size, self._max_in_flight = batch_size, max_in_flight_batches
+        self._batch_size, self._max_in_flight, self._on_demand = (
+            batch_size,
+            max_in_flight_batches,
+            not max_in_flight_batches,
+        )
         self._mirror, self._rng, self._clock = mirror, rng or np.random.default_rng(), clock
         self._settles, self._is_random = bool(table.max_times_sampled), table.sampler.kind in _RANDOM
         self._directory, self._seed, self._schedule = servers, seed, schedule
@@ -189,6 +193,9 @@ class SampleStream:
                 with a schedule, it has lost the table.
         """
         with self._changed:
+            if self._on_demand:
+                self._max_in_flight = 1
+                self._advance()
             self._changed.wait_for(lambda: self._ready or self._error or self._closed.is_set(), timeout_s)
             if self._closed.is_set():
                 return None
@@ -203,6 +210,8 @@ class SampleStream:
             elif self._settles:
                 self._tell_taken(pending)
             batch = self._finish(pending)
+            if self._on_demand:
+                self._max_in_flight = 0
             self._advance()
         return batch() if lease is None else replace(batch(), lease=lease)
 

@@ -87,7 +87,7 @@ class SampleShape:
 
     Attributes:
         batch_size: Items of one sample.
-        in_flight: Samples that may be under way or ready.
+        in_flight: Samples that may be under way or ready; 0 draws one when it is taken.
         hold: Samples that may be drawn before one is read.
         shards: Over how many shards the table is spread; 0 for a single server.
     """
