@@ -7,6 +7,7 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from tidemill.replay import (
 )
 from tidemill.replay.writing import append_call
 from tidemill.replay.writing import writer as writer_module
+from tidemill.replay.writing.held_inserts import why_held_back
 
 
 def _numbers(address: str, table: TableConfig, count: int) -> list[list[int]]:
@@ -206,6 +208,50 @@ def test_writer_without_a_timeout_warns_once_that_it_is_held_back(
         writing.result(WAIT_S)
     assert len(told) == 1
     assert re.search(naming("table 't' rate limiter: queue_size 1"), told[0])
+
+
+def test_held_back_writer_asks_for_the_reason_once_in_a_while(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question takes a connection: calls with a short timeout that follow one another have the same answer."""
+    ask = Mock(side_effect=why_held_back)
+    monkeypatch.setattr(writer_module, "why_held_back", ask)
+    table = steps_table(rate_limiter=RateLimiterConfig(queue_size=1))
+    writer = ReplayWriter(server.address, table, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=1)
+    with closing(writer):
+        for number in range(2):
+            writer.append(numbered_step(number))
+        wait_until(lambda: writer.unacknowledged_chunks == 0, "the first item")
+        writer.append(numbered_step(2))
+        for _ in range(3):
+            with pytest.raises(Unavailable, match=naming("table 't' rate limiter: queue_size 1")):
+                writer.append(numbered_step(3), timeout_s=0.05)
+    assert ask.call_count == 1
+
+
+async def test_writer_in_asyncio_asks_a_silent_server_once_in_a_while(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks twenty times a second whether there is room, and asks why not only every 10 s."""
+    clock, ask = Mock(return_value=0.0), Mock(return_value="")
+    monkeypatch.setattr(writer_module, "why_held_back", ask)
+    table = steps_table(rate_limiter=RateLimiterConfig(queue_size=1))
+    writer = ReplayWriter(server.address, table, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=1)
+    with closing(writer):
+        for number in range(2):
+            writer.append(numbered_step(number))
+        await asyncio.to_thread(wait_until, lambda: writer.unacknowledged_chunks == 0, "the first item")
+        writer.append(numbered_step(2))
+        monkeypatch.setattr(writer_module, "time", Mock(monotonic=clock))
+        waiting = asyncio.create_task(writer.append_async(numbered_step(3)))
+        await asyncio.sleep(0)
+        for asked, now_s in enumerate((5.0, 10.0, 20.0)):
+            clock.return_value = now_s
+            clock.reset_mock()
+            await asyncio.to_thread(wait_until, lambda: clock.call_count > 9, "some looks")
+            assert ask.call_count == asked
+        waiting.cancel()
+        await asyncio.wait((waiting,))
 
 
 def test_writer_whose_name_another_takes_is_told(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:

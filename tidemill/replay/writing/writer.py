@@ -176,7 +176,7 @@ class ReplayWriter(Reopened):
         self._payload_bytes = self._items.payload_bytes
         self._interrupted = np.zeros(envs, np.bool_)
         self._awaited_s, self._told_dropped, self._is_closed = 0.0, 0, False
-        self._told_held = False
+        self._told_held, self._held_why, self._ask_held_s = False, "", 0.0
         self._repeated: dict[int, Mapping[str, NDArray[Any]]] = {}
         """Rows that chunks begin with after a flush, by environment, as far as the chunks have not taken them yet."""
         self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
@@ -752,7 +752,7 @@ class ReplayWriter(Reopened):
             waited_s = time.monotonic() - began_s
             if timeout_s is not None and waited_s >= timeout_s:
                 raise await asyncio.to_thread(self._overdue, timeout_s)
-            if timeout_s is None and not self._told_held and waited_s >= _HELD_S:
+            if timeout_s is None and not self._told_held and waited_s >= _HELD_S and self._may_ask():
                 await asyncio.to_thread(self._tell_held)
             await asyncio.sleep(pause.next_s())
 
@@ -774,9 +774,16 @@ class ReplayWriter(Reopened):
             f"chunks within {timeout_s:g} s: {why}"
         )
 
+    def _may_ask(self) -> bool:
+        return time.monotonic() >= self._ask_held_s
+
     def _why_held(self, timeout_s: float) -> str:
+        """Return why the server holds back inserts, if it says so; it is asked at most once in `_HELD_S`."""
         address = self._appender.address
-        return why_held_back(address, self._names, timeout_s) if address else ""
+        if address and timeout_s > 0 and self._may_ask():
+            self._ask_held_s = time.monotonic() + _HELD_S  # before the question, which takes a connection and up to 1 s
+            self._held_why = why_held_back(address, self._names, timeout_s)
+        return self._held_why
 
     def _tell_held(self) -> None:
         """Log, once, why the server holds back inserts, if it says so."""
