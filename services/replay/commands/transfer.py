@@ -50,7 +50,8 @@ def import_(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     end_in_order()
     report = import_table(options.address, options.folder, table=options.table, timeout_s=options.timeout_s)
-    print(f"imported {described(report)} from {options.folder}; the table has {report.table_items:,} items now")
+    there = "" if report.table_items is None else f"; the table has {report.table_items:,} items now"
+    print(f"imported {described(report)} from {options.folder}{there}")
     return 0
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -156,6 +157,19 @@ def _times_sampled(address: str, folder: Path) -> list[int]:
     export_table(address, "t", folder)
     exported = ExportedTable(folder)
     return exported.item_values(0, exported.items)[2].tolist()  # type: ignore[no-any-return]
+
+
+def test_import_that_cannot_count_the_table_has_succeeded(
+    server: LocalServer, client: ReplayClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything is stored when the server is asked: an error would have it imported a second time."""
+    fill(server.address)
+    export_table(server.address, "t", tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplayClient, "describe_table", Mock(side_effect=Unavailable("away")))
+        report = import_table(server.address, tmp_path / "out", table="copy")
+    assert (report.items, report.table_items) == (40, None)
+    assert client.describe_table("copy").items == 40
 
 
 def test_failed_import_leaves_its_table_empty(

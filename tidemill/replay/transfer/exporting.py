@@ -24,7 +24,8 @@ class TransferReport:
         steps: Steps that were stored for them.
         lost_items: Items left out because bytes they need are corrupt.
         size_bytes: Bytes of the files.
-        table_items: Items of the table after an import or a copy, those before it included.
+        table_items: Items of the table after an import or a copy, those before it included; None if the server, which
+            has stored everything, did not answer that.
     """
 
     table: str
@@ -32,7 +33,7 @@ class TransferReport:
     steps: int
     lost_items: int
     size_bytes: int
-    table_items: int = 0
+    table_items: int | None = 0
 
 
 def export_table(  # noqa: PLR0913 - each is a separate condition
