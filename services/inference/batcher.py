@@ -34,6 +34,14 @@ class Batcher(Generic[_T]):
         self._waiting.append((step, rows, now_s))
         self._rows += rows
 
+    def remove(self, step: _T) -> None:
+        """Let a step wait no longer; one that was taken is left alone."""
+        for number, (waiting, rows, _) in enumerate(self._waiting):
+            if waiting is step:
+                del self._waiting[number]
+                self._rows -= rows
+                return
+
     def cause(self, now_s: float, actors: int) -> Cause | None:
         """Return the reason that a batch is due; None if none is.
 

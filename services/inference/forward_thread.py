@@ -103,8 +103,14 @@ class ForwardThread:
             with contextlib.suppress(RuntimeError):  # the loop may have ended
                 loop.call_soon_threadsafe(resolve, value)
 
-        self.submit(PendingStep(policy_input, noise, tell, evaluation))
-        return await answer
+        step = PendingStep(policy_input, noise, tell, evaluation)
+        self.submit(step)
+        try:
+            return await answer
+        except asyncio.CancelledError:  # nothing else takes it while there are no parameters
+            with self._changed:
+                self._batcher.remove(step)
+            raise
 
     def evaluate_with(self, params: Params | None) -> None:
         """Have steps of evaluations answered with these parameters from now on; None: with the newest."""

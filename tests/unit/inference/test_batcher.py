@@ -45,6 +45,16 @@ def test_batch_goes_when_its_oldest_step_has_waited() -> None:
     assert batcher.take() == [(0, 10.0), (1, 11.0)]
 
 
+def test_step_that_was_removed_waits_no_longer() -> None:
+    """Its rows do not count either; one that was taken is gone already."""
+    batcher = _filled(4, 3, 2)
+    batcher.remove(1)
+    assert batcher.cause(10.0, actors=9) is None
+    assert [step for step, _ in batcher.take()] == [0, 2]
+    batcher.remove(0)
+    assert not len(batcher)
+
+
 @given(st.lists(st.integers(1, 8), max_size=40))
 def test_every_step_is_taken_once_in_order_and_no_batch_is_too_large(rows: list[int]) -> None:
     """Whatever sizes the steps have."""

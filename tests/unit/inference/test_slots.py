@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
@@ -13,12 +14,17 @@ import torch
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from tests.support.inference_service import FixedParams
 from tests.support.naming import because, naming
 from tidemill.config.services import InferenceSettings
 from tidemill.errors import Reason, ResourceExhausted, Unavailable
+from tidemill.rl.agents.interface import SplitPolicy
+from tidemill.rl.policy_io import PolicyInput
 from tidemill.rpc.settings import ServerSettings
+from tidemill.services.inference.batcher import Batcher
 from tidemill.services.inference.episode import Episode
-from tidemill.services.inference.metrics import SimulatorMetrics
+from tidemill.services.inference.forward_thread import ForwardThread, PendingStep
+from tidemill.services.inference.metrics import Metrics, SimulatorMetrics
 from tidemill.services.inference.open_simulators import most_per_client
 from tidemill.services.inference.resume_token import Identity, Place
 from tidemill.services.inference.simulators import Simulators
@@ -180,6 +186,20 @@ async def test_call_that_breaks_off_before_the_first_decision_frees_its_slot(has
     for _ in range(5):
         await asyncio.sleep(0)
     assert await simulators.join(Declared("a", _SPEC), "10.0.0.1") is not seat
+
+
+async def test_step_of_a_call_that_broke_off_waits_no_longer() -> None:
+    """While there are no parameters nothing takes what waits, and each client that left would leave a step."""
+    batcher: Batcher[PendingStep] = Batcher(64, 60.0)
+    watcher: Any = FixedParams()
+    forward = ForwardThread(Mock(spec=SplitPolicy), watcher, batcher, Metrics(CollectorRegistry()), Mock())
+    with closing(forward):
+        answering = asyncio.create_task(forward.answer(MagicMock(spec=PolicyInput), Mock()))
+        await asyncio.sleep(0)
+        assert len(batcher) == 1
+        answering.cancel()
+        await asyncio.wait((answering,))
+        assert not len(batcher)
 
 
 async def test_slot_is_free_again_though_the_end_of_its_episode_fails() -> None:
