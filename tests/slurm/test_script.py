@@ -43,7 +43,7 @@ _STAND_INS = {
         exec "$@"
     """,
     "squeue": "",
-    "scancel": 'kill $(cat "$SEEN"/pid-*)',
+    "scancel": 'touch "$SEEN/ended"; kill $(cat "$SEEN"/pid-*)',
     "sleep": "exec /bin/sleep 0.1",
     # Learner and evaluator end: the run is over. The others wait to be ended. The second task of FAILING is refused.
     "python": """
@@ -53,6 +53,7 @@ _STAND_INS = {
         case $name in learner | evaluator) [ "${FAILING:-actor}" != actor ] || exit 0 ;; esac
         [ "$name $SLURM_PROCID" != "${FAILING:-} 1" ] || exit 2
         echo $PPID $$ >"$SEEN/pid-$name-$SLURM_PROCID"
+        [ ! -e "$SEEN/ended" ] || kill $PPID $$ # it has started after all others were ended
         exec /bin/sleep 60
     """,
     "tidemill": """
@@ -76,6 +77,7 @@ class Script:
 
     def run(self, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""
+        (self._seen / "ended").unlink(missing_ok=True)
         environment = {
             "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}",
             "HOME": str(self._folder),
