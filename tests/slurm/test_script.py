@@ -198,6 +198,16 @@ def test_task_that_gives_up_fails_the_job_though_its_step_has_another(script: Sc
     assert (f"{service} 1 ended with 2" in ended.stderr) == bool(code)
 
 
+@pytest.mark.parametrize("service", ["learner", "replay"])
+def test_earlier_divergence_does_not_keep_the_job_from_ending(script: Script, tmp_path: Path, service: str) -> None:
+    """Behind a lost learner the evaluator has a quarter of an hour for the result, which it does not write here."""
+    (tmp_path / "runs" / "pong").mkdir(parents=True)
+    (tmp_path / "runs" / "pong" / "diverged.txt").touch()
+    (tmp_path / "bin" / "sleep").write_text("#!/bin/bash\nexec /bin/sleep 0.005\n")
+    ended = script.run(TIDEMILL_REPLAY_SHARDS="2", TIDEMILL_LEARNER_NODES="2", FAILING=service)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+
+
 def test_service_that_is_asked_to_end_between_two_starts_is_not_started_again(tmp_path: Path) -> None:
     """The signal comes while nothing runs that it could end."""
     starts = tmp_path / "starts"
