@@ -50,6 +50,9 @@ from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.evaluator.simulator_runner import SimulatorRunner
 from tidemill.services.evaluator.verdict import RunVerdict, reaches_target
 
+_CHECKED = ("config.yaml", "scores.csv")
+"""Files of a run that a command has checked, or that was evaluated before there was a bound of the seed."""
+
 _log = structlog.get_logger()
 
 
@@ -63,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if argv is None else argv
         about = "Evaluate published parameters by the run's protocol, and end the run at its target or a limit."
         config = load(EvaluatorConfig, arguments, prog="tidemill evaluator", description=about)
+        if not any(is_there(config.run.folder / name) for name in _CHECKED):
+            config.evaluator.check_seed()
         keep_freed_memory()
         configure_logging("evaluator", level=config.log.level, json=config.log.json)
         identify(config.run.name, "evaluator")

@@ -360,6 +360,11 @@ class EvaluatorSettings:
         check(self.epsilon is None or 0 <= self.epsilon <= 1, "evaluator.epsilon", self.epsilon, "0 to 1, or none")
         check(self.noop_max is None or self.noop_max >= 0, "evaluator.noop_max", self.noop_max, "0 or more, or none")
 
+    def check_seed(self) -> None:
+        """Raise a `ConfigError` if the seed is too large for a new run; an earlier run may have such a seed."""
+        # `tidemill evaluate` plays seeds from 10,000,000 above, training from 100,000,000
+        check(self.seed <= 80_000_000, "evaluator.seed", self.seed, "at most 80,000,000")
+
 
 @dataclass(frozen=True)
 class LauncherSettings:

@@ -44,7 +44,6 @@ from tidemill.services.launcher.view.curves import ClusterCurves
 from tidemill.services.launcher.view.poller import StatusPoller
 from tidemill.services.launcher.view.processes import SupervisedProcesses
 from tidemill.services.launcher.view.terminal import View, make_view
-from tidemill.settings.check import check
 
 _TRAIN = """Run a whole cluster on this machine until run.target_return, a limit (run.max_*) or Ctrl-C. ROOT/NAME then
 holds scores, curve, video, parameters and logs. --fresh moves an earlier run of this name to NAME-1."""
@@ -151,8 +150,8 @@ def check_settings(config: RunConfig, forks: ForkClient | None, before: RunConfi
         before: What a run that has trained was started with.
     """
     check_shards(config)
-    if before is None:  # `tidemill evaluate` plays seeds from 10,000,000 above, training from 100,000,000
-        check(config.evaluator.seed <= 80_000_000, "evaluator.seed", config.evaluator.seed, "at most 80,000,000")
+    if before is None or before.evaluator.seed != config.evaluator.seed:
+        config.evaluator.check_seed()
     for name in config.launcher.loggers:
         check_logger("launcher.loggers", name)
     if notice := check_environment(config, forks, before):

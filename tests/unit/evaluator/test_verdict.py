@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from unittest.mock import Mock
+
 import pytest
 
 from tidemill.config.run import RunSettings
+from tidemill.errors import FatalError
 from tidemill.params.version import ParamsMetadata
+from tidemill.services.evaluator import __main__ as service
 from tidemill.services.evaluator.verdict import (
     confirmation_seeds,
     evaluation_seeds,
     limit_reached,
     reaches_target,
 )
+
+
+@pytest.mark.parametrize("earlier, code", [("", 2), ("config.yaml", 1), ("scores.csv", 1)])
+def test_new_run_of_services_takes_no_seed_among_those_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], earlier: str, code: int
+) -> None:
+    """As one of `tidemill train`; a run that has such a seed continues with it."""
+    monkeypatch.setattr(service, "keep_freed_memory", Mock(side_effect=FatalError("it would start")))
+    (tmp_path / "mine").mkdir()
+    if earlier:
+        (tmp_path / "mine" / earlier).touch()
+    words = ["--run.root", str(tmp_path), "--run.name", "mine", "--evaluator.seed", "80000001"]
+    assert service.main(words) == code
+    assert ("evaluator.seed is 80000001" in capsys.readouterr().err) == (code == 2)
 
 
 @pytest.mark.parametrize(

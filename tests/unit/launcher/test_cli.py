@@ -9,16 +9,18 @@ import signal
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from tests.support.naming import naming
+from tidemill.config.sections import RunConfig
 from tidemill.config.services import EvaluatorSettings
 from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.services.launcher import cli
-from tidemill.services.launcher.commands import control
+from tidemill.services.launcher.commands import control, train
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -268,3 +270,15 @@ def test_new_run_takes_no_evaluation_seed_among_those_of_training(
     assert cli.main(["train", *words, "--evaluator.seed", "80000001"]) == 2
     assert "evaluator.seed is 80000001" in capsys.readouterr().err
     assert EvaluatorSettings(seed=80_000_001).seed == 80_000_001
+
+
+@pytest.mark.parametrize("before, is_refused", [(10_000, True), (80_000_000, True), (80_000_001, False)])
+def test_resumed_run_gets_no_new_evaluation_seed_among_those_of_training(
+    monkeypatch: pytest.MonkeyPatch, before: int, is_refused: bool
+) -> None:
+    """It may keep the one that it was started with, before there was a bound."""
+    monkeypatch.setattr(train, "check_environment", lambda *_: "")
+    then, now = (RunConfig(evaluator=EvaluatorSettings(seed=seed)) for seed in (before, 80_000_001))
+    refused = pytest.raises(ConfigError, match=naming("evaluator.seed 80000001 80,000,000"))
+    with refused if is_refused else nullcontext():
+        train.check_settings(now, None, then)
