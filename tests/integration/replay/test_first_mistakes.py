@@ -188,6 +188,20 @@ def test_mistake_of_a_client_is_a_type_error(server: LocalServer) -> None:
                     makes(wrong, table, **({"batch_size": 1} if makes is makes_dataset else {}))
 
 
+def test_params_version_that_no_message_can_have_is_refused(server: LocalServer) -> None:
+    """And the step with it is not taken; what comes after is stored."""
+    with ReplayWriter(server.address, steps_table(), windows=ItemWindow(1), chunk_length=1) as writer:
+        for wrong in (-1, 2**64):
+            with pytest.raises(InvalidArgument, match=naming("params_version", wrong, 0, 2**64 - 1)):
+                writer.append(STEP, params_version=wrong)
+        with pytest.raises(TypeError, match=naming("params_version 1.5 integer")):
+            writer.append(STEP, params_version=1.5)  # type: ignore[arg-type]
+        for number in range(2):
+            writer.append(numbered_step(number), params_version=np.uint64(3))  # type: ignore[arg-type]
+        writer.flush(WAIT_S)
+        assert (writer.episode_steps(), writer.unacknowledged_chunks) == (2, 0)
+
+
 def test_use_after_close_is_an_error(server: LocalServer) -> None:
     """A closed writer took steps that went nowhere; a block whose writer was closed in it ends as it should."""
     table = steps_table(max_times_sampled=0)

@@ -222,7 +222,8 @@ class ReplayWriter(Reopened):
                 (`tidemill.replay.writing.steps`): with `num_envs` each [N, ...]. Its values are copied. A flat dict of
                 arrays that have the dtypes and shapes of the columns costs least.
             env: The one environment that it is of; its step then has no leading dimension.
-            params_version: Version of the parameters that chose the action, given back with samples; 0 for none.
+            params_version: Version of the parameters that chose the action, given back with samples, 0 .. 2**64 - 1; 0
+                for none.
             is_decision: Whether it is a decision of the agent, bool [N]. What is none, such as a row with an episode's
                 last observation, is not counted in `env_steps` and starts no window. None: every step is one.
             beside: Columns that are not stored, each [N, ...], for the priorities that windows compute; the same names,
@@ -234,11 +235,14 @@ class ReplayWriter(Reopened):
 
         Raises:
             Unavailable: `timeout_s` passed, or `stop` was set while it waited; the step was not taken.
-            InvalidArgument: A column is missing, unknown, or has another shape or dtype, or the step is too large for a
-                message; the step was not taken.
+            InvalidArgument: A column is missing, unknown, or has another shape or dtype, the step is too large for a
+                message, or `params_version` is out of range; the step was not taken.
         """
         self._check_open()
         envs = self._envs_of(env)
+        check_integer("params_version", params_version)
+        if not 0 <= params_version < 2**64:
+            raise InvalidArgument(f"params_version is {params_version}, must be 0 .. {2**64 - 1}")
         batch = self._batch if env is None else ()
         columns = self._reader.read(step, batch)
         if self._wants_beside or self._payload_bytes or payload is not None:
