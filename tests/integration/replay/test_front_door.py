@@ -7,6 +7,7 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -287,6 +288,23 @@ def test_several_tables_take_items_of_one_stream(server: LocalServer) -> None:
     assert batch.payloads == (b"",) * 2 + (b"abc",) * 6
     assert batch.params_versions.tolist() == [7] * 8
     assert batch.nested()["inner"]["1"].shape == (8, 4, 2)
+
+
+def test_chunk_has_the_version_of_its_own_environment(server: LocalServer) -> None:
+    """A full one is sent after others have appended with theirs, perhaps by a writer that continues a state."""
+    versions = {0: 5, 100: 2**64 - 1, 1: 6, 101: 8}
+    table = steps_table()
+    settings: dict[str, Any] = {"num_envs": 2, "windows": ItemWindow(1), "chunk_length": 1}
+    with closing(ReplayWriter(server.address, table, **settings)) as writer:
+        for number in (0, 100):
+            writer.append(numbered_step(number), env=number // 100, params_version=versions[number])
+        state = writer.state()
+    with ReplayWriter(server.address, table, state=state, **settings) as writer:
+        for number in (1, 101):
+            writer.append(numbered_step(number), env=number // 100, params_version=versions[number])
+    with ReplayDataset(server.address, table, 4, timeout_s=WAIT_S, prefetch=1) as dataset:
+        batch = next(dataset)
+    assert dict(zip(batch["number"][:, -1].tolist(), batch.params_versions.tolist(), strict=True)) == versions
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(server: LocalServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tidemill.errors import DataLoss, InvalidArgument
 from tidemill.replay import (
     ItemWindow,
     ReplayClient,
+    ReplayDataset,
     ReplayWriter,
     SelectorConfig,
     SelectorKind,
@@ -26,6 +28,7 @@ from tidemill.replay import (
     signature_like,
 )
 from tidemill.replay.transfer.exported_table import ExportedTable
+from tidemill.replay.writing import state as writer_state
 
 _TABLE = TableConfig(
     "t", signature_like({"number": 0}), SelectorConfig(SelectorKind.UNIFORM), max_items=1000, max_item_steps=4
@@ -65,6 +68,20 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
         with _writer(server.address) as writer:
             _write(writer, range(_STEPS), ())
         return _items(server.address, tmp_path_factory.mktemp("expected") / "out")
+
+
+def test_state_of_an_older_tidemill_has_one_version_for_all(server: LocalServer) -> None:
+    """It goes to what the state's chunks send."""
+    with closing(_writer(server.address, chunk_length=1)) as writer:
+        writer.append({"number": np.array([0, 1000])}, params_version=7)
+        document, arrays = writer_state._unpack(writer.state())
+    del arrays["params_versions"]
+    with _writer(server.address, chunk_length=1, state=writer_state._pack(document, arrays)) as writer:
+        for step in range(1, 4):
+            writer.append({"number": np.array([step, 1000 + step])}, params_version=8)
+    with ReplayDataset(server.address, "t", 64, timeout_s=WAIT_S) as dataset:
+        batch = next(dataset)
+    assert set(batch.first_versions.tolist()) == {7, 8}
 
 
 def _lose(writer: ReplayWriter) -> None:

@@ -33,12 +33,10 @@ class WriterProgress:
 
     Attributes:
         name: Its name.
-        params_version: Version of the parameters that chose the newest action.
         appender: Where its appender was; None for a new writer.
     """
 
     name: str
-    params_version: int = 0
     appender: AppenderState | None = None
 
 
@@ -68,7 +66,7 @@ def pack_writer(arguments: Mapping[str, Any], progress: WriterProgress, rows: St
     document = {
         "arguments": dict(arguments),
         "name": progress.name,
-        "params_version": progress.params_version,
+        "params_version": int(rows.params_versions.max()),  # of an older Tidemill, which has one for all
         "epoch": appender.epoch,
         "sizes": [len(message) for message in appender.unacknowledged],
         "items": waiting,
@@ -98,11 +96,11 @@ def unpack_writer(
     for field, value in own.items():
         if before[field] != value:
             raise InvalidArgument(f"{field} is {value!r}, must be {before[field]!r} as in the writer of `state`")
-    rows.restore(arrays)
+    rows.restore({"params_versions": np.array(document["params_version"], np.uint64)} | arrays)
     items.restore(document["items"], arrays["next_start"])
     ends, messages = np.cumsum([0, *document["sizes"]]).tolist(), arrays["messages"].tobytes()
     appender = AppenderState(document["epoch"], tuple(messages[a:b] for a, b in pairwise(ends)))
-    return WriterProgress(document["name"], document["params_version"], appender)
+    return WriterProgress(document["name"], appender)
 
 
 def _pack(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:

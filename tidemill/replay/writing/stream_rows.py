@@ -12,7 +12,7 @@ from tidemill.arrays import Array, Bools, Ints
 from tidemill.errors import InvalidArgument
 from tidemill.types import Signature
 
-_NUMBERS = ("filled", "fresh", "episode_steps", "first_step", "_kept")
+_NUMBERS = ("filled", "fresh", "episode_steps", "first_step", "_kept", "params_versions")
 _ROWS, _BESIDE, _STREAM_STEPS = "rows/", "beside/", "stream_steps"
 _NONE = np.zeros(0, np.int64)
 
@@ -32,6 +32,7 @@ class StreamRows:
         episode_steps: Steps since the episode began, [N].
         stream_steps: Steps since the writer began, [N].
         first_step: Number of the chunk's first row in its stream, [N].
+        params_versions: Version of the parameters that chose the newest action, uint64 [N].
         is_decision: Whether each row is a decision of the agent, [N, rows].
     """
 
@@ -50,6 +51,7 @@ class StreamRows:
         self._counts = np.zeros((4, num_envs), np.int64)  # all that a row adds one to
         self.filled, self.fresh, self.episode_steps, self.stream_steps = self._counts
         self.first_step, self._kept, self._begin = np.zeros((3, num_envs), np.int64)
+        self.params_versions = np.zeros(num_envs, np.uint64)
         self._level: int | None = 0  # rows of every stream's chunk, where these are equal
         self._base = 0  # then also where every chunk begins
 
@@ -71,13 +73,16 @@ class StreamRows:
         full: Ints = envs[self.filled[envs] == self.chunk_length]
         return full
 
-    def add(self, columns: Mapping[str, Array], envs: Ints, is_decision: Bools | None = None) -> None:
+    def add(
+        self, columns: Mapping[str, Array], envs: Ints, is_decision: Bools | None = None, params_version: int = 0
+    ) -> None:
         """Copy a row of some streams, none of whose chunks is full.
 
         Args:
             columns: Those of the signature and those beside it, each [len(envs), ...], or [...] of a single stream.
             envs: The streams.
             is_decision: Whether the row is a decision, [len(envs)] or of a single stream []; None: it is.
+            params_version: Version of the parameters that chose the action.
         """
         if is_decision is not None:
             self._has_others = True
@@ -87,6 +92,7 @@ class StreamRows:
                 self._by_row[name][row] = values
             if self._has_others:
                 self._decisions_by_row[row] = True if is_decision is None else is_decision
+            self.params_versions.fill(params_version)
             self._counts += 1
             self._level += 1
             return
@@ -95,6 +101,7 @@ class StreamRows:
         for name, values in columns.items():
             self._by_row[name][rows, envs] = values
         self._decisions_by_row[rows, envs] = True if is_decision is None else is_decision
+        self.params_versions[envs] = params_version
         self._counts[:, envs] += 1
 
     def chunk(self, env: int) -> dict[str, Array]:

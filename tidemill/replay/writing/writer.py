@@ -183,7 +183,7 @@ class ReplayWriter(Reopened):
         before = WriterProgress(name or new_name(), appender=AppenderState(epoch, ()) if epoch else None)
         if state is not None:
             before = unpack_writer(state, self._arguments, name, self._rows, self._items)
-        self._name, self._params_version = before.name, before.params_version
+        self._name = before.name
         self._held: list[AppendMessage] | None = [] if hold else None
         self._clients: dict[str, ReplayClient] = {}
         self._clients_lock = threading.Lock()  # so that `close` misses none that a thread opens at that moment
@@ -258,8 +258,7 @@ class ReplayWriter(Reopened):
         full = self._rows.full(envs)
         if len(full):
             self._send(full, timeout_s)
-        self._rows.add(columns, envs, is_decision)
-        self._params_version = params_version
+        self._rows.add(columns, envs, is_decision, params_version)
 
     async def append_async(
         self,
@@ -457,7 +456,7 @@ class ReplayWriter(Reopened):
         self._owner.check()
         self._check_not_held()
         self._repeat(0.0)
-        progress = WriterProgress(self._name, self._params_version, self._appender.state())
+        progress = WriterProgress(self._name, self._appender.state())
         return pack_writer(self._arguments, progress, self._rows, self._items)
 
     @property
@@ -836,10 +835,12 @@ class ReplayWriter(Reopened):
                 first_step=int(rows.first_step[env]),
                 step_count=rows.chunk_length,
                 decision_count=decisions if self._counts_decisions else 0,
-                params_version=self._params_version,
+                params_version=version,
                 blocks=encode(self._signature, rows.chunk(env)),
             )
-            for env, decisions in zip(envs.tolist(), rows.decisions(envs).tolist(), strict=True)
+            for env, decisions, version in zip(
+                envs.tolist(), rows.decisions(envs).tolist(), rows.params_versions[envs].tolist(), strict=True
+            )
         ]
 
     def __enter__(self) -> Self:
