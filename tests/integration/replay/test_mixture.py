@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FatalError, InvalidArgument, NotFound
 from tidemill.replay import (
     Decoding,
+    HostRows,
     ItemRows,
     ItemWindow,
     ReplayBatch,
@@ -134,19 +136,48 @@ def test_weights_are_divided_by_the_largest_of_the_whole_batch(servers: list[Ser
     assert batch.largest_weight == pytest.approx(2.0)
 
 
-def test_wider_and_further_columns_are_cast_and_left_out(servers: list[Server]) -> None:
+_WIDE: dict[str, Any] = {"value": np.float64(0), "note": np.zeros(3), "number": 0}
+
+
+@pytest.mark.parametrize("keep", [None, HostRows(1)], ids=["", "mirror"])
+@pytest.mark.parametrize("lengths", [{}, {"note": 3}], ids=["fixed", "ragged"])
+def test_wider_and_further_columns_are_cast_and_left_out(
+    servers: list[Server], lengths: dict[str, int], keep: HostRows | None
+) -> None:
     """A table with float64 in place of float32, in another order and with more columns, gives those of the first."""
     address = servers[0].address
-    wide = _table("wide", {"value": np.float64(0), "note": np.zeros(3), "number": 0})
+    wide = replace(_table("wide"), signature=signature_like(_WIDE, max_lengths=lengths))
     _write(address, _table(), range(10))
     _write(address, wide, range(100, 110), note=[1, 2, 3])
-    with ReplayDataset(address, {"t": 0.5, "wide": 0.5}, 8, timeout_s=WAIT_S) as dataset:
+    with ReplayDataset(address, {"t": 0.5, "wide": 0.5}, 8, timeout_s=WAIT_S, keep=keep) as dataset:
         batch = next(dataset)
     assert {name: column.dtype.name for name, column in batch.columns.items()} == {
         "number": "int64",
         "value": "float32",
     }
     assert (batch["value"] == batch["number"] / 2).all()
+
+
+def test_of_a_mirror_only_the_rows_of_a_batch_are_cast(servers: list[Server]) -> None:
+    """It keeps the whole table, which would be copied for every batch."""
+    address, seen = servers[0].address, []
+    _write(address, _table(), range(10))
+    _write(address, _table("wide", _WIDE), range(100, 110), note=[1, 2, 3])
+
+    def transform(rows: ItemRows) -> dict[str, Any]:
+        if rows.table == 1:
+            seen.append(len(rows.columns["value"]))
+        return {name: column[rows.index] for name, column in rows.columns.items()}
+
+    def join(parts: Sequence[ReplayBatch]) -> dict[str, Any]:
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
+
+    with ReplayDataset(
+        address, {"t": 0.5, "wide": 0.5}, 8, timeout_s=WAIT_S, transform=transform, join=join, keep=HostRows(1)
+    ) as dataset:
+        batch = next(dataset)
+    assert (batch["value"] == batch["number"] / 2).all()
+    assert max(seen) <= 4
 
 
 @pytest.mark.parametrize(

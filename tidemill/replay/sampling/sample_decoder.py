@@ -138,7 +138,8 @@ class SampleDecoder:
         self._history, self._keeps_rest = history, keeps_rest
         self._at_once_bytes, self._decoded_at_once_bytes = at_once_bytes, decoded_at_once_bytes
         ragged = ragged_columns(table.signature) if transform is None else ()
-        self._lengths = {name: f"{name}{SEPARATOR}{LENGTH}" for name in ragged}
+        lengths = {name: f"{name}{SEPARATOR}{LENGTH}" for name in ragged}
+        self._lengths = {name: length for name, length in lengths.items() if casts is None or length in casts}
         self._lock = threading.Lock()  # guards the count below
         self.overruns = 0
         """Gathers that were dropped because the mirror's rows were written over meanwhile."""
@@ -247,13 +248,15 @@ class SampleDecoder:
         """Return so many batches, which are all of these items; none if their rows were written over."""
         probabilities = items.probabilities.reshape(count, -1)
         weights, largest = importance_weights(probabilities, items.table_items, self._exponent())
+        if self._casts is not None:
+            rows = _cast(rows, self._casts, is_kept=self._mirror is not None)
         given = ItemRows(
-            columns=rows.columns if self._casts is None else _cast(rows.columns, self._casts),
+            columns=rows.columns,
             index=rows.index,
             weights=weights.ravel(),
             payloads=items.payloads,
             encoded=rows.encoded,
-            is_kept=self._mirror is not None,
+            is_kept=self._mirror is not None and self._casts is None,
             decode_s=decode_s,
             table=self._number,
         )
@@ -306,9 +309,14 @@ def _arrays(rows: ItemRows) -> dict[str, Array]:
     return {name: values[rows.index] for name, values in rows.columns.items()}
 
 
-def _cast(columns: Mapping[str, Array], dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
-    """Return those columns, of these types; one that has its type is not copied."""
-    return {name: columns[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
+def _cast(rows: DecodedBatch, dtypes: Mapping[str, np.dtype[Any]], *, is_kept: bool) -> DecodedBatch:
+    """Return those columns, of these types; of a mirror's only the rows that the items have, copied."""
+    columns, index = {name: rows.columns[name] for name in dtypes}, rows.index
+    if is_kept:  # it has the whole table
+        used, places = np.unique(index, return_inverse=True)
+        columns = {name: column[used] for name, column in columns.items()}
+        index = places.reshape(index.shape)
+    return DecodedBatch({name: columns[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}, index)
 
 
 def _pieces(count: int, at_once: int) -> Iterator[tuple[int, int]]:
