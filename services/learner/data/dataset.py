@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,12 +46,17 @@ BY_SIXTEEN = PriorityMessages(updates=16, read=read_priorities)
 """A message is worth its cost with so many updates, and their priorities are not old yet."""
 
 
-def importance_sampling_exponent(settings: TableSettings, learner_steps: int) -> float:
+def importance_sampling_exponent(
+    settings: TableSettings, learner_steps: int, prioritized: Collection[int] = ()
+) -> float:
     """Return beta after some updates: linear from its first to its final value, then constant.
 
-    A table that does not draw by priority needs no weights: 0 makes them all 1.
+    Args:
+        settings: Of the run's own table.
+        learner_steps: The updates.
+        prioritized: `Mixture.prioritized`. If no table draws by priority, beta is 0, which makes all weights 1.
     """
-    if settings.sampler != "prioritized":
+    if settings.sampler != "prioritized" and not prioritized:
         return 0.0
     if settings.importance_sampling_steps == 0:
         return settings.importance_sampling_exponent
@@ -112,6 +117,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         schedule: How samples are drawn in lock-step.
         priorities: How new priorities are put into messages.
     """
+    by_priority = frozenset[int]() if mixture is None else mixture.prioritized
     rows = LearnerRows(
         config,
         rank,
@@ -128,7 +134,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         directory,
         table if mixture is None else mixture.tables,
         options.batch_size,
-        beta=lambda: importance_sampling_exponent(config.table, learner_steps()),
+        beta=lambda: importance_sampling_exponent(config.table, learner_steps(), by_priority),
         transform=ToDevice(agent, device, lambda: rows.on_device, mixture.weights if mixture is not None else (1.0,)),
         join=joined_columns,
         decoding=Decoding(

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+import torch
+
+from tests.support.demonstrations import demonstrations
+from tests.support.learner_fakes import FakeAgent
+from tidemill.config.sections import LearnerConfig
 from tidemill.config.table import TableSettings
+from tidemill.services.learner.data import dataset
 from tidemill.services.learner.data.dataset import importance_sampling_exponent
+from tidemill.services.learner.data.sources import Mixture
 
 
 @pytest.mark.parametrize("steps, expected", [(0, 0.4), (250, 0.55), (500, 0.7), (1_000, 1.0), (5_000, 1.0)])
@@ -19,6 +28,30 @@ def test_exponent_without_schedule_is_constant() -> None:
     """`importance_sampling_steps` 0 keeps the first value."""
     settings = TableSettings(sampler="prioritized", importance_sampling_steps=0)
     assert importance_sampling_exponent(settings, 10**9) == 0.4
+
+
+@pytest.mark.parametrize("prioritized, expected", [(frozenset({1}), 0.7), (frozenset(), 0.0)])
+def test_prioritized_source_beside_a_uniform_table_is_corrected_for(
+    prioritized: frozenset[int], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same schedule; the items of the uniform table weigh alike in any case."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(dataset, "ReplayDataset", lambda *_, **settings: given.update(settings))
+    own, unused = demonstrations(), cast(Any, SimpleNamespace(fencing_token=0))
+    dataset.open_dataset(
+        LearnerConfig(table=TableSettings(importance_sampling_steps=1_000)),
+        cast(Any, FakeAgent()),
+        own,
+        torch.device("cpu"),
+        dataset.DatasetOptions(batch_size=4, splits=1, threads=0, in_flight=1, decoded=1),
+        counters=unused,
+        learner_steps=lambda: 500,
+        directory=unused,
+        rank=unused,
+        group=unused,
+        mixture=Mixture({own: 1.0}, (1.0,), prioritized),
+    )
+    assert given["beta"]() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "fifo"])
