@@ -155,6 +155,7 @@ def unpack_step(request: pb.PlayRequest, spec: EnvSpec) -> SeenStep:
             raise InvalidArgument(f"{name} is {getattr(step, name)} at step 0, allowed: none before an action")
     if step.evaluate and step.step:
         raise InvalidArgument(f"evaluate is set at step {step.step}, allowed: at step 0")
+    is_reported = step.HasField("reported") and not step.terminated
     return SeenStep(
         step=step.step,
         observation=_unpack_observation(step.observation, spec, step.step),
@@ -162,7 +163,7 @@ def unpack_step(request: pb.PlayRequest, spec: EnvSpec) -> SeenStep:
         terminated=step.terminated,
         truncated=step.truncated and not step.terminated,
         action_mask=None if step.terminated else _unpack_mask(step.action_mask, spec, step.step),
-        reported=unpack_action(step.reported, spec) if step.HasField("reported") else None,
+        reported=unpack_action(step.reported, spec) if is_reported else None,
         evaluate=step.evaluate,
     )
 

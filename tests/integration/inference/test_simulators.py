@@ -567,8 +567,8 @@ def test_spaces_are_compared_by_name() -> None:
                     assert client._call is None, "the next try would hear the same without asking"
 
 
-def test_step_that_ends_the_game_needs_no_mask() -> None:
-    """There is no legal action any more; before the end, each step has at least one."""
+def test_step_that_ends_the_game_needs_no_mask_and_no_action() -> None:
+    """There is no legal action any more, whatever is sent; before the end, each step has at least one."""
     spec = EnvSpec((2,), "float32", num_actions=3, masks_actions=True)
     mask = [False, True, False]
     with local_server() as replay:
@@ -577,10 +577,10 @@ def test_step_that_ends_the_game_needs_no_mask() -> None:
             local_simulators(replay.address, _DQN, spec) as service,
             SimulatorClient(service.address, spec) as client,
         ):
-            for last in ({}, {"action_mask": [False] * 3}):
+            for last in ({}, {"action_mask": [False] * 3}, {"action": 3}):
                 assert client.begin(np.zeros(2, np.float32), action_mask=mask) == 1
                 assert client.step(np.zeros(2, np.float32), 1.0, action_mask=mask) == 1
-                assert client.step(np.zeros(2, np.float32), 1.0, terminated=True, **last) is None  # type: ignore[arg-type]
+                assert client.step(np.zeros(2, np.float32), 1.0, terminated=True, **last) is None
             with pytest.raises(InvalidArgument, match=naming("action_mask 0 3")):
                 client.begin(np.zeros(2, np.float32))
 
