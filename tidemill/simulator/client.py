@@ -166,7 +166,11 @@ class SimulatorClient(Closing):
         if mask is not None:
             seen = dataclasses.replace(seen, action_mask=np.asarray(mask, np.bool_))
         if action is not None:
-            taken = np.asarray(action, self._spec.action_dtype)
+            given = np.asarray(action)
+            if given.dtype.kind not in ("biu" if self._spec.action_options else "biuf"):
+                kind = "whole numbers" if self._spec.action_options else "numbers"
+                raise InvalidArgument(f"action is {action!r}, allowed: {kind}")
+            taken = given.astype(self._spec.action_dtype)
             if taken.shape != self._spec.action_shape:
                 raise InvalidArgument(f"action has shape {taken.shape}, allowed: {self._spec.action_shape}")
             seen = dataclasses.replace(seen, reported=taken)
