@@ -18,7 +18,7 @@ from tidemill.errors import InvalidArgument, NotFound, Unimplemented
 from tidemill.logger import LateLogger
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.chunk import check_priorities
-from tidemill.replay.limits import MAX_KEYS, least_slots
+from tidemill.replay.limits import MAX_BATCH_SIZE, MAX_KEYS, least_slots
 from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import (
@@ -54,7 +54,6 @@ _log = LateLogger()
 Context = grpc.aio.ServicerContext[Any, Any]
 
 SERVICE = "tidemill.replay.v1.ReplayService"
-_MAX_BATCH_SIZE = 65_536
 _MAX_BATCH_STEPS = 2**22  # where a batch lies is looked up chunk by chunk before its size is known
 _MESSAGE_MARGIN = 0.9  # of a message may be blocks
 _PART_MARGIN = 64  # bytes of a message that has a part of a batch, beside the part
@@ -440,8 +439,8 @@ class ReplayServicer:
         if not request.HasField("open"):
             raise InvalidArgument("the first message of Sample must have `open`")
         opening = request.open
-        if not 1 <= opening.batch_size <= _MAX_BATCH_SIZE:
-            raise InvalidArgument(f"batch_size is {opening.batch_size}, must be 1 .. {_MAX_BATCH_SIZE}")
+        if not 1 <= opening.batch_size <= MAX_BATCH_SIZE:
+            raise InvalidArgument(f"batch_size is {opening.batch_size}, must be 1 .. {MAX_BATCH_SIZE}")
         table = self._replay.find(opening.table)
         steps = opening.batch_size * table.config.max_item_steps
         if steps > _MAX_BATCH_STEPS:

@@ -32,6 +32,13 @@ def check_integer(name: str, value: Any) -> None:  # noqa: ANN401 - what is chec
         raise TypeError(f"{name} is {_shown(value)}, must be an integer") from None
 
 
+def check_at_least_1(name: str, value: int) -> None:
+    """Raise TypeError unless a value is an integer, InvalidArgument unless it is at least 1."""
+    check_integer(name, value)
+    if value < 1:
+        raise InvalidArgument(f"{name} is {value}, must be at least 1")
+
+
 def check_number(name: str, value: object, *, or_none: bool = False) -> None:
     """Raise TypeError unless a value is a number, of Python or NumPy, or None where that is allowed."""
     if not (or_none and value is None):

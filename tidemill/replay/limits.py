@@ -28,6 +28,9 @@ MAX_MESSAGE_ITEMS = 2**14
 MAX_KEYS = 2**20
 """Keys of one UpdatePriorities or DeleteItems message."""
 
+MAX_BATCH_SIZE = 2**16
+"""Items of one sample."""
+
 MAX_DRAWS = 1024
 """Draws of one Sample call that may be unanswered."""
 

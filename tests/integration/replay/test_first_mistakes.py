@@ -202,6 +202,20 @@ def test_params_version_that_no_message_can_have_is_refused(server: LocalServer)
         assert (writer.episode_steps(), writer.unacknowledged_chunks) == (2, 0)
 
 
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ({"batch_size": -1}, "batch_size -1 1 65536"),
+        ({"batch_size": 65_537}, "batch_size 65537 1 65536"),
+        ({"max_in_flight_batches": 0}, "max_in_flight_batches 0 1"),
+    ],
+)
+def test_sampler_of_nothing_is_refused(server: LocalServer, arguments: dict[str, Any], says: str) -> None:
+    """Instead of a wait without end."""
+    with pytest.raises(InvalidArgument, match=naming(says)):
+        ReplaySampler(server.address, steps_table(), **({"batch_size": 1} | arguments), create=True)
+
+
 def test_use_after_close_is_an_error(server: LocalServer) -> None:
     """A closed writer took steps that went nowhere; a block whose writer was closed in it ends as it should."""
     table = steps_table(max_times_sampled=0)

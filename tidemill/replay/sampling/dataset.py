@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from tidemill.arrays import Keys
 from tidemill.closing import Closing
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
-from tidemill.replay.argument_types import check_integer, check_number, check_type
+from tidemill.replay.argument_types import check_at_least_1, check_integer, check_number, check_type
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.named_table import Servers, read_servers
@@ -43,12 +43,6 @@ _SMALLER_S = 1.0
 """Longest wait for a smaller batch that was asked for, in seconds."""
 
 
-def _check_at_least_1(name: str, value: int) -> None:
-    check_integer(name, value)
-    if value < 1:
-        raise InvalidArgument(f"{name} is {value}, must be at least 1")
-
-
 @dataclass(frozen=True, slots=True)
 class Decoding:
     """How a dataset decodes samples.
@@ -71,7 +65,7 @@ class Decoding:
         check_integer("decoding.threads", self.threads)
         if self.threads < 0:
             raise InvalidArgument(f"decoding.threads is {self.threads}, must be at least 0")
-        _check_at_least_1("decoding.ready", self.ready)
+        check_at_least_1("decoding.ready", self.ready)
 
 
 class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[ReplayBatch]):
@@ -179,7 +173,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         check_integer("prefetch", prefetch)
         if prefetch < (least := int(decoding.threads > 0 or schedule is not None)):
             raise InvalidArgument(f"prefetch is {prefetch}, must be at least {least}")
-        _check_at_least_1("batches_per_sample", batches_per_sample)
+        check_at_least_1("batches_per_sample", batches_per_sample)
         _check_beta(beta)
         _check_threads(decoding.threads, epochs, schedule)
         check_seed(seed)

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.closing import Closing
-from tidemill.replay.argument_types import check_integer
+from tidemill.errors import InvalidArgument
+from tidemill.replay.argument_types import check_at_least_1, check_integer
 from tidemill.replay.batch import SampledBatch
+from tidemill.replay.limits import MAX_BATCH_SIZE
 from tidemill.replay.named_table import Servers, read_servers, read_table
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.shard import ShardReport
@@ -97,6 +99,9 @@ class ReplaySampler(Reopened, Closing, Iterator[SampledBatch]):
         self._owner = OwnerProcess("ReplaySampler")
         servers = read_servers(addresses)
         check_integer("batch_size", batch_size)
+        if not 1 <= batch_size <= MAX_BATCH_SIZE:
+            raise InvalidArgument(f"batch_size is {batch_size}, must be 1 .. {MAX_BATCH_SIZE}")
+        check_at_least_1("max_in_flight_batches", max_in_flight_batches)
         table = read_table(servers, table, create=create)
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         with ExitStack() as stack:
