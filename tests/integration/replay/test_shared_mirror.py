@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from tests.support.mirrored_table import BATCH, CONFIG, HOLD, check, taken, wait_for_tables, writers
-from tests.support.naming import naming
+from tests.support.naming import because, naming
 from tests.support.replay_service import CHUNK_LENGTH
 from tests.support.replay_shards import local_shards
 from tests.support.replay_streams import SIGNATURE
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, Unavailable
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import least_slots
@@ -143,14 +143,14 @@ def test_priorities_reach_the_table_through_the_owner(shards: int) -> None:
 
 
 def test_errors_are_those_of_the_owners_sampler() -> None:
-    """By kind and message: an overtaken learner must learn of it, whichever rank it is."""
+    """By kind, message and reason: an overtaken learner must learn of it, whichever rank it is."""
     with local_shards(1) as (server,), machine([server.address]) as ranks, writers(server.address):
         sampler, _ = ranks.others[0]
         keys = _dealt(sampler).keys
         sampler.update_priorities(keys, np.ones(BATCH), fencing_token=7)
-        with pytest.raises(FailedPrecondition, match="fencing"):
+        with pytest.raises(FailedPrecondition, match="fencing", check=because(Reason.FENCING_TOKEN_SUPERSEDED)):
             sampler.update_priorities(keys, np.ones(BATCH), fencing_token=6)
-        with pytest.raises(InvalidArgument, match="priorit"):
+        with pytest.raises(InvalidArgument, match="priorit", check=because(None)):
             sampler.update_priorities(keys, np.full(BATCH, -1.0), fencing_token=7)
         check(ranks.others[0][1], _dealt(sampler))  # and the connection is as good as before
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tidemill import errors, linux
 from tidemill.arrays import Keys
-from tidemill.errors import DataLoss, TidemillError, Unavailable
+from tidemill.errors import DataLoss, Reason, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.limits import MAX_KEYS
@@ -140,7 +140,7 @@ class SampleDealer:
                 try:
                     answer = self._answer(*asked)
                 except TidemillError as error:
-                    answer = {"error": type(error).__name__, "message": str(error)}, b""
+                    answer = {"error": type(error).__name__, "message": str(error), "reason": error.reason}, b""
                 rank.send(answer[0] | {"number": asked[0]["number"]}, answer[1])
         except (Unavailable, DataLoss) as error:  # it has ended: as it should, or the group will notice
             _log.debug("a rank of this machine takes no more batches", reason=str(error))
@@ -321,4 +321,5 @@ def _unpack_update(header: Header, body: bytes) -> tuple[Keys, NDArray[np.float6
 
 def _raise_error(header: dict[str, Any]) -> None:
     if "error" in header:
-        raise _ERRORS[header["error"]](header["message"])
+        reason = header["reason"]
+        raise _ERRORS[header["error"]](header["message"], reason=None if reason is None else Reason(reason))
