@@ -132,7 +132,7 @@ class ReplayClient(Reopened, Closing):
         """
         request = pb.UpdatePrioritiesRequest(
             table=_named(table),
-            keys=_checked(keys).tolist(),
+            keys=checked_keys(keys).tolist(),
             priorities=np.asarray(priorities, dtype=np.float64).tolist(),
             fencing_token=fencing_token,
         )
@@ -151,7 +151,7 @@ class ReplayClient(Reopened, Closing):
 
     def delete_items(self, table: str, keys: ArrayLike) -> int:
         """Remove items by key [N]; return how many were in the table. NotFound: no such table."""
-        request = pb.DeleteItemsRequest(table=_named(table), keys=_checked(keys).tolist())
+        request = pb.DeleteItemsRequest(table=_named(table), keys=checked_keys(keys).tolist())
         with translated():
             return self._stub.DeleteItems(request, timeout=self._deadline_s).deleted
 
@@ -240,7 +240,7 @@ def _named(table: str) -> str:
     return table
 
 
-def _checked(keys: ArrayLike) -> NDArray[np.uint64]:
+def checked_keys(keys: ArrayLike) -> NDArray[np.uint64]:
     """Return keys as integers; a float cannot hold them, so it is refused rather than rounded."""
     array = np.asarray(keys)
     if array.size and array.dtype.kind not in "ui":

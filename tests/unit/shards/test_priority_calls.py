@@ -95,6 +95,19 @@ def test_priorities_go_to_the_shard_that_the_key_names() -> None:
     assert second.sent == [([5], [2.0])]
 
 
+def test_lists_do_as_well_and_another_length_is_refused() -> None:
+    """As with one server; keys that are not whole numbers are refused rather than rounded."""
+    shard = _Shard()
+    calls: Any = made(shard)
+    calls.send([(1, 0), (2, 0)], [1, 2.5])
+    assert shard.sent == [([1, 2], [1.0, 2.5])]
+    with pytest.raises(InvalidArgument, match=naming("priorities (3,) (2,)")):
+        calls.send(keys((1, 0), (2, 0)), [1.0, 2.0, 3.0])
+    with pytest.raises(InvalidArgument, match=naming("keys float64")):
+        calls.send([(1.5, 0.0)], [1.0])
+    assert len(shard.sent) == 1
+
+
 def test_shard_that_is_away_costs_its_own_priorities_only() -> None:
     """They are counted as dropped."""
     second = _Shard()

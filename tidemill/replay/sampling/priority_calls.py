@@ -10,9 +10,9 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.errors import NotFound, Unavailable
+from tidemill.errors import InvalidArgument, NotFound, Unavailable
 from tidemill.replay.chunk import check_priorities
-from tidemill.replay.client import ReplayClient
+from tidemill.replay.client import ReplayClient, checked_keys
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.rpc.status import from_rpc_error
@@ -56,10 +56,13 @@ class PriorityCalls:
         """Send the priorities [N] of items by key [N], or [N, 2] of several servers.
 
         Raises:
-            InvalidArgument: A priority is out of range, named with its place; none was sent.
+            InvalidArgument: There are not N priorities, or one is out of range, named with its place; none was sent.
             Unavailable: The only server did not answer within `deadline_s`; None for 10 s.
             TidemillError: The only server, or a shard earlier ones, refused them for good.
         """
+        keys, priorities = checked_keys(keys), np.asarray(priorities, np.float64)
+        if priorities.shape != keys.shape[:1]:
+            raise InvalidArgument(f"priorities have shape {priorities.shape}, must have {keys.shape[:1]} as the keys")
         if keys.ndim == 1 and (only := self._client_of(0)) is not None:
             only.update_priorities(self._table, keys, priorities, fencing_token, deadline_s=deadline_s)
             return
