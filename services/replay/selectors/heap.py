@@ -11,6 +11,9 @@ from tidemill.services.replay.selectors.uniform import EqualWeights
 _SIGN = np.uint64(1 << 63)
 _EMPTY = np.uint64(0)
 
+_SLOTS_PER_PICK = 2048
+"""Slots that are sorted in the time of one pick."""
+
 
 class MaxTree:
     """Finds the greatest of the values of `capacity` slots; of equal ones, the lowest slot.
@@ -21,6 +24,7 @@ class MaxTree:
 
     def __init__(self, capacity: int) -> None:
         """Create a tree of empty slots 0 .. capacity - 1."""
+        self.capacity = capacity
         self._tree = SegmentTree(capacity, np.maximum, np.uint64, FAN_OUT)
 
     def values(self, slots: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -37,6 +41,14 @@ class MaxTree:
         for level in reversed(self._tree.arrays):
             found = found * FAN_OUT + int(level[found].argmax())
         return found
+
+    def greatest(self, count: int) -> NDArray[np.int64]:
+        """Return the slots of the `count` greatest values, the greatest first; of equal ones, the lowest slot first."""
+        ranks = ~self._tree.leaves  # the greatest value is the lowest, and empty slots come last
+        count = min(count, len(ranks))
+        least = np.partition(ranks, count - 1)[count - 1] if count else _EMPTY
+        slots = np.flatnonzero(ranks <= least)
+        return slots[np.argsort(ranks[slots], kind="stable")[:count]]
 
 
 def _rank(values: NDArray[np.float64]) -> NDArray[np.uint64]:
@@ -81,8 +93,11 @@ class PriorityHeap(EqualWeights):
         return np.full(count, self._tree.argmax(), dtype=np.int64)
 
     def take(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:  # noqa: ARG002 - the interface's
-        """Pick items in order: each is hidden after its pick, and all are put back at the end."""
-        taken = np.empty(min(count, self._count), dtype=np.int64)
+        """Pick items in order: many by sorting, of few each is hidden after its pick and put back at the end."""
+        count = min(count, self._count)
+        if count * _SLOTS_PER_PICK > self._tree.capacity:
+            return self._tree.greatest(count)
+        taken = np.empty(count, dtype=np.int64)
         values = np.empty(len(taken))
         hidden = np.array([-np.inf])
         for i in range(len(taken)):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tests.support.distribution import chi_square_bound, fits
 from tidemill.replay.sampling.sample_decoder import importance_weights
 from tidemill.replay.table_config import MAX_PRIORITY, SelectorConfig, SelectorKind
+from tidemill.services.replay.selectors.heap import MaxTree
 from tidemill.services.replay.selectors.selector import Selector, make_selector
 
 KINDS = list(SelectorKind)
@@ -91,6 +92,30 @@ def test_ordered_selectors_repeat_their_first_item_when_drawn(kind: SelectorKind
     selector = make_full(kind, np.array([3.0, 1.0, 2.0]))
     first = order_of(kind, [0, 1, 2], {0: 3.0, 1: 1.0, 2: 2.0})[0]
     assert selector.draw(3, np.random.default_rng(0)).tolist() == [first] * 3
+
+
+@pytest.mark.parametrize("kind", [SelectorKind.MAX_HEAP, SelectorKind.MIN_HEAP])
+@pytest.mark.parametrize("count, picks", [(20, 20), (3_000, 0), (9_999, 0)])
+def test_heap_takes_many_at_once_and_in_the_order_of_few(
+    kind: SelectorKind, count: int, picks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million picks, one by one, hold up all other calls for half a minute. Nothing has left afterwards."""
+    rng = np.random.default_rng(8)
+    slots, priorities = rng.permutation(100_000)[:5_000], rng.integers(-3, 4, 5_000).astype(np.float64)
+    selector = make(kind, 100_000)
+    selector.insert(slots, priorities)
+    picked: list[int] = []
+    argmax = MaxTree.argmax
+
+    def pick(tree: MaxTree) -> int:
+        picked.append(argmax(tree))
+        return picked[-1]
+
+    monkeypatch.setattr(MaxTree, "argmax", pick)
+    order = order_of(kind, slots.tolist(), dict(zip(slots.tolist(), priorities.tolist(), strict=True)))
+    for _ in range(2):
+        assert selector.take(count, rng).tolist() == order[:count]
+    assert len(picked) == 2 * picks
 
 
 def test_prioritized_never_picks_priority_zero() -> None:
