@@ -48,7 +48,12 @@ def _declared(spaces: Mapping[str, Any], stack: int) -> EnvSpec:
     sizes = _whole("action_sizes", spaces.get("action_sizes") or ())
     parts: tuple[ObservationPart, ...] = ()
     if isinstance(observation, Mapping):
-        parts = in_order([_part(f"observation.{name}", part_name(name), value) for name, value in observation.items()])
+        keys: dict[str, object] = {}
+        for key in observation:
+            name = part_name(key)
+            if (other := keys.setdefault(name, key)) != key:
+                raise ConfigError(f".observation has {other!r} and {key!r}, both stored as {name!r}: rename one")
+        parts = in_order([_part(f"observation.{key}", name, observation[key]) for name, key in keys.items()])
         whole = ObservationPart("observation", "uint8", (packed_dtype(parts).itemsize,))
     else:
         whole = _part("observation", "observation", observation)

@@ -56,6 +56,10 @@ def test_declared_parts_are_those_of_the_same_dict_in_an_environment() -> None:
         ({"observation": ["float32", 4], "num_actions": 2, "action_shape": [1]}, "num_actions action_shape one of"),
         ({"observation": ["float32", 0], "num_actions": 2}, "env.spaces.observation [0] 1"),
         ({"observation": {"a": "float32"}, "num_actions": 2}, "env.spaces.observation.a 'float32'"),
+        (
+            {"observation": {"Arm": ["float32", 3], "arm": ["float32", 3]}, "num_actions": 2},
+            "env.spaces.observation 'Arm' 'arm' rename",
+        ),
         ({"observation": ["float32", 4], "num_actions": "two"}, "env.spaces.num_actions 'two'"),
         ({"observation": ["float32", 4], "action_shape": [2], "masks_actions": True}, "env.spaces.masks_actions"),
     ],
