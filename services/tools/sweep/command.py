@@ -73,7 +73,7 @@ def sweep(argv: Sequence[str]) -> int:
     folder = arguments.out or Path("sweeps") / arguments.file.stem
     survive_without_output()  # nothing that a person looks at may end the runs
     with _locked(folder):
-        journal = _journal(folder, plan)
+        journal = journal_of(folder, plan)
         if not plan.settings.share_replay:
             return _Loop(plan, folder, journal).run()
         with SharedReplay(folder, plan.config({}), plan.trial_count * len(plan.settings.seeds)) as shared:
@@ -172,17 +172,23 @@ class _Loop:
         return 0
 
 
-def _journal(folder: Path, plan: Sweep) -> Journal:
+def journal_of(folder: Path, plan: Sweep) -> Journal:
     """Return the journal of a sweep that is new, or of the same one.
 
     Raises:
-        ConfigError: The folder holds another sweep.
+        ConfigError: The folder holds another sweep, or its base config has changed.
     """
-    file = folder / "sweep.yaml"
-    if not is_there(file):
-        write_atomically(file, written(plan.document))
-    elif not _is_same(read_document(file), plan.document):
+    file, base = folder / "sweep.yaml", folder / "base.yaml"
+    if is_there(file) and not _is_same(read_document(file), plan.document):
         raise ConfigError(f"{folder} holds another sweep, see {file}; --out FOLDER puts this one elsewhere")
+    if is_there(base) and read_document(base) != plan.base:
+        raise ConfigError(
+            f"base {plan.settings.base!r} has changed since the sweep in {folder} was started: set it back to what "
+            f"{base} has, or use --out FOLDER for a new sweep"
+        )
+    for path, document in ((file, plan.document), (base, plan.base)):
+        if not is_there(path):  # older sweeps have no base.yaml
+            write_atomically(path, written(document))
     return Journal(folder / "trials.jsonl")
 
 

@@ -43,7 +43,10 @@ class SweepSettings:
         check(bool(self.base), "base", self.base, "the name of a preset (tidemill configs), or a config file")
         check(self.trials >= 1, "trials", self.trials, "at least 1")
         check(self.parallel >= 1, "parallel", self.parallel, "at least 1")
-        check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
+        are_seeds = bool(self.seeds) and all(0 <= seed < 2**63 for seed in self.seeds)
+        differ = len(set(self.seeds)) == len(self.seeds)
+        check(are_seeds and differ, "seeds", self.seeds, "different numbers, 0 to 2**63 - 1")
+        check(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,16 @@ def _check_configs(sweep: Sweep) -> None:
         raise ConfigError(f"{', '.join(sorted(own))}: set by the sweep; list seeds in its setting `seeds`")
     if sweep.settings.share_replay:
         _check_shared(sweep, named)
+    is_one_of_many = not sweep.settings.share_replay and sweep.trial_count * len(sweep.settings.seeds) > 1
     ends = [{each.name: each.values[index] for each in sweep.space} for index in (0, -1)]
     for values in grid(sweep.space) if sweep.settings.method == "grid" else ends:
-        run = load_config(sweep.config(values)).run
+        config = load_config(sweep.config(values))
+        run, folder = config.run, config.replay.storage.folder
+        if folder and "{run}" not in folder and config.launcher.replay and is_one_of_many:
+            raise ConfigError(
+                f"replay.storage.folder is {folder!r}, where every run would find the experience of those before it: "
+                "leave it out, or name a folder for each by {run}, such as '{run}/replay'"
+            )
         if run.target_return is None and not (run.max_env_steps or run.max_learner_steps or run.max_wall_s):
             raise ConfigError("a run would never end; add for example `settings: {run.max_env_steps: 50000}`")
 

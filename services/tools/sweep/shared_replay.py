@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tidemill.atomic_files import write_atomically
+from tidemill.config.load import load_config
 from tidemill.config.yaml_text import written
 from tidemill.errors import FatalError, TidemillError
 from tidemill.parent import PARENT_VARIABLE
@@ -40,8 +41,12 @@ class SharedReplay:
         """Start it; runs wait until it serves."""
         self._sockets = make_socket_folder()
         self._address = f"unix://{self._sockets}/replay.sock"
-        write_atomically(self._folder / "replay.yaml", written(self._config))
-        self._process = self._start()
+        try:
+            write_atomically(self._folder / "replay.yaml", written(self._config))
+            self._process = self._start()
+        except BaseException:
+            remove_socket_folder(self._sockets)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -88,7 +93,7 @@ class SharedReplay:
             "replay.server.address": self._address,
             "replay.max_tables": self._runs,
         }
-        if not self._config.get("replay", {}).get("storage", {}).get("memory_only"):
+        if not load_config(self._config).replay.storage.memory_only:
             settings["replay.storage.folder"] = self._folder / "replay"
         words = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
         with (self._folder / "replay.log").open("ab") as log:

@@ -11,6 +11,7 @@ import yaml
 from tests.support.naming import naming
 from tidemill.config.load import load_config
 from tidemill.errors import ConfigError
+from tidemill.services.tools.sweep.command import journal_of
 from tidemill.services.tools.sweep.plan import merged, read_sweep
 
 _FILE: dict[str, Any] = {
@@ -51,6 +52,10 @@ def test_grid_has_as_many_trials_as_combinations(tmp_path: Path) -> None:
         ({"method": "bayes"}, "method 'bayes' 'grid' 'random' 'tpe'"),
         ({"trials": 0}, "trials 0 1"),
         ({"seeds": [1, 1]}, "seeds"),
+        ({"seeds": [-1]}, "seeds -1 0"),
+        ({"seeds": [2**63]}, "seeds 0"),
+        ({"seed": -1}, "seed -1 0"),
+        ({"settings": {"run.max_wall_s": 9, "replay.storage.folder": "/log"}}, "replay.storage.folder '/log' {run}"),
         ({"space": {"agent.learning_rat": [1]}}, "'agent.learning_rat'"),
         ({"space": {"agent.gamma": {"uniform": [0.9, 1.5]}}}, "gamma 1.5"),
         ({"space": {"agent.n_step": [1, 0, 2]}, "method": "grid"}, "n_step 0"),
@@ -65,6 +70,36 @@ def test_wrong_file_is_refused_before_any_run(tmp_path: Path, changes: dict[str,
     """With the name of what is wrong."""
     with pytest.raises(ConfigError, match=naming(message)):
         read_sweep(_written(tmp_path, changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"settings": {"run.max_wall_s": 9, "replay.storage.folder": "{run}/log"}},
+        {"settings": {"run.max_wall_s": 9, "replay.storage.folder": "/log"}, "trials": 1},
+        {"settings": {"run.max_wall_s": 9, "replay.storage.folder": "/log"}, "share_replay": True},
+    ],
+)
+def test_folder_of_a_log_that_no_two_runs_open_is_taken(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Its own folder for each run, a single run, or one service for all, which has a folder of the sweep."""
+    assert read_sweep(_written(tmp_path, changes)).document["settings"] == changes["settings"]
+
+
+def test_sweep_continues_only_with_the_base_that_it_was_started_with(tmp_path: Path) -> None:
+    """A base that was edited would mix trials of two configs; a folder of an older version has none to compare."""
+    base = tmp_path / "base.yaml"
+    base.write_text("env: {id: CartPole-v1}")
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    for _ in range(2):
+        journal_of(folder, read_sweep(_written(tmp_path, {"base": str(base)})))
+    base.write_text("env: {id: Acrobot-v1}")
+    changed = read_sweep(_written(tmp_path, {"base": str(base)}))
+    with pytest.raises(ConfigError, match=naming(base, folder / "base.yaml", "--out")):
+        journal_of(folder, changed)
+    (folder / "base.yaml").unlink()
+    journal_of(folder, changed)
+    assert (folder / "base.yaml").exists()
 
 
 def test_file_that_is_not_there_is_named_as_what_was_given(tmp_path: Path) -> None:
