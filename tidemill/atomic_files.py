@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
+import secrets
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -19,12 +22,15 @@ from tidemill import linux
 TEMPORARY = ".tmp"
 """Suffix of files that are not finished; one that a crash left behind may be removed."""
 
+_ABANDONED_S = 86400.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """Give the block a path to write to, and rename that to `path` at its end; after an error remove it instead.
+
+    Each call has its own path: of processes that write the same file at the same time the last one wins.
 
     Args:
         path: The file to be made or replaced; its folder exists.
@@ -33,7 +39,8 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     Raises:
         OSError: The disk refused; the former file is untouched, unless only waiting for the name failed.
     """
-    temporary = path.with_name(path.name + TEMPORARY)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    _remove_abandoned(path)
     try:
         yield temporary
         if sync:
@@ -160,6 +167,14 @@ def remove(path: Path) -> None:
 def is_disk_full(error: OSError) -> bool:
     """True if a write failed because the disk, the quota or the file size limit is exhausted."""
     return error.errno in _DISK_FULL
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what writers of a file left that were killed; those that may still write are left alone."""
+    for temporary in path.parent.glob(f"{glob.escape(path.name)}.*{TEMPORARY}"):
+        with contextlib.suppress(OSError):
+            if time.time() - temporary.stat().st_mtime > _ABANDONED_S:
+                temporary.unlink()
 
 
 def _sync(path: Path, flags: int) -> None:

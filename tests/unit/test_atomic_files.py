@@ -75,7 +75,7 @@ def test_disk_is_waited_for_unless_it_need_not_be(tmp_path: Path, monkeypatch: p
     """First the bytes, then the folder with the new name; without `sync` neither."""
     flushed = _flushed(monkeypatch)
     write_atomically(tmp_path / "file", b"x")
-    assert flushed == ["file.tmp", tmp_path.name]
+    assert [name.split(".")[0] for name in flushed] == ["file", tmp_path.name]
     write_atomically(tmp_path / "file", b"y", sync=False)
     assert len(flushed) == 2
 
@@ -88,6 +88,26 @@ def test_fault_while_writing_leaves_the_former_file(tmp_path: Path) -> None:
         temporary.write_bytes(b"half")
         raise KeyboardInterrupt
     assert (file.read_bytes(), _names(tmp_path)) == (b"former", ["file"])
+
+
+def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """As two machines that keep the settings of one run: the last one wins, and neither fails."""
+    file = tmp_path / "file"
+    with replacing(file) as first:
+        first.write_bytes(b"first")
+        write_atomically(file, b"second")
+        assert file.read_bytes() == b"second"
+    assert (file.read_bytes(), _names(tmp_path)) == (b"first", ["file"])
+
+
+def test_what_a_killed_writer_left_is_removed_a_day_later(tmp_path: Path) -> None:
+    """Not before, for it may still be written."""
+    for name in ("file.0.tmp", "file.1.tmp", "other.0.tmp"):
+        (tmp_path / name).touch()
+    for name in ("file.0.tmp", "other.0.tmp"):
+        os.utime(tmp_path / name, (0, 0))
+    write_atomically(tmp_path / "file", b"x")
+    assert _names(tmp_path) == ["file", "file.1.tmp", "other.0.tmp"]
 
 
 def test_full_disk_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import yaml
 
 import tidemill
 from tests.support.naming import naming
+from tidemill.bundle import files
 from tidemill.bundle.files import Bundle, read_bundle, read_policy_params, write_bundle
 from tidemill.bundle.onnx_report import OnnxReport
 from tidemill.errors import AlreadyExists, ConfigError, DataLoss, FatalError, InvalidArgument, NotFound
@@ -88,6 +89,23 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         write_bundle(made, tmp_path / "nowhere", tmp_path / "second", "card")
     assert {path.name for path in tmp_path.iterdir()} == {"run", "bundle"}
+
+
+def test_export_that_another_was_faster_than_leaves_that_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two at once writes its own part; one is written, and the other says that there is something already."""
+    made = _bundle(tmp_path)
+
+    def slow(run: Path) -> dict[str, Path]:
+        monkeypatch.undo()
+        write_bundle(made, run, tmp_path / "twice", "fast")
+        return files.find_shown(run)
+
+    monkeypatch.setattr(files, "find_shown", slow)
+    with pytest.raises(AlreadyExists, match="exists"):
+        write_bundle(made, tmp_path / "run", tmp_path / "twice", "slow")
+    assert (tmp_path / "twice/README.md").read_text() == "fast"
+    assert read_bundle(tmp_path / "twice").params == made.params
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "bundle", "twice"}
 
 
 @pytest.mark.parametrize("file", ["bundle.json", "policy.safetensors"])

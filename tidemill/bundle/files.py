@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -115,10 +116,10 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mappi
     Raises:
         AlreadyExists: There is something already.
     """
+    taken = f"{folder} exists; give another folder, or remove it first"
     if folder.exists():
-        raise AlreadyExists(f"{folder} exists; give another folder, or remove it first")
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+        raise AlreadyExists(taken)
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")  # of this call, whoever else exports there
     part.mkdir(parents=True)
     try:
         (part / POLICY).write_bytes(bundle.params.blob)
@@ -128,7 +129,12 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mappi
         (part / CONFIG).write_text(written(document), encoding="utf-8")
         for name, source in {**find_shown(run), **(more or {})}.items():
             shutil.copyfile(source, part / name)
-        part.rename(folder)
+        try:
+            part.rename(folder)
+        except OSError as error:
+            if folder.exists():  # by another export meanwhile
+                raise AlreadyExists(taken) from error
+            raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

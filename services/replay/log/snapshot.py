@@ -164,7 +164,7 @@ class SnapshotFiles:
 
     def remove_drafts(self) -> None:
         """Delete what an interrupted write left."""
-        for path in self._folder.path.glob(f"*.snapshot{TEMPORARY}"):
+        for path in self._folder.path.glob(f"*.snapshot*{TEMPORARY}"):
             path.unlink()
 
     def load(self) -> Snapshot | None:
