@@ -108,6 +108,12 @@ def _reasons(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings],
         old.window == new.window and old.recurrent_state_size == new.recurrent_state_size and all(items)
     ):
         yield "its table holds items of another shape"
+    exponents = {each.table.priority_exponent for each in (before, now) if each.table.sampler == "prioritized"}
+    if before.table.name == now.table.name and len(exponents) > 1:
+        yield (
+            "its table keeps the exponent that it was made with, which `tidemill replay update` changes while the "
+            "run goes"
+        )
 
 
 def _shapes(state: Any, name: str = "") -> dict[str, tuple[int, ...]]:  # noqa: ANN401 - nested dicts of tensors

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.batches import CONTINUOUS
 from tests.support.naming import naming
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
+from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
-from tidemill.services.launcher.run.continuation import check_limits
+from tidemill.services.launcher.run.continuation import check_continues, check_limits
 
 
 def test_limit_that_a_run_has_passed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -36,6 +39,19 @@ def test_limit_of_steps_that_a_run_has_passed_is_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=naming("run.max_learner_steps 400 500")):
         check_limits(before, replace(before, run=RunSettings(max_learner_steps=400)), tmp_path)
     check_limits(before, replace(before, run=RunSettings(max_env_steps=2001)), tmp_path)
+
+
+def test_exponent_of_a_table_that_is_restored_stays() -> None:
+    """The table refuses another one; of other samplers it means nothing, and a new table takes any."""
+
+    def with_table(**settings: Any) -> RunConfig:  # noqa: ANN401 - what the section takes
+        return RunConfig(table=TableSettings(**settings))
+
+    before, now = (with_table(sampler="prioritized", priority_exponent=each) for each in (0.6, 0.5))
+    with pytest.raises(ConfigError, match=naming("table.priority_exponent 0.5 0.6 run.name `tidemill replay update`")):
+        check_continues(before, now, lambda _: CONTINUOUS)
+    check_continues(before, replace(now, table=replace(now.table, name="new")), lambda _: CONTINUOUS)
+    check_continues(with_table(priority_exponent=0.6), with_table(priority_exponent=0.5), lambda _: CONTINUOUS)
 
 
 def test_run_that_has_ended_continues_only_beyond_its_end(tmp_path: Path) -> None:
