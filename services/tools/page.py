@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tidemill.config.load import load
+from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.installation import typed
 from tidemill.services.launcher.page.run_document import with_status_page
-from tidemill.services.launcher.run.folder import check_is_run, is_running, with_run_paths
+from tidemill.services.launcher.run.folder import check_is_run, check_names_run, is_running, with_run_paths
 from tidemill.services.launcher.view.endpoints import AskedEndpoints
 from tidemill.services.launcher.view.poller import StatusPoller
 from tidemill.services.launcher.view.processes import AskedServices
@@ -79,7 +79,9 @@ def _config_of(run: Path, arguments: Sequence[str]) -> RunConfig:
     if not is_running(run):
         raise ConfigError(f"{run} is not running; its curves: `{typed('plot', run)}`")
     arguments = ["--config", str(run / "cluster.yaml"), *arguments]
-    return with_run_paths(load(RunConfig, arguments, prog=f"tidemill page {run}", description=_ABOUT), run)
+    config = load(RunConfig, arguments, prog=f"tidemill page {run}", description=_ABOUT)
+    check_names_run(from_document(RunConfig, read_document(run / "cluster.yaml")), config, run)
+    return with_run_paths(config, run)
 
 
 def _of_the_run(status: ClusterStatus) -> ClusterStatus:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill import formats
+from tidemill.config.sections import RunConfig
 from tidemill.installation import activation, command_name, typed
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
@@ -18,7 +19,9 @@ from tidemill.services.launcher.run.folder import (
     has_trained,
     is_deterministic,
     plays_in_simulators_alone,
+    with_run_paths,
 )
+from tidemill.services.launcher.run.paths import has_log, log_folders
 from tidemill.services.launcher.supervise.supervisor import Outcome
 
 _LIMIT = re.compile(r"run\.(max_\w+) \(([\d,.e+]+)\) reached")
@@ -100,8 +103,8 @@ def _has_content(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
-def describe_restored(folder: Path) -> list[str]:
-    """Return lines that say what continues where it was and what starts from scratch."""
+def describe_restored(folder: Path, config: RunConfig) -> list[str]:
+    """Return lines that say what of a run with these settings continues where it was and what starts from scratch."""
     scores = read_scores(folder / "scores.csv")
     checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("[!.]*.safetensors"))
     has_params = any((folder / "params").glob("*"))
@@ -116,7 +119,7 @@ def describe_restored(folder: Path) -> list[str]:
         best = max(score.mean for score in scores)
         trained = f"{scores[-1].wall_s:.0f} s of training"
         lines.append(f"  scores       {len(scores)} evaluations, best mean {best:.1f}, {trained}")
-    lines.append(f"  replay       {_replay(folder / 'replay')}")
+    lines.append(f"  replay       {_replay(with_run_paths(config, folder))}")
     if is_deterministic(folder):
         lines.append("  environments played again from the start: every actor continues the round it was in")
     elif has_actors(folder) or not has_simulators(folder):
@@ -126,7 +129,13 @@ def describe_restored(folder: Path) -> list[str]:
     return lines
 
 
-def _replay(folder: Path) -> str:
-    if any(folder.glob("**/*")):
-        return "its tables are restored from the log; the learner reports the number of items below"
-    return "not restored: its tables were in memory only and must fill again before training continues"
+def _replay(config: RunConfig) -> str:
+    if not config.launcher.replay:
+        return f"the tables of the service at {', '.join(config.cluster.replay)}, which another program runs"
+    folders = log_folders(config)
+    if not folders:
+        return "not restored: its tables were in memory only and must fill again before training continues"
+    where = "" if folders[0].is_relative_to(config.run.folder) else f" in {', '.join(map(str, folders))}"
+    if any(map(has_log, folders)):
+        return f"its tables are restored from the log{where}; the learner reports the number of items below"
+    return f"not restored: there is no log{where}, so its tables must fill again before training continues"

@@ -24,15 +24,23 @@ from tidemill.services.launcher.commands.summary import describe_restored, summa
 from tidemill.services.launcher.page.run_document import with_status_page
 from tidemill.services.launcher.run.continuation import check_limits
 from tidemill.services.launcher.run.env_check import check_environment
-from tidemill.services.launcher.run.folder import RunFolder, check_free, check_is_run, with_run_paths
+from tidemill.services.launcher.run.folder import (
+    RunFolder,
+    check_free,
+    check_is_run,
+    check_names_run,
+    with_run_paths,
+)
 from tidemill.services.launcher.run.free_ports import check_free_ports
 from tidemill.services.launcher.run.loggers import LoggerProcesses
 from tidemill.services.launcher.run.paths import (
     check_addresses,
+    check_new_log,
     check_shards,
     make_socket_folder,
     remove_socket_folder,
     socket_folder_of,
+    with_absolute_log,
     with_addresses,
     with_storage,
 )
@@ -69,8 +77,9 @@ def train(argv: Sequence[str]) -> int:
     fresh = "--fresh" in arguments
     if fresh:
         arguments.remove("--fresh")
-    config = load(RunConfig, arguments, prog="tidemill train", description=_TRAIN)
+    config = with_absolute_log(load(RunConfig, arguments, prog="tidemill train", description=_TRAIN))
     check_free(config.run.folder, fresh=fresh)
+    check_new_log(config)
     check_addresses(config)
     check_free_ports(config)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:
@@ -88,8 +97,10 @@ def resume(argv: Sequence[str]) -> int:
     path = Path(argv[0])
     check_is_run(path)
     arguments = ["--config", str(path / "config.yaml"), *argv[1:]]
-    config = with_run_paths(load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME), path)
+    config = load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME)
     before = from_document(RunConfig, read_document(path / "config.yaml"))
+    check_names_run(before, config, path)
+    config = with_run_paths(with_absolute_log(config), path)
     check_fixed(fixed_settings(before), config)
     check_limits(before, config, path)
     check_addresses(config)
@@ -101,7 +112,7 @@ def resume(argv: Sequence[str]) -> int:
             folder.write_config(config)
             folder.set_end_aside()
             if config.launcher.view not in ("json", "quiet"):
-                print("\n".join(describe_restored(folder.path)), flush=True)
+                print("\n".join(describe_restored(folder.path, config)), flush=True)
             code = run(config, folder, loggers, forks)
         return _ended(code, loggers)
 

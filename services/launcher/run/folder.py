@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -22,6 +23,7 @@ from tidemill.params.run_end import RESULT, clear_divergence, set_result_aside
 
 _CONFIG, _LOCK = "config.yaml", ".lock"
 _MISSING = (FileNotFoundError, NotADirectoryError)
+_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 
 
 class RunFolder(Closing):
@@ -140,6 +142,7 @@ def keep_settings(config: RunConfig) -> None:
     Raises:
         AlreadyExists: the folder has a config.yaml of somebody's own.
         ConfigError: the file cannot be written.
+        FatalError: the disk failed, which another attempt may not find.
     """
     folder = config.run.folder
     check_free(folder, fresh=True)
@@ -149,7 +152,7 @@ def keep_settings(config: RunConfig) -> None:
         (folder / _LOCK).touch()
         write_config(config, file)
     except OSError as error:
-        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
+        raise _refusal(f"cannot write {file}", error) from error
 
 
 def write_config(config: RunConfig, file: Path) -> None:
@@ -212,6 +215,19 @@ def check_is_run(path: Path) -> None:
 def log_file(folder: Path, service: str) -> Path:
     """Return the file of a service's log, in the run's folder."""
     return folder / "logs" / f"{service}.log"
+
+
+def check_names_run(before: RunConfig, now: RunConfig, path: Path) -> None:
+    """Raise a `ConfigError` if options give the run at `path` another name or root: its folder decides them."""
+    own = with_run_paths(now, path).run
+    moves = now.run.root != before.run.root and Path(now.run.root).expanduser().resolve() != Path(own.root)
+    is_renamed = now.run.name not in (before.run.name, own.name)
+    for name, is_other in (("name", is_renamed), ("root", moves)):
+        if is_other:
+            raise ConfigError(
+                f"run.{name} is {getattr(now.run, name)!r}, but the run is in {path}: leave it out; to give the run "
+                "another name, rename or copy its folder first"
+            )
 
 
 def with_run_paths(config: RunConfig, path: Path) -> RunConfig:
@@ -319,10 +335,15 @@ def _size_bytes(path: Path) -> int:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn an error that proves nothing of what is at `path` into a `ConfigError`."""
+    """Turn an error that proves nothing of what is at `path` into that of `_refusal`."""
     try:
         yield
     except _MISSING:
         raise
     except OSError as error:
-        raise ConfigError(f"cannot read {error.filename or path}: {error.strerror}") from error
+        raise _refusal(f"cannot read {error.filename or path}", error) from error
+
+
+def _refusal(what: str, error: OSError) -> TidemillError:
+    """Return the error of a wrong place or of missing rights, or else of a disk that may work at the next attempt."""
+    return (ConfigError if error.errno in _LASTING else FatalError)(f"{what}: {error.strerror}")

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError, FatalError
+from tidemill.errors import AlreadyExists, ConfigError, FatalError
 from tidemill.linux import LONGEST_SOCKET
 from tidemill.rpc.settings import ServerSettings
 from tidemill.settings.check import refuse
@@ -208,5 +208,43 @@ def with_storage(config: RunConfig) -> RunConfig:
     storage = config.replay.storage
     if storage.folder or storage.memory_only:
         return config
-    storage = dataclasses.replace(storage, folder=RUN_LOG)
+    return _with_log_in(config, RUN_LOG)
+
+
+def with_absolute_log(config: RunConfig) -> RunConfig:
+    """Return the settings with the folder of the log from the root, where another directory finds it again."""
+    folder = config.replay.storage.folder
+    is_relative = folder and not folder.startswith("{run}")
+    return _with_log_in(config, str(Path(folder).absolute())) if is_relative else config
+
+
+def log_folders(config: RunConfig) -> list[Path]:
+    """Return the folder of the log of each replay service that the launcher starts; none if they have no log."""
+    folder, shards = with_storage(config).replay.storage.folder, config.replay.shards
+    if not (folder and config.launcher.replay):
+        return []
+    divided = folder if shards == 1 or "{shard}" in folder else f"{folder}/{{shard}}"
+    here = divided.replace("{run}", str(config.run.folder))
+    return [Path(here.replace("{shard}", str(shard))) for shard in range(shards)]
+
+
+def has_log(folder: Path) -> bool:
+    """True if a folder holds the log of a replay service."""
+    return any(file.stem.isdigit() for file in folder.glob("*.log"))
+
+
+def check_new_log(config: RunConfig) -> None:
+    """Raise `AlreadyExists` if a new run would find the experience of another one in the folder of its log."""
+    run = config.run.folder.resolve()
+    for folder in log_folders(config):
+        if not folder.resolve().is_relative_to(run) and has_log(folder):
+            raise AlreadyExists(
+                f"replay.storage.folder is {config.replay.storage.folder!r}, and {folder} holds the experience of "
+                "another run, which this one would train on: name an empty folder, or one for each run by {run}, such "
+                "as '{run}/replay'. To continue the other run, use `tidemill resume`"
+            )
+
+
+def _with_log_in(config: RunConfig, folder: str) -> RunConfig:
+    storage = dataclasses.replace(config.replay.storage, folder=folder)
     return dataclasses.replace(config, replay=dataclasses.replace(config.replay, storage=storage))

@@ -209,6 +209,22 @@ def test_resume_in_lock_step_with_another_seed_is_refused_before_anything_is_wri
     assert (tmp_path / "config.yaml").read_text() == stored
 
 
+def test_resume_under_another_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2: it had no effect."""
+    (tmp_path / "config.yaml").write_text("run: {name: a}\nenv: {id: nowhere}\n")
+    assert cli.main(["resume", str(tmp_path), "--run.name", "b"]) == 2
+    assert "run.name is 'b'" in capsys.readouterr().err
+
+
+def test_train_refuses_the_log_of_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, before anything is written."""
+    (tmp_path / "00000001.log").touch()
+    words = ["--run.root", str(tmp_path / "runs"), "--env.id", "nowhere", "--launcher.no-fork-services"]
+    assert cli.main(["train", *words, "--fresh", "--replay.storage.folder", str(tmp_path)]) == 1
+    assert "experience of another run" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_status_of_a_run_that_is_not_running_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1, and how to continue it."""
     (tmp_path / "config.yaml").write_text("{}\n")

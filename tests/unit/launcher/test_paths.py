@@ -35,10 +35,10 @@ def test_run_keeps_its_log_in_its_folder_unless_told_otherwise(storage: StorageS
 
 def test_resume_says_whether_experience_comes_back(tmp_path: Path) -> None:
     """With a log the tables come back, without one they fill again."""
-    assert any("not restored: its tables were in memory only" in line for line in describe_restored(tmp_path))
+    assert any("not restored: there is no log" in line for line in describe_restored(tmp_path, RunConfig()))
     (tmp_path / "replay" / "0").mkdir(parents=True)
     (tmp_path / "replay" / "0" / "00000001.log").touch()
-    assert any("from the log" in line for line in describe_restored(tmp_path))
+    assert any("from the log" in line for line in describe_restored(tmp_path, RunConfig()))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,16 @@ from tests.support.naming import naming
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
-from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition
-from tidemill.services.launcher.run.folder import RunFolder, is_running, keep_settings, with_run_paths
+from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
+from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError
+from tidemill.services.launcher.run.folder import (
+    RunFolder,
+    check_names_run,
+    is_running,
+    keep_settings,
+    with_run_paths,
+)
+from tidemill.services.launcher.run.paths import check_new_log, with_absolute_log
 
 
 def _config(root: Path) -> RunConfig:
@@ -211,6 +219,67 @@ def test_folder_with_a_config_of_somebodys_own_is_left_alone(tmp_path: Path) -> 
         keep_settings(_config(tmp_path))
     assert own.exists()
     assert (own.parent / "config.yaml").read_text() == "run: {seed: 3}"
+
+
+@pytest.mark.parametrize("refused, kind", [(errno.EACCES, ConfigError), (errno.EIO, FatalError)])
+def test_settings_are_not_wrong_where_the_disk_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int, kind: type[Exception]
+) -> None:
+    """An engine starts `tidemill check` again after any error but a wrong setting."""
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(refused, os.strerror(refused))))
+    with pytest.raises(kind, match=naming("config.yaml", os.strerror(refused))) as raised:
+        keep_settings(_config(tmp_path))
+    assert raised.type is kind
+
+
+def test_options_that_name_another_run_are_refused(tmp_path: Path) -> None:
+    """The folder decides name and root; config.yaml may still have those from before it was moved."""
+    path, before = tmp_path / "moved", _config(Path("elsewhere"))
+    named = RunSettings(root=str(tmp_path), name="moved", seed=7)
+    for now in (before, replace(before, run=named)):
+        check_names_run(before, now, path)
+    for now, words in (
+        (replace(before, run=replace(before.run, name="b")), "run.name 'b' moved"),
+        (replace(before, run=replace(before.run, root="/b")), "run.root '/b' moved"),
+    ):
+        with pytest.raises(ConfigError, match=naming(words)):
+            check_names_run(before, now, path)
+
+
+def _with_log(root: Path, folder: str, shards: int = 1) -> RunConfig:
+    replay = ReplaySettings(shards=shards, storage=StorageSettings(folder=folder))
+    return replace(_config(root), replay=replay)
+
+
+@pytest.mark.parametrize(
+    "folder, shards, where", [("log", 1, "log"), ("log", 2, "log/1"), ("log/{shard}", 2, "log/1"), ("log", 1, "")]
+)
+def test_new_run_takes_over_no_log_of_another(tmp_path: Path, folder: str, shards: int, where: str) -> None:
+    """An empty folder may be there."""
+    (tmp_path / "log").mkdir()
+    config = _with_log(tmp_path, f"{tmp_path}/{folder}", shards)
+    check_new_log(config)
+    if where:
+        (tmp_path / where).mkdir(exist_ok=True)
+        (tmp_path / where / "00000001.log").touch()
+        with pytest.raises(AlreadyExists, match=naming("replay.storage.folder", tmp_path / where, "{run} resume")):
+            check_new_log(config)
+        check_new_log(replace(config, launcher=LauncherSettings(replay=False)))
+
+
+def test_log_in_the_folder_of_a_run_is_its_own(tmp_path: Path) -> None:
+    """It is moved aside or emptied with the run."""
+    for folder in ("{run}/log", str(tmp_path / "lander" / "log")):
+        (tmp_path / "lander" / "log").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "lander" / "log" / "00000001.log").touch()
+        check_new_log(_with_log(tmp_path, folder))
+
+
+@pytest.mark.parametrize("folder", ["", "{run}/replay", "/fast/log", "log"])
+def test_folder_of_the_log_is_found_again_from_another_directory(tmp_path: Path, folder: str) -> None:
+    """A relative one is written with the directory that it was given in."""
+    found = with_absolute_log(_with_log(tmp_path, folder)).replay.storage.folder
+    assert found == (str(Path("log").absolute()) if folder == "log" else folder)
 
 
 def test_checked_settings_are_kept_again_and_taken_over_by_a_launcher(tmp_path: Path) -> None:

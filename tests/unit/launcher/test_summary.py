@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tidemill.config.load import load_config
+from tidemill.config.sections import RunConfig
 from tidemill.learner.status import LearnerStatus
 from tidemill.services.launcher.commands.summary import describe_restored, describe_result, summarise
 from tidemill.services.launcher.supervise.supervisor import Outcome
@@ -91,15 +94,15 @@ def test_resume_says_what_comes_back_and_what_does_not(tmp_path: Path) -> None:
     """A checkpoint without a log of the tables, then with one, and a folder with nothing."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "checkpoint-00000003.safetensors").touch()
-    said = "\n".join(describe_restored(tmp_path))
+    said = "\n".join(describe_restored(tmp_path, RunConfig()))
     assert "checkpoint-00000003" in said
     assert "none were published" in said
     assert "replay       not restored" in said
     assert "environments not restored" in said
-    (tmp_path / "replay").mkdir()
-    (tmp_path / "replay" / "segment").touch()
-    assert "from the log" in "\n".join(describe_restored(tmp_path))
-    assert "starts from scratch" in "\n".join(describe_restored(tmp_path / "nothing"))
+    (tmp_path / "replay" / "0").mkdir(parents=True)
+    (tmp_path / "replay" / "0" / "00000001.log").touch()
+    assert "from the log" in "\n".join(describe_restored(tmp_path, RunConfig()))
+    assert "starts from scratch" in "\n".join(describe_restored(tmp_path / "nothing", RunConfig()))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +137,23 @@ def test_closing_line_says_why_a_run_ended_and_what_was_best(result: dict[str, o
 def test_resume_speaks_of_what_plays_in_the_run(tmp_path: Path, settings: str, said: str, unsaid: str) -> None:
     """Actors have environments, and clients of the service their own."""
     (tmp_path / "config.yaml").write_text(settings)
-    lines = "\n".join(describe_restored(tmp_path))
+    lines = "\n".join(describe_restored(tmp_path, RunConfig()))
     assert said in lines
     assert unsaid not in lines
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"replay": {"storage": {"folder": "HERE"}}}, "restored from the log in HERE;"),
+        ({"replay": {"storage": {"folder": "HERE/empty"}}}, "not restored: there is no log in HERE/empty"),
+        ({"replay": {"storage": {"memory_only": True}}}, "not restored: its tables were in memory only"),
+        ({"launcher": {"replay": False}, "cluster": {"replay": ["host:7401"]}}, "service at host:7401"),
+    ],
+)
+def test_resume_says_where_the_experience_is(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    """In the folder that was set, in memory, or with a service of another program; not in the run's folder."""
+    (tmp_path / "00000001.log").touch()
+    given = json.loads(json.dumps(settings).replace("HERE", str(tmp_path)))
+    said = "\n".join(describe_restored(tmp_path / "run", load_config(given)))
+    assert words.replace("HERE", str(tmp_path)) in said
