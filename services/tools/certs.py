@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.atomic_files import is_there, replacing
 from tidemill.errors import FatalError
+from tidemill.file_lock import locked
 from tidemill.rpc.access import ACTOR, EVALUATOR, LEARNER, OPERATOR, ROLES, digest_line
 from tidemill.settings.argument_parser import ArgumentParser
 
@@ -63,6 +65,7 @@ SERVICES = {
 """The services of a cluster in containers, and the person who steers it."""
 
 _TOKEN_BYTES = 32
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,9 @@ def make(folder: Path, hosts: Sequence[str] = (), *, keep: bool = False) -> None
     Raises:
         FatalError: The package `cryptography` is not installed, or half of a CA is there.
     """
-    authority = _prepare(folder)
-    _write_certificate(folder, "server", authority, [*LOCAL_HOSTS, *hosts], keep=keep)
-    _write_certificate(folder, "client", authority, keep=keep)
+    with _prepared(folder) as authority:
+        _write_certificate(folder, "server", authority, [*LOCAL_HOSTS, *hosts], keep=keep)
+        _write_certificate(folder, "client", authority, keep=keep)
 
 
 def make_services(folder: Path, hosts: Sequence[str] = (), *, keep: bool = False) -> None:
@@ -146,30 +149,32 @@ def make_services(folder: Path, hosts: Sequence[str] = (), *, keep: bool = False
     Raises:
         FatalError: As `make`.
     """
-    authority = _prepare(folder)
-    for name, share in SERVICES.items():
-        own = folder / name
-        own.mkdir(mode=0o700, exist_ok=True)
-        if share.serves:
-            _write_certificate(
-                own, "server", authority, [*LOCAL_HOSTS, name, *share.hosts, COMMON_HOST, *hosts], keep=keep
-            )
-            _write_changed(own / "tokens.txt", _digests(folder / "tokens.txt"))
-        if share.role:
-            _write_changed(own / "ca.pem", (folder / "ca.pem").read_bytes())
-            _write_changed(own / "token", (folder / f"{share.role}.token").read_bytes())
+    with _prepared(folder) as authority:
+        for name, share in SERVICES.items():
+            own = folder / name
+            own.mkdir(mode=0o700, exist_ok=True)
+            if share.serves:
+                _write_certificate(
+                    own, "server", authority, [*LOCAL_HOSTS, name, *share.hosts, COMMON_HOST, *hosts], keep=keep
+                )
+                _write_changed(own / "tokens.txt", _digests(folder / "tokens.txt"))
+            if share.role:
+                _write_changed(own / "ca.pem", (folder / "ca.pem").read_bytes())
+                _write_changed(own / "token", (folder / f"{share.role}.token").read_bytes())
 
 
-def _prepare(folder: Path) -> _Authority:
-    """Make the folder, the CA and the tokens that are missing; return the CA."""
+@contextlib.contextmanager
+def _prepared(folder: Path) -> Iterator[_Authority]:
+    """Make the folder, the CA and the tokens that are missing. The block gets the CA, and has the folder to itself."""
     try:
         import cryptography as _  # noqa: F401
     except ImportError:
         raise FatalError("the package `cryptography` is missing: pip install 'tidemill[security]'") from None
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    authority = _authority(folder)
-    _write_tokens(folder)
-    return authority
+    with locked(folder / _LOCK):
+        authority = _authority(folder)
+        _write_tokens(folder)
+        yield authority
 
 
 def _authority(folder: Path) -> _Authority:
@@ -266,15 +271,16 @@ def _change_tokens(folder: Path, rotated: Sequence[str], retired: Sequence[str])
         return
     if not file.exists():
         raise FatalError(f"{file} is not there: make tokens first, without --rotate and --retire")
-    lines = file.read_text(encoding="ascii").splitlines()
-    new = {role: secrets.token_hex(_TOKEN_BYTES) for role in rotated}
-    lines += [f"{role} {token}" for role, token in new.items()]
-    for role in retired:
-        newest = new.get(role) or (folder / f"{role}.token").read_text(encoding="ascii").strip()
-        lines = [line for line in lines if line.split() in ([role, newest], []) or line.split()[0] != role]
-    _write_changed(file, "\n".join([*lines, ""]).encode())
-    for role, token in new.items():  # after the servers' file: nobody has a token that no server knows
-        _write(folder / f"{role}.token", f"{token}\n".encode())
+    with locked(folder / _LOCK):
+        lines = file.read_text(encoding="ascii").splitlines()
+        new = {role: secrets.token_hex(_TOKEN_BYTES) for role in rotated}
+        lines += [f"{role} {token}" for role, token in new.items()]
+        for role in retired:
+            newest = new.get(role) or (folder / f"{role}.token").read_text(encoding="ascii").strip()
+            lines = [line for line in lines if line.split() in ([role, newest], []) or line.split()[0] != role]
+        _write_changed(file, "\n".join([*lines, ""]).encode())
+        for role, token in new.items():  # after the servers' file: nobody has a token that no server knows
+            _write(folder / f"{role}.token", f"{token}\n".encode())
 
 
 def _digests(file: Path) -> bytes:

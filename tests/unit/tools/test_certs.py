@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,6 +116,33 @@ def test_certificate_that_does_not_fit_is_not_kept(tmp_path: Path) -> None:
         make(folder, ["added"] if spoil == "name" else [], keep=True)
         assert (folder / "server.pem").read_bytes() != before, spoil
         _certificate(folder / "server.pem").verify_directly_issued_by(_certificate(folder / "ca.pem"))
+
+
+def test_folder_is_written_by_one_command_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that starts between the CA's two files waits, and takes the same CA."""
+    write, flock = module._write, fcntl.flock
+    begun, waiting = threading.Event(), threading.Event()
+    second: list[Future[None]] = []
+
+    def write_and_begin(path: Path, data: bytes) -> None:
+        write(path, data)
+        if path.name == "ca.key" and not second:
+            begun.set()
+            second.append(pool.submit(make_services, tmp_path, keep=True))
+            assert waiting.wait(10)
+
+    def note_and_lock(descriptor: int, operation: int) -> None:
+        if begun.is_set():
+            waiting.set()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(module, "_write", write_and_begin)
+    monkeypatch.setattr(fcntl, "flock", note_and_lock)
+    with ThreadPoolExecutor(1) as pool:
+        make_services(tmp_path)
+        made = _files(tmp_path)
+        second[0].result(10)
+    assert _files(tmp_path) == made
 
 
 def test_token_is_rotated_and_retired(tmp_path: Path) -> None:
