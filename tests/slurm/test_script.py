@@ -58,7 +58,7 @@ _STAND_INS = {
     """,
     "tidemill": """
         printf '%s\\n' "$@" >"$SEEN/tidemill-$1"
-        [ "$1" != certs ] || mkdir -m 700 "$2"
+        [ "$1" != certs ] || mkdir -pm 700 "$2"
     """,
 }
 
@@ -243,3 +243,25 @@ def test_shards_divide_half_of_the_memory_of_their_node(script: Script) -> None:
         ended = script.run(SLURM_MEM_PER_NODE="32768", TIDEMILL_REPLAY_SHARDS="2", TIDEMILL_REPLAY_ARGS=words)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert script.settings("replay").replay.max_memory_mib == bound
+
+
+@pytest.mark.parametrize("part", ["", "_HET_GROUP_0"])
+def test_memory_of_a_node_is_that_of_its_processors(part: str, script: Script) -> None:
+    """Where Slurm gives memory by the processor, as by `--mem-per-cpu` or a partition's default."""
+    ended = script.run(**{f"SLURM_MEM_PER_CPU{part}": "2048"}, SLURM_CPUS_ON_NODE="8")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert script.settings("replay").replay.max_memory_mib == 8192
+
+
+@pytest.mark.parametrize("files, made", [((), True), (("ca.pem",), False), (("ca.pem", "ca.key"), True)])
+def test_secrets_are_made_or_renewed_where_the_key_of_the_ca_may_be(
+    files: tuple[str, ...], made: bool, script: Script, tmp_path: Path
+) -> None:
+    """A folder without a CA may be one that another job has just begun; one without its key was made elsewhere."""
+    secrets = tmp_path / ".tidemill"
+    secrets.mkdir(mode=0o700)
+    for name in files:
+        (secrets / name).touch()
+    ended = script.run()
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (tmp_path / "seen" / "tidemill-certs").exists() == made
