@@ -216,7 +216,7 @@ def test_two_stacks_share_a_machine() -> None:
 def test_dashboard_shows_the_run_that_is_chosen(path: Path) -> None:
     """Each series of a process is limited to it; what Prometheus makes itself knows no run."""
     document = load(path)
-    (variable,) = document["templating"]["list"]
+    _, variable = document["templating"]["list"]
     assert (variable["name"], variable["definition"]) == ("run", "label_values(tidemill_build_info, run)")
     assert all(link["includeVars"] for link in document["links"])
     for panel in document["panels"]:
@@ -387,18 +387,20 @@ def test_images_are_asked_for_their_health_cheaply_and_alike() -> None:
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_panel_says_what_it_shows(path: Path) -> None:
-    """Each panel has a title, a description, a unit, and queries to the provisioned data source; none overlap."""
-    source = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())
-    uid = source["datasources"][0]["uid"]
+    """Each panel has a title, a description, a unit, and queries to the data source that is chosen; none overlap."""
     dashboard = load(path)
     assert dashboard["uid"] == f"tidemill-{path.stem}"
+    source, *variables = dashboard["templating"]["list"]
+    assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    assert all(each["datasource"] == chosen for each in (*variables, *dashboard["panels"]))
     cells: set[tuple[int, int]] = set()
     for panel in dashboard["panels"]:
         assert panel["title"]
         assert panel["description"].endswith("."), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         assert panel["targets"], panel["title"]
-        assert {target["datasource"]["uid"] for target in panel["targets"]} == {uid}
+        assert all(target["datasource"] == chosen for target in panel["targets"]), panel["title"]
         place = panel["gridPos"]
         own = {(place["x"] + i, place["y"] + j) for i in range(place["w"]) for j in range(place["h"])}
         assert not own & cells, panel["title"]
