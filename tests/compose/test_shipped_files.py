@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -98,9 +99,9 @@ def test_learner_of_the_file_for_gpus_ends_without_one(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["inference", *FURTHER])
 def test_inference_service_of_the_file_for_gpus_ends_without_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the command of a CPU's and asks for `cuda`; a person may override it."""
-    entrypoint = gpu_services()[name]["entrypoint"]
-    assert entrypoint == [*services()[name]["entrypoint"], "--inference.device", "cuda"]
-    words = words_of(services()[name] | {"entrypoint": entrypoint})
+    command = gpu_services()[name]["command"]
+    assert command == f"--inference.device cuda {services()[name]['command']}"
+    words = words_of(services()[name] | {"command": command})
     assert load_as("inference", words, monkeypatch).inference.device == "cuda"
     assert load_as("inference", [*words, "--inference.device", "cpu"], monkeypatch).inference.device == "cpu"
 
@@ -356,7 +357,8 @@ def test_certificates_are_made_for_the_names_that_services_call(
         assert host in names[host.partition("-")[0]]
 
 
-def test_file_without_tls_takes_nothing_else_away(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_gpus", [False, True], ids=["cpu", "gpu"])
+def test_file_without_tls_takes_nothing_else_away(has_gpus: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It replaces where experience and parameters are served and read, and leaves the rest as it is."""
     plain = yaml.safe_load(COMPOSE[2].read_text())["services"]
     excepted = with_defaults(plain.pop("page")["environment"]["TIDEMILL_TLS_EXCEPT"]).split()
@@ -365,15 +367,37 @@ def test_file_without_tls_takes_nothing_else_away(monkeypatch: pytest.MonkeyPatc
     assert excepted == [*called[at["replay"] + 1 : at["params"]], called[at["params"] + 1]]
     assert plain.keys() == {*OURS, *FURTHER}
     for name, changes in plain.items():
-        kind, base = name.partition("-")[0], services()[name]
+        if "entrypoint" not in changes:
+            assert changes == {"environment": {"TIDEMILL_TLS_CA": "", "TIDEMILL_TOKEN_FILE": ""}}, name
+            continue
+        kind, base = name.partition("-")[0], services()[name] | (gpu_services().get(name, {}) if has_gpus else {})
         changed = load_as(kind, words_of(base | changes), monkeypatch)
         secured = load_as(kind, words_of(base), monkeypatch)
-        if "entrypoint" in changes:
-            own = replace(getattr(secured, kind).server, tls_cert="", tls_key="", tokens="", insecure=True)
-            section = replace(getattr(secured, kind), server=own)
-            assert changed == replace(secured, **{kind: section}), name
-        else:
-            assert changes == {"environment": {"TIDEMILL_TLS_CA": "", "TIDEMILL_TOKEN_FILE": ""}}, name
+        own = replace(getattr(secured, kind).server, tls_cert="", tls_key="", tokens="", insecure=True)
+        section = replace(getattr(secured, kind), server=own)
+        assert changed == replace(secured, **{kind: section}), name
+
+
+def test_page_asks_every_process_of_the_default_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that a variable adds: further shards, inference services under the alias that all have."""
+    command = services()["page"]["command"]
+    asked = load_as("page", shlex.split(with_defaults(command))[2:], monkeypatch).launcher.endpoints
+    assert sorted(asked) == sorted(f"{name}:9400" for name in OURS if name != "inference")
+    words = shlex.split(with_defaults(command.replace("${TIDEMILL_PAGE_ENDPOINTS:-}", "inference-services:9400")))
+    assert load_as("page", words[2:], monkeypatch).launcher.endpoints == (*asked, "inference-services:9400")
+
+
+@pytest.mark.parametrize("password", [None, "\n", "secret\n"])
+def test_grafana_does_not_start_without_a_password_that_it_can_read(password: str | None, tmp_path: Path) -> None:
+    """It would silently take `admin`, which everybody knows."""
+    file = tmp_path / "password"
+    if password is not None:
+        file.write_text(password)
+    words = [word.replace("$$", "$").replace("/run.sh", "echo started") for word in services()["grafana"]["entrypoint"]]
+    environment = {"PATH": os.environ["PATH"], "GF_SECURITY_ADMIN_PASSWORD__FILE": str(file)}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode == 0, ended.stdout) == ((True, "started\n") if password == "secret\n" else (False, ""))
+    assert ("TIDEMILL_GRAFANA_PASSWORD_FILE" in ended.stderr) == (password != "secret\n")
 
 
 def test_images_are_asked_for_their_health_cheaply_and_alike() -> None:
