@@ -86,7 +86,6 @@ def templates() -> dict[str, str]:
         assert (parts / f"{name}.yaml").exists()
         found[f"{name.split('/')[1]}.yaml"] = _template(f"components/{name}.yaml", condition)
     found["page.yaml"] = _wrapped(found["page.yaml"], ".Values.page.enabled")
-    found["network-policies.yaml"] = _wrapped(found["network-policies.yaml"], ".Values.networkPolicies.enabled")
     found["prometheusrule.yaml"] = _HEADER + _wrapped(
         '{{ .Files.Get "prometheusrule.yaml" }}\n', ".Values.prometheusRule.enabled"
     )
@@ -145,7 +144,11 @@ def _template(file: str, condition: str = "", *, label: bool = False) -> str:
             edit(item.get("spec", item), marks)
         if "template" in item.get("spec", {}):
             _edit_pod(item, marks)
-    text = _HEADER + marks.fill(_dump(documents))
+    policies = [item for item in documents if item["kind"] == "NetworkPolicy"]
+    others = [item for item in documents if item not in policies]
+    text = _HEADER + (marks.fill(_dump(others)) if others else "")
+    if policies:
+        text += _wrapped(f"---\n{marks.fill(_dump(policies))}", ".Values.networkPolicies.enabled")
     return _wrapped(text, condition) if condition else text
 
 
@@ -300,6 +303,15 @@ def _edit_inference(spec: Object, marks: _Marks) -> None:
 def _edit_autoscaler(spec: Object, marks: _Marks) -> None:
     spec["minReplicas"] = marks.value("int .Values.actor.replicas")
     spec["maxReplicas"] = marks.value("int .Values.autoscaling.maxReplicas")
+    (metric,) = spec["metrics"]
+    run = '.Values.autoscaling.run | default (base .Values.run.config | trimSuffix ".yaml") | quote'
+    metric["external"]["metric"]["selector"]["matchLabels"]["run"] = marks.value(run)
+
+
+def _edit_page(spec: Object, marks: _Marks) -> None:
+    args = spec["template"]["spec"]["containers"][0]["args"]
+    assert args[-6] == "--launcher.endpoints", args
+    args += [marks.line(f"if gt {_INFERENCE} 0"), "inference:9400", marks.line("end")]
 
 
 _EDITS: dict[tuple[str, str], Callable[[Object, _Marks], None]] = {
@@ -310,6 +322,7 @@ _EDITS: dict[tuple[str, str], Callable[[Object, _Marks], None]] = {
     ("Job", "learner"): _edit_learner,
     ("StatefulSet", "actor"): _edit_actor,
     ("StatefulSet", "inference"): _edit_inference,
+    ("Deployment", "page"): _edit_page,
     ("HorizontalPodAutoscaler", "actor"): _edit_autoscaler,
 }
 """What a kind of object has besides, by kind and name."""

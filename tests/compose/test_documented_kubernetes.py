@@ -70,6 +70,16 @@ def test_own_run_is_what_the_page_says(own_run: list[Object], tmp_path: Path, mo
     assert (tmp_path / "thermostat/config.yaml").exists()
 
 
+def test_autoscaler_follows_the_run_that_the_page_names(kubernetes: Path) -> None:
+    """By the page's patch of an overlay that has one."""
+    folder = kubernetes.parents[1] / "scaled"
+    folder.mkdir()
+    patch = _block(_PAGE, "yaml", "patches:\n  - target: {kind: HorizontalPodAutoscaler")
+    (folder / "kustomization.yaml").write_text(f"resources: [../deploy/kubernetes/overlays/multi-node]\n{patch}")
+    (metric,) = of_kind(objects(folder), "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["external"]["metric"]["selector"]["matchLabels"] == {"what": "data", "run": "thermostat"}
+
+
 def test_chart_with_the_page_s_values_is_the_same_run(own_run: list[Object], tmp_path: Path) -> None:
     """Helm and kustomize give a run of one's own the same pods."""
     files = of_kind(own_run, "ConfigMap", "tidemill-own")["data"]

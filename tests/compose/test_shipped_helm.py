@@ -91,6 +91,7 @@ def test_values_reach_the_manifests(tmp_path: Path) -> None:
         "actor": {"tolerations": [{"key": "spot", "operator": "Exists"}], "replicas": 1000},
         "replay": {"storage": {"className": "fast", "size": "1Ti"}},
         "runs": {"className": "shared"},
+        "inference": {"replicas": 1},
         "page": {"enabled": False},
         "networkPolicies": {"enabled": False},
     }
@@ -165,6 +166,20 @@ def test_settings_that_change_restart_the_services(tmp_path: Path) -> None:
     before, after = checksums("configs/a.yaml"), checksums("configs/b.yaml")
     assert before.keys() == {"replay", "paramserver", "actor", "page"}
     assert not set(before.values()) & set(after.values())
+
+
+@pytest.mark.parametrize(
+    "values, run",
+    [
+        ({"run": {"config": "configs/pong_dqn.yaml"}}, "pong_dqn"),
+        ({"run": {"config": "/own/a.yaml", "own": {"a.yaml": "run: {name: b}"}}, "autoscaling": {"run": "b"}}, "b"),
+    ],
+)
+def test_autoscaler_follows_the_run_of_the_chart(values: Mapping[str, Any], run: str, tmp_path: Path) -> None:
+    """Its name is that of the file of settings, or a value."""
+    enabled = {**values, "autoscaling": {"enabled": True, **values.get("autoscaling", {})}}
+    scaler = of_kind(render(tmp_path, enabled), "HorizontalPodAutoscaler")["spec"]
+    assert scaler["metrics"][0]["external"]["metric"]["selector"]["matchLabels"] == {"what": "data", "run": run}
 
 
 def test_chart_is_generated_from_the_manifests() -> None:

@@ -81,10 +81,14 @@ def test_scaled_actors_explore_evenly(kubernetes: Path) -> None:
         assert max(played) - min(played) <= 1
 
 
+@pytest.mark.parametrize("components", [[], ["inference"], ["inference", "simulators"]])
 @pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
-def test_network_policies_are_for_tidemill_alone(kustomization: str, kubernetes: Path) -> None:
+def test_network_policies_are_for_tidemill_alone(
+    kustomization: str, components: list[str], kubernetes: Path, tmp_path: Path
+) -> None:
     """They leave other pods of the namespace as they are, which may be any, and let none of them in."""
-    for policy in (item for item in objects(kubernetes / kustomization) if item["kind"] == "NetworkPolicy"):
+    found = with_components(kubernetes, kustomization, components, tmp_path)
+    for policy in (item for item in found if item["kind"] == "NetworkPolicy"):
         spec = policy["spec"]
         rules = [rule for way in ("ingress", "egress") for rule in spec.get(way, [])]
         peers = [peer for rule in rules for peer in (*rule.get("from", []), *rule.get("to", []))]
@@ -99,6 +103,16 @@ def test_secrets_can_be_made_alone(kubernetes: Path) -> None:
     overlay = [item for item in objects(kubernetes / "overlays/single-node") if item["kind"] == "Secret"]
     assert sorted(item["metadata"]["name"] for item in alone) == sorted(item["metadata"]["name"] for item in overlay)
     assert {item["kind"] for item in alone} == {"Secret"}
+
+
+def test_tokens_can_be_made_without_certificates(kubernetes: Path) -> None:
+    """For the Helm chart with cert-manager, whose CA and certificates they must not replace."""
+    tokens = list(objects(kubernetes / "secrets/tokens"))
+    check_valid(tokens)
+    certificates = yaml.safe_load_all((KUBERNETES / "components/cert-manager/certificates.yaml").read_text())
+    made = {item["spec"]["secretName"] for item in certificates if item["kind"] == "Certificate"}
+    every = {item["metadata"]["name"] for item in objects(kubernetes / "secrets")}
+    assert {item["metadata"]["name"] for item in tokens} == every - made
 
 
 def test_dashboards_are_those_of_grafana(kubernetes: Path, tmp_path: Path) -> None:
@@ -125,7 +139,7 @@ def test_kubernetes_has_the_rules_of_prometheus() -> None:
 
 
 def test_adapter_serves_what_the_autoscaler_asks_for(kubernetes: Path) -> None:
-    """The adapter's rule has the autoscaler's name for a recording rule that exists, with the label it selects by."""
+    """The adapter's rule has the autoscaler's name for a recording rule that exists, with the labels it selects by."""
     (config_map,) = objects(kubernetes / "adapter")
     kubernetes_validate.validate(config_map, "1.31", strict=True)
     (rule,) = yaml.safe_load(config_map["data"]["config.yaml"])["externalRules"]
@@ -134,11 +148,12 @@ def test_adapter_serves_what_the_autoscaler_asks_for(kubernetes: Path) -> None:
     assert rule["name"]["as"] == wanted["name"]
     recorded = {recording["record"]: recording["expr"] for recording in rules() if "record" in recording}
     assert "by (run, what)" in recorded[rule["seriesQuery"]]
-    assert wanted["selector"]["matchLabels"].keys() == {"what"}
-    query = (
-        rule["metricsQuery"].replace("<<.Series>>", rule["seriesQuery"]).replace("<<.LabelMatchers>>", 'what="data"')
-    )
-    assert query == 'max(what:tidemill_learner_wait:ratio_rate1m{what="data"})'
+    settings = told_values(objects(kubernetes / "base"))["TIDEMILL_CONFIG"]
+    name = yaml.safe_load((ROOT / settings).read_text())["run"]["name"]
+    assert wanted["selector"]["matchLabels"] == {"what": "data", "run": name}
+    matchers = ",".join(f'{label}="{value}"' for label, value in wanted["selector"]["matchLabels"].items())
+    query = rule["metricsQuery"].replace("<<.Series>>", rule["seriesQuery"]).replace("<<.LabelMatchers>>", matchers)
+    assert query == f'max(what:tidemill_learner_wait:ratio_rate1m{{what="data",run="{name}"}})'
     keda = yaml.safe_load((KUBERNETES / "components/keda/scaledobject.yaml").read_text())
     assert keda["spec"]["triggers"][0]["metadata"]["query"] == query
 
@@ -340,6 +355,8 @@ def test_inference_is_added_by_one_line(kubernetes: Path, tmp_path: Path, monkey
     check_secured("inference", config.inference.server, environment)
     actor = load_as("actor", words_of(specs["actor"]["containers"][0], values), monkeypatch)
     assert actor.cluster.inference == ("inference-0.inference:7406",)
+    words = [word for word in words_of(specs["page"]["containers"][0], values) if word != "--insecure"]
+    assert load_as("page", words, monkeypatch).launcher.endpoints[-1] == "inference:9400"
     policies = {item["metadata"]["name"]: item["spec"] for item in found if item["kind"] == "NetworkPolicy"}
     assert policies["inference"]["ingress"][0]["ports"] == policies["to-inference"]["egress"][0]["ports"]
     assert policies["inference"]["egress"][0]["ports"] == policies["paramserver-from-inference"]["ingress"][0]["ports"]
