@@ -57,7 +57,10 @@ class SegmentTree:
         self.leaves[indices] = values
         for below, above in zip(self.arrays[:-1], self.arrays[1:], strict=True):
             indices = indices // FAN_OUT  # repeated parents are recomputed alike, which costs less than finding them
-            above.reshape(-1)[indices] = self._combine.reduce(below[indices], axis=1)
+            if len(indices) < len(below):
+                above.reshape(-1)[indices] = self._combine.reduce(below[indices], axis=1)
+            else:
+                above.reshape(-1)[: len(below)] = self._combine.reduce(below, axis=1)
 
 
 _WIDEST_TOP = 4096  # a cumulative sum over this many costs less than another level
