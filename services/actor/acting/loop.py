@@ -62,6 +62,8 @@ class PolicyParams:
     """Agent decisions of the whole cluster when they were published; a replay shard counts only its own actors."""
     learner_steps: int = 0
     """Updates behind them."""
+    fencing_token: int = 0
+    """Of the learner process that published them."""
 
     def wait(self, stop: threading.Event) -> bool:
         """Wait for the first parameters; return False if `stop` came before them."""
@@ -78,7 +80,7 @@ class PolicyParams:
             self.policy.load({name: torch.from_numpy(value) for name, value in unpack(params.blob).items()})
             metadata = params.version.metadata
             self.version, self.env_steps = params.version.version, metadata.env_steps
-            self.learner_steps = metadata.learner_steps
+            self.learner_steps, self.fencing_token = metadata.learner_steps, params.version.fencing_token
 
 
 class VersionPacer:
@@ -98,13 +100,14 @@ class VersionPacer:
             lead: Versions whose windows may be started before it is their turn.
         """
         self._windows, self._publish_every, self._lead = windows_per_version, publish_every, lead
-        self._base: int | None = None  # updates behind the version that counting started with
-        self._version = self._steps = self._started = 0
+        self._fencing_token: int | None = None
+        self._base = self._started = 0
+        """Updates behind the version that counting started with, and the windows since then."""
 
     def wait(self, params: PolicyParams, stop: threading.Event) -> bool:
         """Load newer parameters, and wait for some if needed; return False if `stop` came before a start is due."""
         params.refresh()
-        while not self.may_start(params.version, params.learner_steps):
+        while not self.may_start(params.fencing_token, params.learner_steps):
             if stop.is_set():
                 return False
             params.watcher.wait(_STOP_CHECK_S, newer_than=params.version)
@@ -116,12 +119,10 @@ class VersionPacer:
         """Count a window that starts now."""
         self._started += 1
 
-    def may_start(self, version: int, learner_steps: int) -> bool:
-        """True if another window may start with parameters of this version and number of updates."""
-        if self._base is None or (version > self._version and learner_steps <= self._steps):
-            # a learner that was started again, and has lost the batches it had not trained on
-            self._base, self._started = learner_steps, 0
-        self._version, self._steps = version, learner_steps
+    def may_start(self, fencing_token: int, learner_steps: int) -> bool:
+        """True if another window may start with the parameters of this learner process after so many updates."""
+        if fencing_token != self._fencing_token:  # a restarted learner has lost the batches it had not trained on
+            self._fencing_token, self._base, self._started = fencing_token, learner_steps, 0
         versions = learner_steps // self._publish_every - self._base // self._publish_every
         return self._started < self._windows * (versions + 1 + self._lead)
 
