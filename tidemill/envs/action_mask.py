@@ -136,6 +136,16 @@ class ActionMasks:
             f"{place(index, lengths[index])} has an action mask of {found}, allowed: {self._wanted}", index=index
         )
 
+    def first_legal(self, info: Mapping[str, Any], index: int, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first legal option of each choice by the mask in an environment's info; 0 if it has none.
+
+        Raises:
+            EnvFailed: The mask has another length or dtype.
+        """
+        given = info.get(self._key)
+        mask = np.ones(self._length) if given is None else self._checked(given, index, lengths)
+        return np.array([part.argmax() for part in np.split(mask, self._offsets[1:])])
+
     def check_legal(self, action: NDArray[Any], is_reset_step: NDArray[np.bool_], lengths: NDArray[np.int64]) -> None:
         """Raise InvalidArgument if an action, [N] or [N, choices], is illegal and not ignored as one of a reset."""
         legal = self.newest[self._envs, action.reshape(len(action), -1) + self._offsets].all(axis=1) | is_reset_step

@@ -80,6 +80,8 @@ class BatchedEnv:
         self._mask_key = mask_key
         self._masks = ActionMasks(mask_key, env.num_envs, self._spec.action_options) if mask_key else None
         self._infos: list[dict[str, Any]] = [{}] * env.num_envs
+        self._next_infos: list[dict[str, Any]] = [{}] * env.num_envs
+        """Infos of the episodes that ignored actions are played in."""
         self._ended = np.zeros(env.num_envs, np.bool_)
         self._counter = EpisodeCounter(env.num_envs)
 
@@ -155,6 +157,11 @@ class BatchedEnv:
         again = bool(is_reset_step.any()) and self._mode is not AutoresetMode.NEXT_STEP
         if again and self._mode is AutoresetMode.DISABLED:
             self._reset(is_reset_step)  # it may not be stepped otherwise
+            self._next_infos = list(self._infos)
+        if again and self._masks is not None:  # chosen without the mask of the episode it is played in
+            for index in np.flatnonzero(is_reset_step).tolist():
+                legal = self._masks.first_legal(self._next_infos[index], index, self._counter.lengths)
+                action[index] = self._actions.convert(legal.reshape(1, *self._actions.shape))[0]
         stepped, *results, infos = self._call(self._env.step, action)
         reward = self._column("reward", results[0], np.float64)
         terminated, truncated = (
@@ -205,7 +212,7 @@ class BatchedEnv:
             except InvalidArgument as error:
                 raise EnvFailed(f"{self._name} returned a last {error}") from error
             observation[index] = row
-            self._infos[index] = {}  # what the infos hold is the mask of the next episode
+            self._next_infos[index], self._infos[index] = self._infos[index], {}
 
     def _observations(self, observation: Any) -> NDArray[Any]:  # noqa: ANN401 - the user's
         """Return a copy of observations in the format of the stream."""

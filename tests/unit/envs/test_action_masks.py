@@ -102,7 +102,7 @@ def test_mask_may_be_missing_where_the_episode_has_ended() -> None:
     assert _mask(env) == [ANY]
 
 
-@pytest.mark.parametrize("settings", [SETTINGS["info"], SETTINGS["NextStep"]], ids=["single", "batched"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_illegal_action_never_reaches_the_environment(settings: EnvSettings) -> None:
     """It is a mistake of the policy, which is told what it might have done; during a reset nothing is wrong."""
     env = make_env(settings, 2, training=True)
@@ -113,6 +113,8 @@ def test_illegal_action_never_reaches_the_environment(settings: EnvSettings) -> 
     for step in range(1, 6):
         env.step(np.array([step % 2, step % 2]))
     env.step(np.array([3, 0]))
+    assert _mask(env) == [EVEN, EVEN]
+    env.step(np.array([0, 2]))
     env.close()
 
 
