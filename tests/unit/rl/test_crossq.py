@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.support.batches import CONTINUOUS, policy_input, random_batch
 from tests.support.naming import naming
 from tidemill.errors import ConfigError
+from tidemill.params.blob import half
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.sac import SACAgent, SACPolicy
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP
@@ -106,9 +107,9 @@ def test_running_statistics_move_by_a_hundredth() -> None:
     assert saved.mean is not None
     assert saved.std is not None
     layer.track(saved.mean, saved.std)
-    torch.testing.assert_close(layer.running_mean.flatten(), torch.tensor([0.02, 0.05]))
+    torch.testing.assert_close(layer.running_mean.float().flatten(), torch.tensor([0.02, 0.05]))
     expected = torch.tensor([0.99 + 0.01 * 4.001**0.5, 0.99 + 0.01 * 0.001**0.5])
-    torch.testing.assert_close(layer.running_std.flatten(), expected)
+    torch.testing.assert_close(layer.running_std.float().flatten(), expected)
 
 
 def _agent(**settings: Any) -> SACAgent:  # noqa: ANN401 - any of the settings
@@ -142,6 +143,28 @@ def test_there_is_no_target_and_statistics_are_stored_and_sent() -> None:
     np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)  # an action depends on its observation alone
 
 
+def test_statistics_far_from_zero_reach_actors_as_they_are() -> None:
+    """In float16 a mean of 5,000 with a deviation of 0.5 would be off by up to four deviations."""
+    agent, batch = _agent(), random_batch(CONTINUOUS, 6, torch.Generator().manual_seed(0))
+    batch["observation"] += 500_000.0  # of which a hundredth is the mean
+    agent.update(batch, torch.ones(6))
+    full = agent.policy_state()
+    sent = half({name: value.numpy() for name, value in full.items()})
+    assert sent is not None
+    for name in (name for name in full if "running" in name):
+        np.testing.assert_array_equal(sent[name], full[name].numpy())
+
+
+def test_statistics_of_an_earlier_version_are_read() -> None:
+    """Those in float32 stay what they are, in a layer whose own are float64."""
+    layer = BatchRenorm(1, 2)
+    earlier = {name: torch.full_like(value, 0.1, dtype=torch.float32) for name, value in layer.state_dict().items()}
+    layer.load_state_dict(earlier)
+    assert (layer.running_mean.dtype, layer.running_std.dtype) == (torch.float64, torch.float64)
+    assert layer.running_mean.float().equal(earlier["running_mean"])
+    assert layer(torch.ones(1, 3, 2)).output.dtype == torch.float32
+
+
 def test_statistics_are_of_both_ends_of_the_transitions() -> None:
     """The critics' first layer has seen the batch's observations and those that follow, in equal parts."""
     agent, batch = _agent(), random_batch(CONTINUOUS, 64, torch.Generator().manual_seed(0))
@@ -149,7 +172,7 @@ def test_statistics_are_of_both_ends_of_the_transitions() -> None:
     agent.update(batch, torch.ones(64))
     mean = agent.state_dict()["critic"]["layers.0.renorm.running_mean"]
     both = torch.cat((batch["observation"], batch["bootstrap_observation"])).mean(dim=0)
-    torch.testing.assert_close(mean[:, 0, :3], (0.01 * both).expand(2, -1))
+    torch.testing.assert_close(mean[:, 0, :3].float(), (0.01 * both).expand(2, -1))
 
 
 def test_running_statistics_correct_batches_after_the_warm_up() -> None:

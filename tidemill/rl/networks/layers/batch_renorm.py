@@ -60,7 +60,10 @@ class Renormalised(NamedTuple):
 
 
 class BatchRenorm(nn.Module):
-    """Scales the inputs of each of E networks, [E, B, W], to mean 0 and standard deviation 1, then as is learned."""
+    """Scales the inputs of each of E networks, [E, B, W], to mean 0 and standard deviation 1, then as is learned.
+
+    The running statistics are float64, for the same reason as those of `tidemill.rl.normalization.Standardization`.
+    """
 
     running_mean: Tensor
     running_std: Tensor
@@ -70,20 +73,21 @@ class BatchRenorm(nn.Module):
         shape = (ensemble_size, 1, inputs)
         self.scale = nn.Parameter(torch.ones(shape))
         self.shift = nn.Parameter(torch.zeros(shape))
-        self.register_buffer("running_mean", torch.zeros(shape))
-        self.register_buffer("running_std", torch.ones(shape))
+        self.register_buffer("running_mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("running_std", torch.ones(shape, dtype=torch.float64))
 
     def forward(self, x: Tensor, bounds: RenormBounds | None = None) -> Renormalised:
         """Return the result for x [E, B, W] by the batch's statistics within `bounds`; None: by the running ones."""
+        running_mean, running_std = self.running_mean.float(), self.running_std.float()
         if bounds is None:
-            slope = self.running_std.reciprocal()
-            inner = (x - self.running_mean) * slope
+            slope = running_std.reciprocal()
+            inner = (x - running_mean) * slope
             return Renormalised(torch.addcmul(self.shift, inner, self.scale), inner, slope)
         variance, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
         std = (variance + EPSILON).sqrt()
         standard = (x - mean) / std
-        ratio = (std / self.running_std).clamp(1.0 / bounds.ratio, bounds.ratio).detach()
-        offset = ((mean - self.running_mean) / self.running_std).clamp(-bounds.offset, bounds.offset).detach()
+        ratio = (std / running_std).clamp(1.0 / bounds.ratio, bounds.ratio).detach()
+        offset = ((mean - running_mean) / running_std).clamp(-bounds.offset, bounds.offset).detach()
         inner = torch.addcmul(offset, standard, ratio)
         output = torch.addcmul(self.shift, inner, self.scale)
         return Renormalised(output, inner, ratio / std, standard, mean, std)
@@ -100,5 +104,5 @@ class BatchRenorm(nn.Module):
     @torch.no_grad()
     def track(self, mean: Tensor, std: Tensor) -> None:
         """Move the running statistics towards those of a batch, each [E, 1, W]."""
-        self.running_mean.lerp_(mean, STATISTICS_SHARE)
-        self.running_std.lerp_(std, STATISTICS_SHARE)
+        self.running_mean.lerp_(mean.double(), STATISTICS_SHARE)
+        self.running_std.lerp_(std.double(), STATISTICS_SHARE)
