@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -73,6 +75,7 @@ class EpisodeRunner:
         self, params: Params, recorder: Callable[[VectorEnv, EvalPolicy], EpisodeSummary | None]
     ) -> EpisodeSummary | None:
         """Let `recorder` play these parameters in an environment with pictures."""
+        _need_no_screen()  # an environment's own process has the variables of when it is started
         return recorder(self._make_slot_env(render=True), self._eval_policy(params))
 
     def close(self) -> None:
@@ -108,6 +111,13 @@ class EpisodeRunner:
         if self._env.isolate:
             return self._watched(make_isolated(self._env, render=render))
         return self._watched(make_env(self._env, 1, training=False, render=render))
+
+
+def _need_no_screen() -> None:
+    """Let pygame and MuJoCo draw without a screen, unless the environment's variables say otherwise."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
+        os.environ.setdefault("MUJOCO_GL", "egl")  # what it takes otherwise asks for a window first
 
 
 def epsilon_of(config: EvaluatorConfig) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,6 @@ def record_video(
     Raises:
         FatalError: The environment has no pictures, or the encoder failed.
     """
-    _need_no_screen()
     episode = _Episode(env, policy, seed, max_steps)
 
     def pictures() -> Iterator[NDArray[np.uint8]]:
@@ -65,13 +62,6 @@ def record_video(
     finally:
         env.close()
     return episode.summary
-
-
-def _need_no_screen() -> None:
-    """Let pygame and MuJoCo draw without a screen, unless the environment's variables say otherwise."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
-        os.environ.setdefault("MUJOCO_GL", "egl")  # what it takes otherwise asks for a window first
 
 
 class _Episode:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from contextlib import closing
 from dataclasses import replace
 
@@ -19,6 +21,7 @@ from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.settings.deterministic import DDPGConfig, TD3Config
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
+from tidemill.services.evaluator import episode_runner
 from tidemill.services.evaluator.episode_runner import EpisodeRunner, epsilon_of
 from tidemill.services.evaluator.protocol import Evaluation
 
@@ -114,3 +117,15 @@ def test_full_games_with_raw_rewards_are_played_whatever_training_does() -> None
     assert (evaluation.returns >= 50).all()
     assert (evaluation.returns % 10 == 0).all()
     assert evaluation.lengths.tolist() == [150, 150]
+
+
+def test_environment_in_a_separate_process_draws_without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is started with the variables that pygame and MuJoCo read."""
+    config = _config(EnvSettings("CartPole-v1", isolate=True), DQN)
+    expected = {"SDL_VIDEODRIVER": "dummy"} | ({"MUJOCO_GL": "egl"} if sys.platform == "linux" else {})
+    seen: dict[str, str] = {}
+    with closing(EpisodeRunner(config)) as runner:
+        monkeypatch.setattr(episode_runner, "make_isolated", lambda _, render: seen.update(os.environ))
+        monkeypatch.setattr(os, "environ", {})
+        runner.record(params_of(config), lambda *_: None)
+    assert expected.items() <= seen.items()
