@@ -48,7 +48,11 @@ _log = structlog.get_logger()
 
 _PAUSE_S = 0.25
 _HANG_S = 10.0  # beyond the bound of an evaluation, which is looked at between two steps: one of them does not return
-_NOT_CONFIRMED = "the mean reached the target, but fresh episodes did not confirm it"
+_NOT_CONFIRMED = {
+    False: "the mean reached the target, but fresh episodes did not confirm it",
+    None: "the mean reached the target, but the confirmation was not completed",
+}
+"""By what `Evaluator._is_confirmed` returned."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +190,9 @@ class Evaluator:
         score = self._measure(params, lambda: self._stop.is_set() or bool(self._over(ParamsMetadata())))
         if score is None or not reaches_target(self._config.run, score.mean):
             return None
-        if self._is_confirmed(params):
+        if is_confirmed := self._is_confirmed(params):
             return self._solved(params.number)
-        _log.info(_NOT_CONFIRMED, version=params.number, mean=round(score.mean, 1))
+        _log.info(_NOT_CONFIRMED[is_confirmed], version=params.number, mean=round(score.mean, 1))
         return None
 
     def _end(self, reason: str) -> RunVerdict | None:
@@ -213,9 +217,11 @@ class Evaluator:
         if not reaches_target(self._config.run, score.mean):
             return RunVerdict(False, reason, params.number)
         before = self._logs.confirmations.of_version(params.number)  # by an evaluator that this one replaces
-        if self._is_confirmed(params) if before is None else reaches_target(self._config.run, before.mean):
+        is_confirmed = self._is_confirmed(params) if before is None else reaches_target(self._config.run, before.mean)
+        if is_confirmed:
             return self._solved(params.number)
-        return None if self._stop.is_set() else RunVerdict(False, f"{reason}; {_NOT_CONFIRMED}", params.number)
+        what = f"{reason}; {_NOT_CONFIRMED[is_confirmed]}"
+        return None if self._stop.is_set() else RunVerdict(False, what, params.number)
 
     def _measure_last(self, params: Params, reason: str) -> Score | None:
         """Evaluate the version that the run ends with, in bounded time; None if it took longer or was stopped."""
@@ -275,8 +281,8 @@ class Evaluator:
             return None
         return evaluation
 
-    def _is_confirmed(self, params: Params) -> bool:
-        """Play fresh episodes and record them; return whether their mean reaches the target too."""
+    def _is_confirmed(self, params: Params) -> bool | None:
+        """Play fresh episodes and record them; return whether their mean reaches the target too, None as `_play`."""
         settings, before = self._config.evaluator, len(self._logs.confirmations.rows)
         if not settings.confirm_episodes:
             return True
@@ -286,7 +292,7 @@ class Evaluator:
         bound_s = self._bound_s(settings.confirm_episodes / settings.episodes)
         evaluation = self._play(params, seeds, self._stopped_after(bound_s))
         if evaluation is None:
-            return False
+            return None
         score = self._logs.add_confirmation(evaluation, params.version)
         holds = reaches_target(self._config.run, score.mean)
         _EPISODES.inc(score.episodes)

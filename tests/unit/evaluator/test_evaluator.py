@@ -196,6 +196,20 @@ def test_confirmation_plays_fresh_seeds_after_one_that_was_broken_off(tmp_path: 
     assert (broken_off, scene.runner.seeds[-1]) == ([1_010_000], (1_010_100, 100))
 
 
+@pytest.mark.parametrize(
+    "confirmed, said", [([150.0], "fresh episodes did not confirm it"), ([], "the confirmation was not completed")]
+)
+def test_end_tells_a_confirmation_that_failed_from_one_that_was_not_completed(
+    confirmed: list[float], said: str, tmp_path: Path
+) -> None:
+    """Without a mean of fresh episodes nothing is known of the policy."""
+    scene = _scene(tmp_path, {2: [220.0, *confirmed]}, _SETTINGS, target_return=200.0, max_env_steps=200)
+    play = scene.runner.run
+    scene.runner.run = lambda params, *other: play(params, *other) if scene.runner.means[2] else None  # type: ignore[method-assign]
+    reason = f"run.max_env_steps (200) reached; the mean reached the target, but {said}"
+    assert scene.evaluator.run() == RunVerdict(False, reason, 2)
+
+
 def test_evaluator_takes_the_result_at_its_word_without_confirmation(tmp_path: Path) -> None:
     """confirm_episodes 0 skips it."""
     settings = EvaluatorSettings(confirm_episodes=0, min_interval_s=0.0, video=False)
