@@ -126,7 +126,7 @@ class Shell:
         return serving
 
     def stop(self, pattern: str = "") -> None:
-        """Ask what serves and matches a pattern to end, the newest first; each must, with status 0 or, as a job that is interrupted, 143."""
+        """Ask what serves and matches a pattern to end, the newest first; each must, with 0 or, as a job, with 143."""
         stopped = [serving for serving in self.serving if re.search(pattern, serving.text)]
         for serving in reversed(stopped):
             self.serving.remove(serving)
