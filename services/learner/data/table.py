@@ -131,8 +131,8 @@ def create_table(replay: ReplayClient, config: TableConfig) -> TableDescription:
         replay.create_table(config)
     except AlreadyExists as error:
         raise FatalError(
-            f"{error}. The replay service was set up by a run with other settings: "
-            "restart it, or choose another table.name"
+            f"{error}. The table was made with other settings: set these back, or choose another table.name. For other "
+            "limits restart the replay service, or use `tidemill replay update`"
         ) from error
     return replay.describe_table(config.name)
 

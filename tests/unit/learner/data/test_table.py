@@ -113,5 +113,5 @@ class _TakenName:
 def test_name_taken_by_another_run_is_fatal_and_says_what_to_do() -> None:
     """The message keeps the server's reason and names the way out."""
     config = _config(TableSettings(), LearnerSettings())
-    with pytest.raises(FatalError, match=naming("table.name")):
+    with pytest.raises(FatalError, match=naming("table.name set back tidemill replay update")):
         create_table(_TakenName(), config)  # type: ignore[arg-type]
