@@ -195,7 +195,7 @@ class BatchReader:
                 found = blocks.cut(chunks, whole, drawn.batch.step_counts[lacked])
                 return _placed(drawn, lacked, found, mirror), drawn.eras
             table.check_there()  # a dropped one's chunks may be gone with their segments
-            self._drop(table, corrupt.tolist())
+            self._drop(table, corrupt)
             if wanted.seed is not None:
                 self.check_intact(table)
             redraw_all = without_replacement and not table.config.max_times_sampled  # or an item could come twice
@@ -223,8 +223,8 @@ class BatchReader:
         rng, now_s = opened.rng, self._replay.now_s()
         return opened.table.draw(items, opened.without_replacement, counted, seed, rng, opened.epochs, now_s)
 
-    def _drop(self, table: Table, chunks: list[int]) -> None:
-        dropped = sum(self._replay.drop_chunk(table.store, chunk) for chunk in chunks)
+    def _drop(self, table: Table, chunks: Ints) -> None:
+        dropped = self._replay.drop_chunks(table.store, chunks)
         _log.error("corrupt chunks on disk, their items were dropped", chunks=len(chunks), items=dropped)
         self._admission.changed()
 

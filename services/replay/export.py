@@ -150,9 +150,10 @@ class TableExport:
             self._check()
             blocks, corrupt = await self._read(self.chunks[part], self.step_counts[part], blobs)
             if len(corrupt):
+                self._check()  # others may have the slots of chunks that were let go of meanwhile
                 self._table.check_there()  # a dropped one's chunks may be gone with their segments
-            for chunk in corrupt.tolist():
-                _log.error("corrupt chunk on disk, its items were dropped", items=replay.drop_chunk(self._store, chunk))
+                dropped = replay.drop_chunks(self._store, corrupt)
+                _log.error("corrupt chunks on disk, their items were dropped", chunks=len(corrupt), items=dropped)
             self._is_corrupt[part] = gone = np.isin(self.chunks[part], corrupt)
             continues = self._continues[part].copy()
             continues[1:] &= ~gone[:-1]

@@ -155,8 +155,7 @@ class Compactor:
             where = self._journal.log_moved(self._replay.env_steps, moved)
             await self._writing.written(self._journal.sequence)
             blocks.relocate(moved.slots, where)
-            for chunk in corrupt.tolist():
-                self._replay.drop_chunk(store, chunk)
+            self._replay.drop_chunks(store, corrupt)
             blocks.lose(corrupt)  # a call that still holds one keeps the segment no longer
         finally:
             store.release(slots)

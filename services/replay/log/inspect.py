@@ -218,8 +218,7 @@ def inspect(folder: LogFolder) -> Inspection:
     files = BlobFiles(folder)
     counted = {table: table.counters.corrupt_items for table in replay.tables}
     for store in replay.stores:
-        for chunk in _corrupt_chunks(store, files):
-            replay.drop_chunk(store, chunk)
+        replay.drop_chunks(store, _corrupt_chunks(store, files))
     files.close()
     for table, before in counted.items():
         lost[replay.number_of(table)] += table.counters.corrupt_items - before
@@ -264,7 +263,7 @@ def verdict(inspection: Inspection) -> str:
     )
 
 
-def _corrupt_chunks(store: ChunkStore, files: BlobFiles) -> list[int]:
+def _corrupt_chunks(store: ChunkStore, files: BlobFiles) -> Ints:
     """Return the chunks in use whose bytes are not what was written."""
     blocks = logged(store)
     held = store.held()
@@ -273,7 +272,7 @@ def _corrupt_chunks(store: ChunkStore, files: BlobFiles) -> list[int]:
         batch = held[start : start + _BATCH]
         read = files.read(blocks.locations(batch))
         corrupt += [slot for slot, blob in zip(batch.tolist(), read, strict=True) if blob is None]
-    return corrupt
+    return np.array(corrupt, dtype=np.int64)
 
 
 def _segments_of(store: ChunkStore) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:

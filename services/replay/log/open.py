@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tidemill.arrays import Ints
 from tidemill.atomic_files import is_there
 from tidemill.errors import FatalError
 from tidemill.services.replay.chunks.store import ChunkStore
@@ -32,11 +33,11 @@ def preload(replay: ReplayState, files: BlobFiles, budget: MemoryBudget) -> int:
 
     Chunks beyond the budget are checked when they are first read.
     """
-    corrupt = [(store, chunk) for store in replay.stores for chunk in _read_newest(store, files, budget)]
-    return sum(replay.drop_chunk(store, chunk) for store, chunk in corrupt)
+    corrupt = [(store, _read_newest(store, files, budget)) for store in replay.stores]
+    return sum(replay.drop_chunks(store, chunks) for store, chunks in corrupt)
 
 
-def _read_newest(store: ChunkStore, files: BlobFiles, budget: MemoryBudget) -> list[int]:
+def _read_newest(store: ChunkStore, files: BlobFiles, budget: MemoryBudget) -> Ints:
     """Read what fits; return the corrupt chunks."""
     blocks = logged(store)
     slots = store.held()
@@ -52,7 +53,7 @@ def _read_newest(store: ChunkStore, files: BlobFiles, budget: MemoryBudget) -> l
             else:
                 blocks.keep(slot, blob)
     blocks.mark_evictable(fitting)
-    return corrupt
+    return np.array(corrupt, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -238,15 +238,17 @@ class ReplayState:
         """Return the number a log has for a table."""
         return self._numbers[table.config.name]
 
-    def drop_chunk(self, store: ChunkStore, chunk: int) -> int:
-        """Remove every item that needs a corrupt chunk, and release the chunk; return how many items."""
-        store.acquire(np.array([chunk]))  # while its neighbours are looked for
-        self.corrupt_chunks += 1
-        dropped = sum(table.drop_items_of(chunk) for table in self._tables.values() if table.store is store)
-        for epoch in self.streams.epochs:
-            if epoch.store is store:
-                epoch.forget_chunk(chunk)
-        store.release(np.array([chunk]))
+    def drop_chunks(self, store: ChunkStore, chunks: Ints) -> int:
+        """Remove every item that needs any of the corrupt chunks [N], and release these; return how many items."""
+        store.acquire(chunks)  # while their neighbours are looked for: an item of one may need another
+        self.corrupt_chunks += len(chunks)
+        dropped = 0
+        for chunk in chunks.tolist():
+            dropped += sum(table.drop_items_of(chunk) for table in self._tables.values() if table.store is store)
+            for epoch in self.streams.epochs:
+                if epoch.store is store:
+                    epoch.forget_chunk(chunk)
+        store.release(chunks)
         return dropped
 
     def delete(self, table: Table, keys: NDArray[np.uint64]) -> int:

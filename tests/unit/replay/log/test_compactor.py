@@ -6,6 +6,7 @@ import asyncio
 import errno
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.replay_streams import (
@@ -97,7 +98,7 @@ def test_chunks_that_leave_while_a_full_queue_is_waited_for_are_not_freed_twice(
             """Drop a chunk that is about to be moved; two others come, the first three times."""
             about = chunks_in(table.store, log.recovered.folder.segments()[0]).tolist()
             for slot, number in zip(about[:1], coming, strict=False):
-                log.replay.drop_chunk(table.store, slot)
+                log.replay.drop_chunks(table.store, np.array([slot]))
                 add(number)
                 add(next(coming))
 

@@ -6,6 +6,7 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.naming import naming
@@ -196,12 +197,41 @@ def test_corrupt_chunk_costs_only_the_items_that_need_it(tmp_path: Path) -> None
     again.crash()
 
 
+def test_two_corrupt_chunks_of_one_item_are_each_freed_once(tmp_path: Path) -> None:
+    """The chunks that come after the start get a slot each: every item holds the steps it was written with."""
+    log = open_log(tmp_path)
+    log.replay.create_table(make_config(max_item_steps=8))
+    session = open_streams(log.replay)
+    append(
+        log.replay,
+        session,
+        [make_chunk(0, 0, first, 4) for first in (0, 4, 8)],
+        [make_items(0, [(1, 3, 8), (2, 3, 1)])],
+    )
+    store = log.replay.find("t").store
+    oldest = store.in_order(store.held())[0][:2]
+    append(log.replay, session, [make_chunk(0, 0, first, 4) for first in (12, 16, 20)])  # which the stream lets go
+    starts = store.blocks.locations(oldest).offsets.tolist()  # type: ignore[attr-defined]
+    log.crash()
+    data = bytearray(log.files[-1].read_bytes())
+    for start in starts:
+        data[start + 10] ^= 1
+    log.files[-1].write_bytes(data)
+    restarted = open_log(tmp_path)
+    assert (restarted.recovered.dropped, contents(restarted)) == (1, [(0, 11)])
+    session = open_streams(restarted.replay, epoch=1)
+    new = [make_chunk(0, 0, first, 4) for first in (24, 28, 32)]
+    append(restarted.replay, session, new, [make_items(0, [(i, 0, 1) for i in range(3)])])
+    assert contents(restarted) == [(0, 11), (0, 24), (0, 28), (0, 32)]
+    restarted.crash()
+
+
 def test_corrupt_newest_chunk_lets_its_stream_go_on(tmp_path: Path) -> None:
     """Items that would reach into the lost steps are refused; those behind it are stored."""
     log = filled(tmp_path)
     write(log, open_streams(log.replay, "b"), 0)  # so that the corruption is not at the log's end
     chunk = log.replay.streams.epochs[0].streams[0].last
-    log.replay.drop_chunk(log.replay.find("t").store, chunk)
+    log.replay.drop_chunks(log.replay.find("t").store, np.array([chunk]))
     session = open_streams(log.replay, "a", epoch=1)
     assert session.epoch.next_steps() == [16]
     append(log.replay, session, [make_chunk(0, 0, 16, 4)], [make_items(0, [(0, i, i + 1) for i in range(4)])])
