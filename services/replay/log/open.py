@@ -147,6 +147,7 @@ def open_replay_log(path: Path, budget: MemoryBudget, make_replay: Callable[[Mem
         contents = found.contents
         found.files.remove_drafts()
         carry_out(contents.repairs)
+        folder.sync_newest()
         replay = make_replay(budget)
         next_chunk, lost = rebuild(replay, contents, found.snapshot)
         replay.memory.count()

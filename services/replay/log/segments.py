@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill import formats, linux
-from tidemill.atomic_files import is_there, make_folder
+from tidemill.atomic_files import is_there, make_folder, sync_file
 from tidemill.errors import FatalError
 from tidemill.file_lock import lock
 from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTES, format_of
@@ -112,6 +112,14 @@ class LogFolder:
             linux.sync(descriptor)
         finally:
             os.close(descriptor)
+
+    def sync_newest(self) -> None:
+        """Wait until the disk has the newest segment, which a killed process may have left unsynced, and all names."""
+        for number in self.segments()[-1:]:
+            for path in filter(is_there, (self.segment(number), self.copies(number))):
+                with path.open("rb") as file:
+                    sync_file(file)
+        self.sync()
 
     def close(self) -> None:
         """Unlock."""

@@ -202,12 +202,8 @@ def test_two_corrupt_chunks_of_one_item_are_each_freed_once(tmp_path: Path) -> N
     log = open_log(tmp_path)
     log.replay.create_table(make_config(max_item_steps=8))
     session = open_streams(log.replay)
-    append(
-        log.replay,
-        session,
-        [make_chunk(0, 0, first, 4) for first in (0, 4, 8)],
-        [make_items(0, [(1, 3, 8), (2, 3, 1)])],
-    )
+    chunks = [make_chunk(0, 0, first, 4) for first in (0, 4, 8)]
+    append(log.replay, session, chunks, [make_items(0, [(1, 3, 8), (2, 3, 1)])])
     store = log.replay.find("t").store
     oldest = store.in_order(store.held())[0][:2]
     append(log.replay, session, [make_chunk(0, 0, first, 4) for first in (12, 16, 20)])  # which the stream lets go

@@ -204,6 +204,31 @@ def test_power_cut_at_any_call_loses_nothing_synced(tmp_path: Path, ack: str) ->
     assert promised > 0
 
 
+def test_power_cut_after_a_restart_keeps_what_the_killed_process_left_to_sync(tmp_path: Path) -> None:
+    """A server acknowledges what it found, so the disk must have it first, without what was torn behind it."""
+    folder = tmp_path / "disk"
+    with SimulatedDisk(folder, 10_000) as disk:
+        killed = Server(folder, 1e6)
+        killed.replay.create_table(_CONFIG)
+        session = open_streams(killed.replay, "actor", 0, 1, ("t",), 4)
+        for step in range(0, 12, 4):
+            append(killed.replay, session, [make_chunk(0, 0, step, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
+        killed.settle()
+        disk.cut()
+        killed.close()
+        disk.restart(10_000)
+        restarted = Server(folder, 0.0)
+        disk.cut()
+        for seed in range(20):
+            disk.after_power_cut(tmp_path / f"{seed}", random.Random(seed))
+        restarted.close()
+    for seed in range(20):
+        again = open_log(tmp_path / f"{seed}", _SEGMENT_BYTES, _MEMORY_BYTES)
+        assert again.replay.find("t").size == 12
+        assert not again.recovered.corruption.missing_records
+        again.crash()
+
+
 def test_disk_that_forgets_what_was_not_synced_is_noticed(tmp_path: Path) -> None:
     """The simulation keeps what was synced and may drop the rest, names included."""
     folder = tmp_path / "disk"
