@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import heapq
 import itertools
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
@@ -15,21 +17,23 @@ from tidemill.services.replay.log.writer import Progress
 class Commits:
     """Follows the log's writer, within the event loop."""
 
-    def __init__(self, *, wait_for_sync: bool, max_pending_bytes: int, env_steps: int = 0) -> None:
+    def __init__(self, *, wait_for_sync: bool, max_pending_bytes: int, env_steps: int = 0, reached: int = 0) -> None:
         """Begin with nothing submitted.
 
         Args:
             env_steps: Agent decisions stored before.
+            reached: Newest record that the disk has.
             wait_for_sync: Whether a record counts as durable once it is synced, not just written.
             max_pending_bytes: Bytes that may be submitted and not written before `room` waits.
         """
         self._wait_for_sync, self._max_pending_bytes = wait_for_sync, max_pending_bytes
-        self.progress = Progress()
+        self.progress = Progress(written=reached, synced=reached)
         self.env_steps = env_steps
         self.pending_bytes = 0
         self._pending: deque[tuple[int, int]] = deque()  # sequence number and size
         self._decisions: deque[tuple[int, int]] = deque()  # sequence number and agent decisions stored with it
         self._waiting: dict[bool, list[tuple[int, int, asyncio.Future[None]]]] = {True: [], False: []}  # for a sync?
+        self._impatient: list[asyncio.Future[None]] = []  # those that do not wait for a full disk
         self._order = itertools.count()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -59,6 +63,15 @@ class Commits:
             self.env_steps = self._decisions.popleft()[1]
         self._release(self._waiting[False], progress.written)
         self._release(self._waiting[True], progress.synced)
+        if progress.full:
+            self.refuse(_disk_full())
+
+    def refuse(self, error: OSError) -> None:
+        """End the waits of `kept` with an error."""
+        impatient, self._impatient = self._impatient, []
+        for future in impatient:
+            if not future.done():
+                future.set_exception(error)
 
     @property
     def has_room(self) -> bool:
@@ -72,18 +85,31 @@ class Commits:
     async def written(self, sequence: int) -> None:
         """Wait until a record and all before it are written."""
         if sequence > self.progress.written:
-            await self._wait(False, sequence)
+            await self._future(False, sequence)
+
+    async def kept(self, sequence: int) -> None:
+        """Wait until a record and all before it are written, as long as the disk takes them.
+
+        Raises:
+            OSError: The disk is full, or the writer has failed.
+        """
+        if sequence > self.progress.written:
+            if self.progress.full:
+                raise _disk_full()
+            self._impatient = [future for future in self._impatient if not future.done()]
+            self._impatient.append(self._future(False, sequence))
+            await self._impatient[-1]
 
     async def durable(self, sequence: int) -> None:
         """Wait until a record and all before it may be acknowledged."""
         reached = self.progress.synced if self._wait_for_sync else self.progress.written
         if sequence > reached:
-            await self._wait(self._wait_for_sync, sequence)
+            await self._future(self._wait_for_sync, sequence)
 
-    async def _wait(self, for_sync: bool, sequence: int) -> None:
-        future = asyncio.get_running_loop().create_future()
+    def _future(self, for_sync: bool, sequence: int) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting[for_sync], (sequence, next(self._order), future))
-        await future
+        return future
 
     @staticmethod
     def _release(waiting: list[tuple[int, int, asyncio.Future[None]]], reached: int) -> None:
@@ -91,6 +117,10 @@ class Commits:
             future = heapq.heappop(waiting)[2]
             if not future.done():
                 future.set_result(None)
+
+
+def _disk_full() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 T = TypeVar("T")

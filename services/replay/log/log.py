@@ -50,6 +50,7 @@ class ReplayLog:
             wait_for_sync=settings.ack == "fsync",
             max_pending_bytes=min(settings.max_queue_mib * 2**20, recovered.budget.share_limit or _NO_LIMIT),
             env_steps=self._replay.env_steps,
+            reached=recovered.position.sequence,
         )
         self._loop = asyncio.get_running_loop()
         self._writer = LogWriter(
@@ -65,7 +66,7 @@ class ReplayLog:
         self._replay.attach(self.journal)
         self.blobs = BlobReader(BlobFiles(recovered.folder))
         self._compactor = Compactor(self._replay, self.journal, self.commits, self.blobs, segment_bytes, changed)
-        self.snapshots = Snapshotter(self._replay, self.journal, recovered.snapshots)
+        self.snapshots = Snapshotter(self._replay, self.journal, recovered.snapshots, self.commits.kept)
         self.journal.begin()
         self._replay.log_removed()  # items lost to corruption, so that they do not come back
         self._tasks = [
@@ -134,6 +135,7 @@ class ReplayLog:
         self.recovered.budget.written(progress.written)
 
     def _fail(self, error: BaseException) -> None:
+        self.commits.refuse(OSError(str(error)))
         if not self.failed.done():
             self.failed.set_exception(FatalError(f"the replay log cannot be written: {error}"))
 

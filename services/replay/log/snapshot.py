@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -225,9 +225,19 @@ _log = LateLogger()
 class Snapshotter:
     """Takes one snapshot at a time."""
 
-    def __init__(self, replay: ReplayState, journal: Journal, files: SnapshotFiles) -> None:
-        """Take snapshots of a state whose changes a journal writes."""
-        self._replay, self._journal, self._files = replay, journal, files
+    def __init__(
+        self, replay: ReplayState, journal: Journal, files: SnapshotFiles, kept: Callable[[int], Awaitable[None]]
+    ) -> None:
+        """Take snapshots of a state whose changes a journal writes.
+
+        Args:
+            replay: The state.
+            journal: Gives its changes to the writer of the log.
+            files: Where the snapshots go.
+            kept: Waits until the log has a record, or raises OSError. A snapshot ahead of the log would prove to a
+                restart that records are missing.
+        """
+        self._replay, self._journal, self._files, self._kept = replay, journal, files, kept
         self._lock = asyncio.Lock()
         self.taken = 0
         self._newest: list[bytes] = []  # counters of the tables when the newest was taken
@@ -253,6 +263,7 @@ class Snapshotter:
                 for number, table, stats, inserted, times in tables
             ]
             snapshot = Snapshot(sequence, copies, segment, is_last)
+            await self._kept(sequence)
             number = await asyncio.to_thread(self._files.write, snapshot)
             self.taken += 1
             self._newest = state

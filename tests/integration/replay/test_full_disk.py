@@ -17,7 +17,7 @@ from tests.support.replay_service import ServerProcess, everything, open_appende
 from tests.support.replay_streams import make_chunk, make_items
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import NotFound, TidemillError, Unavailable
+from tidemill.errors import NotFound, Reason, ResourceExhausted, TidemillError, Unavailable
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.writing.appender import StreamAppender
@@ -73,7 +73,7 @@ def test_repeated_creation_and_removal_wait_for_the_record_of_the_first(tmp_path
 
 
 def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path) -> None:
-    """A record that did not fit is cut off at the restart; the actor sends it again."""
+    """A record that did not fit is cut off at the restart; the actor sends it again. No snapshot is ahead of it."""
     arguments = options(tmp_path)
     with server_process("127.0.0.1:0", *arguments) as server, ReplayClient(server.address) as client:
         client.create_table(RANKED)
@@ -81,9 +81,12 @@ def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path)
             fill_disk_after_a_chunk(server, appender, tmp_path)
             write(appender, 4)
             wait_until(lambda: scrape(server.metrics_address)["tidemill_replay_log_full"] == 1.0, "the disk to be full")
+            with pytest.raises(ResourceExhausted, match="no snapshot was written") as refused:
+                client.checkpoint()
+            assert refused.value.reason is Reason.DISK_FULL
             kill(server)
             with server_process(server.address, *arguments) as again:
-                assert "torn_bytes=100" in again.before_serving
+                assert {"torn_bytes=100", "missing_records=0"} <= set(again.before_serving.split())
                 assert appender.flush(WAIT_S)
                 assert everything(again.address, RANKED) == [(0, step) for step in range(8)]
 

@@ -33,6 +33,20 @@ async def test_append_is_durable_once_written() -> None:
     await commits.durable(2)
 
 
+async def test_wait_of_a_snapshot_ends_when_the_disk_is_full() -> None:
+    """A snapshot is refused rather than late; appends still wait, and are let go once there is room."""
+    commits = Commits(wait_for_sync=False, max_pending_bytes=100)
+    durable, kept = await started(commits.durable(1)), await started(commits.kept(1))
+    commits.progressed(Progress(full=True))
+    for refused in (kept, commits.kept(1)):
+        with pytest.raises(OSError, match="No space left"):
+            await asyncio.wait_for(refused, 60)
+    assert not durable.done()
+    commits.progressed(Progress(written=1))
+    await asyncio.wait_for(durable, 60)
+    await commits.kept(1)
+
+
 async def test_append_waits_for_the_disk_when_asked_to() -> None:
     """With acknowledgement after fsync, written is not enough; the cleaner's wait still is for written."""
     commits = Commits(wait_for_sync=True, max_pending_bytes=100)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.naming import naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
-from tests.unit.replay.log.logs import open_log
+from tests.unit.replay.log.logs import AtOnce, open_log
 from tidemill.errors import FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 from tidemill.services.replay.log.segments import LogFolder
@@ -172,7 +172,7 @@ async def test_change_while_a_snapshot_is_written_is_in_the_next() -> None:
         written.append(len(written))
         return len(written)
 
-    snapshotter = Snapshotter(replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)))
+    snapshotter = Snapshotter(replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)), AtOnce().written)
     await snapshotter.take()
     every = asyncio.create_task(snapshotter.take_every(0.01))
     for _ in range(6000):
@@ -190,7 +190,7 @@ async def test_items_that_come_while_a_snapshot_is_copied_are_left_out(monkeypat
     session, table = open_streams(replay), replay.find("t")
     append(replay, session, [make_chunk(0, 0, 0, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
     write = Mock(return_value=1)
-    snapshotter = Snapshotter(replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)))
+    snapshotter = Snapshotter(replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)), AtOnce().written)
     taking = asyncio.create_task(snapshotter.take())
     await asyncio.sleep(0)  # the first slice is copied
     append(replay, session, [make_chunk(0, 0, 4, 4)], [make_items(0, [(0, i, 1) for i in range(2)])])
