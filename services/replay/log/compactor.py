@@ -40,8 +40,8 @@ class Garbage:
     @property
     def live_bytes(self) -> int:
         """Bytes in the log that are needed, about."""
-        items = sum(table.size for table in self._replay.tables)
-        return self._replay.chunk_bytes + items * ITEM.itemsize
+        items = sum(table.size * ITEM.itemsize + table.items.payload_bytes for table in self._replay.tables)
+        return self._replay.chunk_bytes + items
 
     @property
     def is_wasteful(self) -> bool:

@@ -128,6 +128,21 @@ def test_a_log_of_little_but_segment_heads_is_written_again_once(tmp_path: Path)
     again.crash()
 
 
+def test_log_whose_payloads_outweigh_its_chunks_is_not_written_again(tmp_path: Path) -> None:
+    """Payloads are needed bytes: a log without anything superfluous is left as it is."""
+    log = open_log(tmp_path, SEGMENT_BYTES)
+    log.replay.create_table(make_config(max_items=50, max_item_steps=4, payload_bytes=1000))
+    session = open_streams(log.replay)
+    for number in range(30):
+        items = make_items(0, [(0, 3, 4)], payloads=[bytes(1000)])
+        append(log.replay, session, [make_chunk(0, 0, 4 * number, 4)], [items])
+    before = log.files
+    assert len(before) > 8
+    log.compact()
+    assert log.files == before
+    log.crash()
+
+
 def test_corrupt_chunk_that_a_call_holds_does_not_keep_its_segment(tmp_path: Path) -> None:
     """Its items are dropped once, the segment goes, and whoever reads the chunk still finds it corrupt."""
     log = open_log(tmp_path, segment_bytes=64, max_memory_bytes=500)
