@@ -188,7 +188,7 @@ class LogWriter:
                 commands = self._take()
                 ends = None in commands
                 self._carry_out([command for command in commands if command is not None])
-                if self._sync_due is not None and (ends or time.monotonic() >= self._sync_due):
+                if self._is_sync_due or (ends and self._sync_due is not None):
                     self._sync(wait=ends or not self._interval_s)
                 self._tell()
         except BaseException as error:  # reported to the owner, which ends the process
@@ -255,6 +255,8 @@ class LogWriter:
         if not self._full:
             _log.warning("disk full, nothing is acknowledged until space is freed", reason=error.strerror)
             self._full = True
+        if self._is_sync_due:
+            self._sync(wait=False)
         self._tell()
         self._closing.wait(_RETRY_S)
 
@@ -272,6 +274,10 @@ class LogWriter:
             newest = NewestSegment(self._chain.mark, segment, sequence)
             self._files = SegmentPair(self._folder, newest, self._open)
         return self._files
+
+    @property
+    def _is_sync_due(self) -> bool:
+        return self._sync_due is not None and time.monotonic() >= self._sync_due
 
     def _sync(self, *, wait: bool) -> None:
         """Sync what is written; without `wait` in the background, later if a sync is under way."""

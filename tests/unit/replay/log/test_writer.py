@@ -119,6 +119,19 @@ def test_full_disk_is_told_and_writing_goes_on_by_itself(log: Log) -> None:
     assert log.records() == [1, 2, 3, 4, 5, 6]
 
 
+def test_what_was_written_before_the_disk_was_full_is_synced(log: Log) -> None:
+    """It was acknowledged, and the disk may stay full for hours."""
+    log.disk.answers.clear()
+    log.until(written=log.submit())
+    wait_until(lambda: log.disk.syncs == 1, "a sync is under way")
+    log.until(written=log.submit())
+    log.disk.room_bytes = log.folder.segment(1).stat().st_size
+    log.submit()
+    log.until(full=True)
+    log.disk.answers.set()
+    wait_until(lambda: log.reports.get(timeout=WAIT_S).synced == 2, "the second record is synced")
+
+
 def test_slow_disk_holds_what_waits_for_it_and_nothing_else(log: Log) -> None:
     """While a sync takes its time records are written on; they count as synced after it, by few more syncs."""
     log.disk.answers.clear()
