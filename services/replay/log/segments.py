@@ -100,8 +100,8 @@ class LogFolder:
             self.sync()
 
     def remove(self, number: int) -> None:
-        """Delete what is there of a segment."""
-        for path in (self.segment(number), self.copies(number)):
+        """Delete what is there of a segment, copies first: alone they would mean that their records are lost."""
+        for path in (self.copies(number), self.segment(number)):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
 

@@ -19,6 +19,7 @@ from tests.support.replay_streams import (
     make_items,
     open_streams,
 )
+from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from tests.unit.replay.log.logs import Log, open_log
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.log.frame import HEADER_BYTES, Kind, scan
@@ -232,6 +233,15 @@ def test_segment_missing_from_a_table_that_lost_no_item_costs_its_own_alone(tmp_
     after = run.restart()
     assert 200 < len(after) < 240
     assert run.log.recovered.dropped == len(before - after) > 0
+
+
+def test_server_killed_as_it_deletes_a_segment_has_lost_nothing(run: Run) -> None:
+    """Its copies go first: alone, they would be all that is left of lost records."""
+    before, folder = keys(run.log), run.log.recovered.folder
+    with SimulatedDisk(run.folder, 1), pytest.raises(PowerCutError):
+        folder.remove(folder.segments()[0])
+    assert run.restart() == before
+    assert not run.log.recovered.corruption.is_any
 
 
 @pytest.mark.parametrize("with_copies", [False, True])
