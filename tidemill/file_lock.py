@@ -1,4 +1,7 @@
-"""The lock that a process holds on an open file until it closes it or ends."""
+"""The lock that a process holds on an open file until it gives it back or ends.
+
+A forked child has the file open, too, and would keep the lock for as long as it runs: it closes the file at once.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from pathlib import Path
 
 from tidemill.errors import FatalError
 
+_held: dict[int, tuple[int, int]] = {}  # device and inode of the locked files, by descriptor
+
 
 def lock(descriptor: int, path: Path, *, wait: bool = False) -> bool:
-    """Lock an open file; return False if another process holds the lock.
+    """Lock an open file; return False if another process holds the lock. `unlock` gives it back.
 
     Args:
         descriptor: The file.
@@ -28,6 +33,7 @@ def lock(descriptor: int, path: Path, *, wait: bool = False) -> bool:
         return False
     except OSError as error:
         raise FatalError(f"cannot lock {path}: {error.strerror}; mount its file system with locks") from error
+    _held[descriptor] = _identity(descriptor)
     return True
 
 
@@ -45,6 +51,33 @@ def locked(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         lock(descriptor, path, wait=True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    try:
         yield
     finally:
+        unlock(descriptor)
+
+
+def unlock(descriptor: int) -> None:
+    """Give a lock back and close its file; a forked child has neither."""
+    if _held.pop(descriptor, None) is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that is just being forked may still have it open
         os.close(descriptor)
+
+
+def _close_all() -> None:
+    for descriptor, identity in _held.items():
+        with contextlib.suppress(OSError):
+            if _identity(descriptor) == identity:  # or somebody else closed it
+                os.close(descriptor)
+    _held.clear()
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+os.register_at_fork(after_in_child=_close_all)

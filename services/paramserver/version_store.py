@@ -21,16 +21,16 @@ description holds the size and SHA-256 of each encoding.
 from __future__ import annotations
 
 import datetime
+import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import structlog
 
 from tidemill.atomic_files import TEMPORARY, make_folder, remove, sync_folder, write_all_atomically
 from tidemill.errors import FatalError
-from tidemill.file_lock import lock
+from tidemill.file_lock import lock, unlock
 from tidemill.params.version import Precision, Version
 from tidemill.services.paramserver.catalog import Catalog
 from tidemill.services.paramserver.state_file import State, StateFile
@@ -74,7 +74,7 @@ class VersionStore:
         self._reading: weakref.WeakSet[StoredBlob] = weakref.WeakSet()
         self._corrupt_versions = 0
         self._has_doubtful_tags = False
-        self._lock = _lock(folder)
+        self._lock, self._is_closed = _lock(folder), False
         try:
             with full_disk_reported():
                 self._incoming.mkdir(exist_ok=True)
@@ -186,7 +186,9 @@ class VersionStore:
 
     def close(self) -> None:
         """Unlock the folder. May be called twice."""
-        self._lock.close()
+        if not self._is_closed:
+            self._is_closed = True
+            unlock(self._lock)
 
     def _recover(self) -> None:
         state, corrupt_copies = self._state_file.read()
@@ -278,16 +280,16 @@ def _rebuilt(versions: Mapping[int, Version]) -> State:
     return State(fencing_token=fencing_token, high_water=max(versions), tags={})
 
 
-def _lock(folder: Path) -> BinaryIO:
+def _lock(folder: Path) -> int:
     try:
         make_folder(folder)
-        file = (folder / "lock").open("wb")
+        descriptor = os.open(folder / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise FatalError(f"cannot use the folder {folder}: {error.strerror}") from error
     try:
-        if not lock(file.fileno(), folder / "lock"):
+        if not lock(descriptor, folder / "lock"):
             raise FatalError(f"another parameter server uses the folder {folder}; stop it, or choose another run.name")
     except FatalError:
-        file.close()
+        os.close(descriptor)
         raise
-    return file
+    return descriptor

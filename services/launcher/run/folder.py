@@ -17,7 +17,7 @@ from tidemill.config.load import read_document, write_document
 from tidemill.config.run import RESTORED
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError, TidemillError
-from tidemill.file_lock import lock
+from tidemill.file_lock import lock, unlock
 from tidemill.installation import typed, versions
 from tidemill.params.run_end import RESULT, clear_divergence, set_result_aside
 
@@ -133,7 +133,7 @@ class RunFolder(Closing):
     def close(self) -> None:
         """Mark the run as stopped, and unlock."""
         self.cluster_file.unlink(missing_ok=True)
-        os.close(self._lock)
+        unlock(self._lock)
 
 
 def keep_settings(config: RunConfig) -> None:
@@ -195,11 +195,15 @@ def is_running(path: Path) -> bool:
         except OSError:
             continue
         try:
-            return not lock(descriptor, path / _LOCK)
+            is_free = lock(descriptor, path / _LOCK)
         except FatalError:  # nor can a launcher have locked it, unless that takes the right to write
-            return access == os.O_RDONLY
-        finally:
             os.close(descriptor)
+            return access == os.O_RDONLY
+        if is_free:
+            unlock(descriptor)
+        else:
+            os.close(descriptor)
+        return not is_free
     return True
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tidemill import formats, linux
 from tidemill.atomic_files import is_there, make_folder, sync_file
 from tidemill.errors import FatalError
-from tidemill.file_lock import lock
+from tidemill.file_lock import lock, unlock
 from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTES, format_of
 
 _SEGMENT = re.compile(r"(\d{8,})\.(log|copies)")
@@ -123,7 +123,7 @@ class LogFolder:
 
     def close(self) -> None:
         """Unlock."""
-        os.close(self._lock)
+        unlock(self._lock)
 
 
 class SegmentPair:

@@ -15,8 +15,8 @@ from typing import Any
 from tidemill.atomic_files import is_there, write_atomically
 from tidemill.config.load import read_document
 from tidemill.config.yaml_text import written
-from tidemill.errors import ConfigError, FailedPrecondition
-from tidemill.file_lock import lock
+from tidemill.errors import ConfigError, FailedPrecondition, TidemillError
+from tidemill.file_lock import lock, unlock
 from tidemill.installation import command_name
 from tidemill.process import survive_without_output
 from tidemill.programs.fork_client import ForkClient
@@ -212,6 +212,10 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         if not lock(descriptor, path):
             raise FailedPrecondition(f"{folder} is being run by another `{command_name()} sweep`")
+    except TidemillError:
+        os.close(descriptor)
+        raise
+    try:
         yield
     finally:
-        os.close(descriptor)
+        unlock(descriptor)

@@ -172,7 +172,9 @@ async def test_change_while_a_snapshot_is_written_is_in_the_next() -> None:
         written.append(len(written))
         return len(written)
 
-    snapshotter = Snapshotter(replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)), AtOnce().written)
+    snapshotter = Snapshotter(
+        replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)), AtOnce().written
+    )
     await snapshotter.take()
     every = asyncio.create_task(snapshotter.take_every(0.01))
     for _ in range(6000):
@@ -190,7 +192,9 @@ async def test_items_that_come_while_a_snapshot_is_copied_are_left_out(monkeypat
     session, table = open_streams(replay), replay.find("t")
     append(replay, session, [make_chunk(0, 0, 0, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
     write = Mock(return_value=1)
-    snapshotter = Snapshotter(replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)), AtOnce().written)
+    snapshotter = Snapshotter(
+        replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)), AtOnce().written
+    )
     taking = asyncio.create_task(snapshotter.take())
     await asyncio.sleep(0)  # the first slice is copied
     append(replay, session, [make_chunk(0, 0, 4, 4)], [make_items(0, [(0, i, 1) for i in range(2)])])
