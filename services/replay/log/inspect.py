@@ -181,7 +181,7 @@ def _shards_in(path: Path) -> list[Path]:
 
 def _inspect_one(path: Path) -> bool:
     """Print what is in a log; return whether it is whole."""
-    folder = LogFolder(path, advice="stop it first")
+    folder = LogFolder(path, advice="stop it first", read_only=True)
     try:
         if not folder.has_log:
             raise FatalError(f"no replay log is in {path}; give the folder that holds NNNNNNNN.log files")

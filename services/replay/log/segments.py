@@ -48,20 +48,28 @@ class SegmentFile:
 class LogFolder:
     """The folder of a log, locked for as long as this object is open."""
 
-    def __init__(self, path: Path, advice: str = "give this one another storage.folder") -> None:
+    def __init__(
+        self, path: Path, advice: str = "give this one another storage.folder", *, read_only: bool = False
+    ) -> None:
         """Make the folder if it is not there, and lock it.
 
         Args:
             path: Where it is.
             advice: What to do if another process uses it.
+            read_only: Whether to make nothing: a folder that no server ever locked is not locked.
 
         Raises:
             FatalError: it cannot be made or locked, or another process uses it.
         """
         self.path = path
+        self._lock: int | None = None
         try:
-            make_folder(path)
-            self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if not read_only:
+                make_folder(path)
+            elif not is_there(path / _LOCK):
+                return
+            access = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+            self._lock = os.open(path / _LOCK, access | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise FatalError(f"cannot use {path} for the replay log: {error.strerror}") from error
         try:
@@ -123,7 +131,8 @@ class LogFolder:
 
     def close(self) -> None:
         """Unlock."""
-        unlock(self._lock)
+        if self._lock is not None:
+            unlock(self._lock)
 
 
 class SegmentPair:

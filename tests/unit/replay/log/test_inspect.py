@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +162,27 @@ def test_folder_without_a_log_is_refused(tmp_path: Path) -> None:
         inspect_log.main([str(tmp_path / "nothing")])
     with pytest.raises(FatalError, match=naming(tmp_path, "NNNNNNNN.log")):
         inspect_log.main([str(tmp_path)])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_log_on_a_read_only_disk_is_inspected(
+    log: Log, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, has_lock: bool
+) -> None:
+    """Nothing is opened to be written, and a copy of a log need not have a lock."""
+    log.crash()
+    if not has_lock:
+        (log.recovered.folder.path / ".lock").unlink()
+    open_any = os.open
+
+    def refuse(path: str | Path, flags: int, *arguments: int) -> int:
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return open_any(path, flags, *arguments)
+
+    monkeypatch.setattr(os, "open", refuse)
+    code, lines = inspect(log, capsys)
+    assert (code, lines[-1]) == (0, "whole")
 
 
 def test_log_in_use_is_refused(log: Log) -> None:
