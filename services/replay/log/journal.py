@@ -279,6 +279,7 @@ def describe_epoch(epoch: Epoch) -> dict[str, Any]:
     return {
         "actor_id": epoch.actor_id,
         "number": epoch.number,
+        "named": epoch.named,
         "table": blocks.table,
         "chunk_length": epoch.chunk_length,
         "tail_steps": epoch.tail_steps,

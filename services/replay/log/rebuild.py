@@ -200,6 +200,7 @@ def _restore_epoch(document: dict[str, Any], store: ChunkStore) -> Epoch:
         store,
         streams,
         document["tail_steps"],
+        named=document.get("named", 0),
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
-from tests.support.replay_streams import SIGNATURE
+from tests.support.replay_streams import SIGNATURE, make_config, open_streams
+from tests.unit.replay.log.logs import open_log
 from tidemill.errors import FailedPrecondition
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.state.streams import EPOCH_RANDOM_BITS, StreamRegistry, first_epoch
@@ -54,6 +56,21 @@ def test_repeated_opening_gets_the_epoch_whose_first_answer_was_lost() -> None:
     opened.streams[0].next_step = 4
     with pytest.raises(FailedPrecondition, match="superseded"):
         _open(streams, "actor", 5)
+
+
+def test_repeated_opening_gets_its_epoch_of_a_server_killed_as_it_answered(tmp_path: Path) -> None:
+    """The log has the name that the actor knows, also after the next segment has begun."""
+    log = open_log(tmp_path)
+    log.replay.create_table(make_config())
+    for _ in range(6):
+        open_streams(log.replay, "b")
+    opened = open_streams(log.replay, epoch=5).epoch.number
+    assert opened > 5
+    for _ in range(2):
+        log.crash()
+        log = open_log(tmp_path)
+        assert open_streams(log.replay, epoch=5).epoch.number == opened
+    log.crash()
 
 
 def test_epochs_fit_the_wire() -> None:
