@@ -60,6 +60,7 @@ class BlobFiles:
                 self.forget(segment)  # of a network's file system it may be stale
                 return os.pread(self._descriptor(segment), size, offset)
         except FileNotFoundError:
+            self._folder.check_there()
             return b""
 
     def _descriptor(self, segment: int) -> int:

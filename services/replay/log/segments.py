@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import struct
@@ -78,6 +79,11 @@ class LogFolder:
         except FatalError:
             os.close(self._lock)
             raise
+
+    def check_there(self) -> None:
+        """Raise OSError if this is no longer the folder that was locked, as after its disk was unmounted."""
+        if self._lock is not None and not os.path.samestat(os.fstat(self._lock), os.stat(self.path / _LOCK)):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.path))
 
     @property
     def has_log(self) -> bool:

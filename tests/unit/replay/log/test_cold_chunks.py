@@ -226,6 +226,19 @@ def test_segment_whose_handle_became_stale_is_opened_again(log: Log, monkeypatch
     assert next(codes, None) is None
 
 
+def test_folder_whose_disk_was_unmounted_proves_nothing_of_its_chunks(log: Log) -> None:
+    """Nothing is dropped, and the draws after it is back find every item."""
+    folder, size = log.recovered.folder.path, log.replay.find("t").size
+    folder.rename(folder.with_name("elsewhere"))
+    for _ in ("no folder", "an empty one"):
+        with pytest.raises(Unavailable, match=naming("the replay log could not be read")):
+            read(log, size, distinct=True)
+        folder.mkdir(exist_ok=True)
+    folder.rmdir()
+    folder.with_name("elsewhere").rename(folder)
+    assert len(read(log, size, distinct=True).keys) == size
+
+
 def test_restart_that_cannot_read_a_chunk_ends_and_drops_nothing(log: Log) -> None:
     """The next start has everything."""
     log.crash()
