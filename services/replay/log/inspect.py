@@ -214,8 +214,8 @@ def inspect(folder: LogFolder) -> Inspection:
         budget=budget,
         make_blocks=partial(LoggedBlocks, budget=budget),
     )
-    _, lost = rebuild(replay, found.contents, found.snapshot)
     files = BlobFiles(folder)
+    _, lost = rebuild(replay, found.contents, found.snapshot, files)
     counted = {table: table.counters.corrupt_items for table in replay.tables}
     for store in replay.stores:
         replay.drop_chunks(store, _corrupt_chunks(store, files))

@@ -149,9 +149,9 @@ def open_replay_log(path: Path, budget: MemoryBudget, make_replay: Callable[[Mem
         carry_out(contents.repairs)
         folder.sync_newest()
         replay = make_replay(budget)
-        next_chunk, lost = rebuild(replay, contents, found.snapshot)
-        replay.memory.count()
         files = BlobFiles(folder)
+        next_chunk, lost = rebuild(replay, contents, found.snapshot, files)
+        replay.memory.count()
         dropped = sum(lost.values()) + preload(replay, files, budget)
         files.close()
     except OSError as error:

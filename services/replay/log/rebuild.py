@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tidemill.arrays import Ints
 from tidemill.replay.wire import config_from_json
 from tidemill.services.replay.chunks.store import NONE, ChunkStore, StoredChunks
+from tidemill.services.replay.log.blob_reader import BlobFiles
 from tidemill.services.replay.log.changes import CHUNK, ITEM, SLOT
 from tidemill.services.replay.log.frame import CRC_BYTES
 from tidemill.services.replay.log.logged_blocks import Locations, logged
@@ -27,6 +28,7 @@ from tidemill.services.replay.tables.table import Table
 
 Records = NDArray[np.void]
 
+_MOVED_BATCH = 1024
 _NO_MARKS: Marks = ((), ())
 
 
@@ -38,11 +40,13 @@ class SurvivingChunks:
         columns: `CHUNK` [N].
         where: Where the log has each.
         packed_sizes: Bytes of each one's LZ4 blocks, [N, width].
+        earlier: Where the log has some of them as well, from before they were moved, the oldest first.
     """
 
     columns: Records
     where: Locations
     packed_sizes: Ints
+    earlier: Locations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,8 +79,9 @@ def surviving_chunks(pieces: ChunkPieces) -> SurvivingChunks:
     kept = _last_of_each(columns["id"])
     order = kept[np.lexsort((columns["number"][kept], columns["stream"][kept]))]
     ids = columns["id"].astype(np.int64)
-    where = Locations(ids[order], segments[order], offsets[order], sizes[order])
-    return SurvivingChunks(columns[order], where, join_sizes(pieces)[order])
+    places = Locations(ids, segments, offsets, sizes)
+    earlier = places.part(np.setdiff1d(np.arange(len(ids)), kept))
+    return SurvivingChunks(columns[order], places.part(order), join_sizes(pieces)[order], earlier)
 
 
 def surviving_items(pieces: TablePieces) -> SurvivingItems:
@@ -122,8 +127,10 @@ def _payloads_of(pieces: TablePieces, sizes: NDArray[np.generic], live: Ints) ->
     return tuple(joined[start:end] for start, end in zip(starts[live].tolist(), ends[live].tolist(), strict=True))
 
 
-def rebuild(replay: ReplayState, contents: LogContents, snapshot: Snapshot | None) -> tuple[int, dict[int, int]]:
-    """Fill an empty state; blobs stay in the log until `preload` reads them.
+def rebuild(
+    replay: ReplayState, contents: LogContents, snapshot: Snapshot | None, files: BlobFiles
+) -> tuple[int, dict[int, int]]:
+    """Fill an empty state; blobs stay in the log until `preload` reads them with `files`.
 
     Items are left out if the log has lost their chunks, or if it is unknown whether they were removed.
 
@@ -140,7 +147,7 @@ def rebuild(replay: ReplayState, contents: LogContents, snapshot: Snapshot | Non
     stores |= {number: table.store for number, table in tables.items()}
     chunks = {number: found for number, found in known.items() if number in stores}
     for number, found in chunks.items():
-        _restore_chunks(stores[number], found)
+        _restore_chunks(stores[number], found, files)
     epochs = [
         _restore_epoch(document, stores[document["table"]])
         for document in contents.epochs.values()
@@ -172,7 +179,7 @@ def _restore_empty(replay: ReplayState, contents: LogContents, number: int) -> T
     return table
 
 
-def _restore_chunks(store: ChunkStore, found: SurvivingChunks) -> None:
+def _restore_chunks(store: ChunkStore, found: SurvivingChunks, files: BlobFiles) -> None:
     columns = found.columns
     slots = store.restore(
         StoredChunks(
@@ -185,6 +192,13 @@ def _restore_chunks(store: ChunkStore, found: SurvivingChunks) -> None:
     )
     blocks = logged(store)
     blocks.restore(slots, found.where, found.packed_sizes)
+    earlier = found.earlier.part(_last_of_each(found.earlier.ids))  # in order of their ids
+    by_id = np.argsort(found.where.ids)
+    moved = slots[by_id[np.searchsorted(found.where.ids, earlier.ids, sorter=by_id)]]
+    for start in range(0, len(moved), _MOVED_BATCH):  # the power may have failed before the disk had the later place
+        batch = slice(start, start + _MOVED_BATCH)
+        corrupt = np.array([blob is None for blob in files.read(found.where.part(moved[batch]))], dtype=np.bool_)
+        blocks.relocate(moved[batch][corrupt], earlier.part(batch).part(corrupt))
 
 
 def _restore_epoch(document: dict[str, Any], store: ChunkStore) -> Epoch:

@@ -26,6 +26,7 @@ from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.compactor import Compactor, Garbage, chunks_in
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.logged_blocks import logged
+from tidemill.services.replay.state.change_sink import NewChunks
 
 SEGMENT_BYTES = 4000
 LOWEST_FIRST = SelectorConfig(SelectorKind.MIN_HEAP)
@@ -172,6 +173,27 @@ def test_corrupt_chunk_that_a_call_holds_does_not_keep_its_segment(tmp_path: Pat
     cold.close()
     table.store.release(held)
     log.crash()
+
+
+def test_chunks_whose_new_place_the_disk_lost_are_read_at_the_old_one(tmp_path: Path) -> None:
+    """A power cut while a segment is moved costs nothing that was synced before: the old segment is still there."""
+    log = open_log(tmp_path)
+    log.replay.create_table(make_config(max_items=50, max_item_steps=4))
+    store, session = log.replay.find("t").store, open_streams(log.replay)
+    for number in range(4):
+        append(log.replay, session, [make_chunk(0, 0, 4 * number, 4)], [make_items(0, [(0, 3, 4)])])
+    slots = store.held()
+    moved = NewChunks(store, slots, logged(store).blobs(slots))
+    where = log.journal.log_moved(log.replay.env_steps, moved)
+    append(log.replay, session, [make_chunk(0, 0, 16, 4)], [make_items(0, [(0, 3, 4)])])
+    data = bytearray(log.files[0].read_bytes())
+    for start in where.offsets[1:3].tolist():
+        data[start + 10] ^= 1
+    log.files[0].write_bytes(data)
+    again = open_log_again(log)
+    steps = sorted(steps_of(sample_all(again, again.replay.find("t"))))
+    assert steps == [(0, *range(first, first + 4)) for first in range(0, 20, 4)]
+    again.crash()
 
 
 def test_segment_that_cannot_be_read_just_now_keeps_its_chunks(tmp_path: Path) -> None:
