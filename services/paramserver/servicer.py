@@ -126,7 +126,10 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
                 async with self._fetch_slot():
                     try:
                         blob = self._store.open(version.version, precision)
-                    except NotFound:
+                    except NotFound as error:
+                        if version.version in self._store.catalog.versions:  # not removed by retention
+                            missing = f"its {version.encoding(precision).precision.value} encoding is missing"
+                            raise self._corrupt(version, missing) from error
                         if not request.tag:
                             raise  # a version requested by number is gone; a tag points at another one by now
                         continue
@@ -212,9 +215,13 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         try:
             await asyncio.to_thread(blob.verify)
         except DataLoss as error:
-            self._metrics.corrupt_versions.inc()
-            _log.error("version corrupt, not served", version=version.version, reason=str(error))
-            raise DataLoss(f"version {version.version} is corrupt: {error}") from error
+            raise self._corrupt(version, str(error)) from error
+
+    def _corrupt(self, version: Version, reason: str) -> DataLoss:
+        """Count and log a version that cannot be served; return the error."""
+        self._metrics.corrupt_versions.inc()
+        _log.error("version corrupt, not served", version=version.version, reason=reason)
+        return DataLoss(f"version {version.version} is corrupt: {reason}")
 
 
 def _unpack_request(first: pb.PublishRequest) -> PublishRequest:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.naming import because, naming
 from tests.support.publishing import NOON, OpenStore, request_of
-from tidemill.errors import Reason, Unavailable
+from tidemill.errors import DataLoss, Reason, Unavailable
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.version import Version
 from tidemill.services.paramserver.catalog import Catalog
@@ -136,4 +136,22 @@ async def test_fetch_without_a_turn_in_time_is_unavailable(tmp_path: Path, open_
     with pytest.raises(Unavailable, match=naming("paramserver.max_fetch_bytes 1"), check=because(Reason.BUSY)):
         await anext(second)
     await first.aclose()
+    writer.close()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("request_", [pb.FetchRequest(tag="latest"), pb.FetchRequest(version=1)])
+async def test_fetch_of_a_version_whose_file_is_lost_is_data_loss(
+    request_: pb.FetchRequest, tmp_path: Path, open_store: OpenStore
+) -> None:
+    """It is answered at once, by tag too: the tag still points at that version."""
+    store, notifier = open_store(tmp_path), VersionNotifier()
+    writer = StoreWriter(store, notifier, clock=lambda: NOON)
+    servicer = _servicer(store, writer, notifier)
+    await writer.acquire_fencing_token()
+    await writer.publish(request_of(b"one"), _one(b"one"))
+    (tmp_path / "0000000001.full.safetensors").unlink()
+    fetch: Any = servicer.Fetch(request_, _CONTEXT)
+    with pytest.raises(DataLoss, match=naming("version 1 full missing")):
+        await anext(fetch)
     writer.close()
