@@ -126,3 +126,19 @@ def test_a_hub_that_does_not_answer_is_one_line(tidemill: Callable[..., tuple[in
     assert code != 0
     assert "hf://me/cart cannot be reached and is not in the cache: check HF_ENDPOINT and the network" in said
     assert "Traceback" not in said
+
+
+@_needs_hub
+def test_a_repository_without_a_bundle_is_no_run_of_ones_own(
+    tidemill: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    """Its settings could name code, which a run imports without being asked."""
+    (tmp_path / "evil.py").write_text("print('imported')")
+    with hub_stand_in() as hub:
+        hub.files["you/cart"] = {"config.yaml": b'agent: {algorithm: "evil:Config"}'}
+        code, said = tidemill("evaluate", "hf://you/cart", hub=hub)
+        loaded = _loaded(tmp_path, "hf://you/cart", hub)
+    assert code != 0
+    for output in (said, loaded.stderr):
+        assert "hf://you/cart is not a bundle: it has no bundle.json" in output
+    assert "imported" not in said + loaded.stdout

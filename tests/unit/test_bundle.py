@@ -288,6 +288,18 @@ def test_bundle_of_a_stranger_imports_nothing(tmp_path: Path, section: str, name
 
 def test_folder_of_neither_kind_is_explained(tmp_path: Path) -> None:
     """A folder without settings is neither a run nor a bundle."""
+def test_algorithm_that_is_no_text_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number with a dot is refused too: as text it is the path of a package in the working directory."""
+    _bundle(tmp_path)
+    (tmp_path / "1/5").mkdir(parents=True)
+    (tmp_path / "1/5/config.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "bundle/config.yaml"
+    config.write_text(config.read_text().replace("algorithm: sac", "algorithm: 1.5"))
+    with pytest.raises(ConfigError, match=naming("agent.algorithm 1.5 text")):
+        tidemill.load_policy(tmp_path / "bundle")
+
+
     with pytest.raises(ConfigError, match=naming("config.yaml")):
         tidemill.load_policy(tmp_path)
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tidemill.bundle.files import FILES
+from tidemill.atomic_files import is_disk_full
+from tidemill.bundle.files import DOCUMENT, FILES, is_bundle
 from tidemill.errors import ConfigError, NotFound, Unavailable
 
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
@@ -21,14 +22,14 @@ _SOURCE = re.compile(r"hf:/{1,2}([^@]*)(?:@(.+))?")  # a path in between has mad
 
 
 def local_folder(source: str | Path) -> Path:
-    """Return the folder of a run or of a bundle, downloaded first if it is on the Hub.
+    """Return the folder of a run or of a bundle; a bundle on the Hub is downloaded first.
 
     Args:
         source: A path, or `hf://OWNER/NAME`, with `@REVISION` for a branch, a tag or a commit.
 
     Raises:
-        ConfigError: The name is none, or huggingface_hub is not installed.
-        NotFound: There is no such repository or revision, or the token may not read it.
+        ConfigError: The name is none, huggingface_hub is not installed, or the cache cannot be written.
+        NotFound: There is no such repository or revision, the token may not read it, or it holds no bundle.
         Unavailable: The Hub does not answer.
     """
     found = _SOURCE.fullmatch(str(source))
@@ -37,7 +38,10 @@ def local_folder(source: str | Path) -> Path:
     name, revision = found.groups()
     _check_name(str(source), name, "hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
     with _errors_of(f"hf://{name}") as hub:
-        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
+        folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
+    if not is_bundle(folder):  # without one it would pass for a run of one's own, whose code is imported
+        raise NotFound(f"{source} is not a bundle: it has no {DOCUMENT}; put one there with `tidemill export --to-hub`")
+    return folder
 
 
 def open_repository(name: str, *, private: bool) -> str:

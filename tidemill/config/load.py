@@ -187,7 +187,10 @@ def _algorithm_of(document: Mapping[str, Any], option: str | None) -> str:
     agent = document.get("agent") or {}
     if not isinstance(agent, Mapping):
         raise ConfigError(f"agent is {agent!r}, must be a mapping of settings, such as {{algorithm: {agent}}}")
-    return str(agent.get("algorithm", DEFAULT_ALGORITHM))
+    algorithm = agent.get("algorithm", DEFAULT_ALGORITHM)
+    if not isinstance(algorithm, str):  # `named_code` looks at text: 1.5 would import 1/5/config.py
+        raise ConfigError(f"agent.algorithm is {algorithm!r}, allowed: a text: put it in quotes")
+    return algorithm
 
 
 def _skeleton(config: type[_T], algorithm: str) -> _T:
