@@ -97,11 +97,13 @@ def test_a_policy_goes_to_the_hub_and_comes_back_by_its_name(
         loaded = _loaded(tmp_path, "hf://me/cart@main", hub)
         unknown = _loaded(tmp_path, "hf://me/cart@v9", hub)
     for code, said in (refused, unsent):
+        hub.files["me/cart"] |= {"policy.onnx": b"of the policy before", "notes.md": b"mine"}
         assert code == 2
         assert "the Hub refused hf://me/cart (401): set HF_TOKEN, or run `hf auth login`" in said
     assert (sent[0], again[0]) == (0, 0), sent[1] + again[1]
     assert hub.private == {"me/cart"}
-    assert {"bundle.json", "policy.safetensors", "config.yaml", "README.md"} <= hub.files["me/cart"].keys()
+    assert {"bundle.json", "policy.safetensors", "config.yaml", "README.md", "notes.md"} <= hub.files["me/cart"].keys()
+    assert "policy.onnx" not in hub.files["me/cart"]
     _, head, card = hub.files["me/cart"]["README.md"].decode().split("---\n", 2)
     (result,) = yaml.safe_load(head)["model-index"][0]["results"]
     assert result["dataset"]["name"] == "CartPole-v1"

@@ -89,6 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
             if operation["key"] == "file":
                 value = operation["value"]
                 self.of.files[name][value["path"]] = base64.b64decode(value["content"])
+            elif operation["key"] == "deletedFile":
+                del self.of.files[name][operation["value"]["path"]]
         oid = self.of.commit_of(name)
         return self._json({"success": True, "commitOid": oid, "commitUrl": f"{self.of.address}/{name}/commit/{oid}"})
 

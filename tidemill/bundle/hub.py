@@ -61,10 +61,15 @@ def open_repository(name: str, *, private: bool) -> str:
 
 
 def upload(folder: Path, name: str) -> None:
-    """Put a bundle's files into a repository of the Hub; raises as `open_repository`."""
+    """Put a bundle's files into a repository of the Hub in place of an earlier one's; raises as `open_repository`."""
     with _errors_of(f"hf://{name}", writes=True) as hub:
         message = "Add a policy trained with Tidemill"
-        hub.HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message=message)
+        hub.HfApi().upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            commit_message=message,
+            delete_patterns=list(FILES),  # those of an earlier policy that this one has not
+        )
 
 
 def _check_name(given: str, name: str, allowed: str) -> None:
