@@ -345,7 +345,11 @@ class Learner:
     def _connection(self, *, last_known_token: int) -> ParamsPublisher:
         cluster, name = self._config.cluster, f"{socket.gethostname()}-{os.getpid()}"
         connection = ParamsPublisher(
-            cluster.params, name=name, last_known_token=last_known_token, connect_timeout_s=cluster.connect_timeout_s
+            cluster.params,
+            name=name,
+            last_known_token=last_known_token,
+            last_known_version=self._counters.version,
+            connect_timeout_s=cluster.connect_timeout_s,
         )
         self._counters.fencing_token = connection.fencing_token
         return connection

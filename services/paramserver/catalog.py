@@ -13,7 +13,7 @@ from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Reaso
 from tidemill.params.version import LATEST, Version, check_tag
 from tidemill.services.paramserver.upload import PublishRequest
 
-_MAX_LAST_KNOWN_TOKEN = 2**62
+_MAX_LAST_KNOWN = 2**62
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Catalog:
         versions: Versions by number, oldest first.
         tags: Where tags point, without `latest`; every target is in `versions`.
         fencing_token: Newest fencing token handed out; 0 before the first.
-        high_water: Greatest version number ever taken; the next version gets the number after it.
+        high_water: Greatest version number ever taken, or known to a publisher; the next version gets the number after
+            it.
     """
 
     versions: Mapping[int, Version] = field(default_factory=dict)
@@ -90,15 +91,21 @@ class Catalog:
                 reason=Reason.BASE_VERSION_DIFFERS,
             )
 
-    def with_next_token(self, last_known_token: int = 0) -> Catalog:
+    def with_next_token(self, last_known_token: int = 0, last_known_version: int = 0) -> Catalog:
         """Hand out the next fencing token, greater than `last_known_token` too.
 
+        The next version is greater than `last_known_version`.
+
         Raises:
-            InvalidArgument: `last_known_token` is so great that later ones could run out.
+            InvalidArgument: `last_known_token` or `last_known_version` is so great that later ones could run out.
         """
-        if last_known_token > max(self.fencing_token, _MAX_LAST_KNOWN_TOKEN):
-            raise InvalidArgument(f"last_known_token is {last_known_token}, allowed: at most {_MAX_LAST_KNOWN_TOKEN}")
-        return replace(self, fencing_token=max(self.fencing_token, last_known_token) + 1)
+        _check_known("last_known_token", last_known_token, self.fencing_token)
+        _check_known("last_known_version", last_known_version, self.high_water)
+        return replace(
+            self,
+            fencing_token=max(self.fencing_token, last_known_token) + 1,
+            high_water=max(self.high_water, last_known_version),
+        )
 
     def with_version(self, version: Version) -> Catalog:
         """Add a version with the number after `high_water`."""
@@ -131,3 +138,8 @@ class Catalog:
     def without(self, numbers: tuple[int, ...]) -> Catalog:
         """Forget versions."""
         return replace(self, versions={n: version for n, version in self.versions.items() if n not in numbers})
+
+
+def _check_known(name: str, known: int, own: int) -> None:
+    if known > max(own, _MAX_LAST_KNOWN):
+        raise InvalidArgument(f"{name} is {known}, allowed: at most {_MAX_LAST_KNOWN}")

@@ -92,7 +92,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
     ) -> pb.AcquireFencingTokenResponse:
         """Make the caller the one publisher."""
         check_text("publisher", request.publisher)
-        catalog = await self._writer.acquire_fencing_token(request.last_known_token)
+        catalog = await self._writer.acquire_fencing_token(request.last_known_token, request.last_known_version)
         newest = catalog.newest.version if catalog.newest else 0
         _log.info("new publisher", publisher=request.publisher, fencing_token=catalog.fencing_token, latest=newest)
         return pb.AcquireFencingTokenResponse(fencing_token=catalog.fencing_token, latest_version=newest)

@@ -98,14 +98,14 @@ class VersionStore:
         """Versions, descriptions and state files found corrupt or lost when the folder was opened."""
         return self._corrupt_versions
 
-    def acquire_fencing_token(self, last_known_token: int = 0) -> Catalog:
-        """Hand out the next fencing token, greater than `last_known_token` too; return the catalog once it is on disk.
+    def acquire_fencing_token(self, last_known_token: int = 0, last_known_version: int = 0) -> Catalog:
+        """Hand out the next fencing token, see `Catalog.with_next_token`; return the catalog once it is on disk.
 
         Raises:
             InvalidArgument: See `Catalog.with_next_token`.
             ResourceExhausted: The disk is full.
         """
-        catalog = self._catalog.with_next_token(last_known_token)
+        catalog = self._catalog.with_next_token(last_known_token, last_known_version)
         self._write(self._numbers(catalog))
         self._catalog = catalog
         return catalog

@@ -49,9 +49,9 @@ class StoreWriter:
         self._stall_timeout: asyncio.Timeout | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paramserver-disk")
 
-    async def acquire_fencing_token(self, last_known_token: int = 0) -> Catalog:
+    async def acquire_fencing_token(self, last_known_token: int = 0, last_known_version: int = 0) -> Catalog:
         """See `VersionStore.acquire_fencing_token`. A publisher that this supersedes loses its turn at once."""
-        catalog = await self._change(partial(self._store.acquire_fencing_token, last_known_token))
+        catalog = await self._change(partial(self._store.acquire_fencing_token, last_known_token, last_known_version))
         if self._stall_timeout is not None and not self._stall_timeout.expired():
             self._stall_timeout.reschedule(asyncio.get_running_loop().time())
         return catalog

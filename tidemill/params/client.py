@@ -133,19 +133,27 @@ class ParamsClient(Closing):
         self._folder = folder
 
     def acquire_fencing_token(
-        self, publisher: str, *, last_known_token: int = 0, connect_timeout_s: float = 0.0
+        self,
+        publisher: str,
+        *,
+        last_known_token: int = 0,
+        last_known_version: int = 0,
+        connect_timeout_s: float = 0.0,
     ) -> PublisherGrant:
         """Become the one publisher: older fencing tokens are refused from now on.
 
         Args:
             publisher: Who asks, for the server's log, e.g. host name and process id.
             last_known_token: Greatest fencing token known, e.g. from a checkpoint; the new one is greater.
+            last_known_version: Greatest version known; the next one is greater, even if the server has lost them all.
             connect_timeout_s: How long to wait for a server that is not yet up, and for its answer, in
                 seconds; 0 does not wait for a server.
         """
         with translated():
             response = self._stub.AcquireFencingToken(
-                pb.AcquireFencingTokenRequest(publisher=publisher, last_known_token=last_known_token),
+                pb.AcquireFencingTokenRequest(
+                    publisher=publisher, last_known_token=last_known_token, last_known_version=last_known_version
+                ),
                 timeout=connect_timeout_s or self._deadline_s,
                 wait_for_ready=connect_timeout_s > 0,
             )

@@ -58,7 +58,15 @@ class ParamsPublisher(Closing):
     error that cannot pass, such as `StalePublisher`, is raised by the owner's next call.
     """
 
-    def __init__(self, address: str, *, name: str, last_known_token: int = 0, connect_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        name: str,
+        last_known_token: int = 0,
+        last_known_version: int = 0,
+        connect_timeout_s: float = 60.0,
+    ) -> None:
         """Become the publisher: older ones are refused from now on.
 
         Args:
@@ -66,6 +74,7 @@ class ParamsPublisher(Closing):
             name: Who publishes, for the server's log, e.g. host name and process id.
             last_known_token: Greatest fencing token known, e.g. from a checkpoint; this publisher's is greater.
             connect_timeout_s: How long to wait for the server, in seconds.
+            last_known_version: Greatest version known; this publisher's are greater.
 
         Raises:
             Unavailable: The server did not answer in time.
@@ -73,7 +82,10 @@ class ParamsPublisher(Closing):
         self._client = ParamsClient(address)
         try:
             opened = self._client.acquire_fencing_token(
-                name, last_known_token=last_known_token, connect_timeout_s=connect_timeout_s
+                name,
+                last_known_token=last_known_token,
+                last_known_version=last_known_version,
+                connect_timeout_s=connect_timeout_s,
             )
         except BaseException:
             self._client.close()

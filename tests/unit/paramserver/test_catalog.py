@@ -35,6 +35,14 @@ def test_fencing_token_is_above_the_one_its_publisher_knows() -> None:
     assert Catalog(fencing_token=2**63).with_next_token(2**63).fencing_token == 2**63 + 1
 
 
+def test_next_version_is_above_the_one_its_publisher_knows() -> None:
+    """No number is used twice by a server that lost its versions; numbers that could run out are refused."""
+    assert Catalog().with_next_token(7, 812).high_water == 812
+    assert _catalog(1, 2).with_next_token(0, 1).high_water == 2
+    with pytest.raises(InvalidArgument, match=naming("last_known_version")):
+        Catalog().with_next_token(0, 2**63)
+
+
 def test_publisher_with_the_newest_base_and_fencing_token_is_accepted() -> None:
     """The current publisher may build on the newest version, 0 standing for none."""
     Catalog(fencing_token=1).check_publisher(request_of(b"a"))

@@ -177,21 +177,28 @@ class AcquireFencingTokenRequest(_message.Message):
 
     PUBLISHER_FIELD_NUMBER: _builtins.int
     LAST_KNOWN_TOKEN_FIELD_NUMBER: _builtins.int
+    LAST_KNOWN_VERSION_FIELD_NUMBER: _builtins.int
     publisher: _builtins.str
     """Name of the caller for the server's log, e.g. host name and process id."""
     last_known_token: _builtins.int
     """Largest fencing token that the caller knows, e.g. from a checkpoint; 0 means none. The new token is greater, even if the
     server has lost its own count. At most 2^62 above the server's own count.
     """
+    last_known_version: _builtins.int
+    """Largest version number that the caller knows, e.g. from a checkpoint; 0 means none. The next version's number is
+    greater, even if the server has lost its versions, so readers who wait for a newer one get it. At most 2^62 above the
+    server's own numbers.
+    """
     def __init__(
         self,
         *,
         publisher: _builtins.str = ...,
         last_known_token: _builtins.int = ...,
+        last_known_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_known_token", b"last_known_token", "publisher", b"publisher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_known_token", b"last_known_token", "last_known_version", b"last_known_version", "publisher", b"publisher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
