@@ -24,7 +24,8 @@ from tidemill.rpc.channel import Backoff
 _JOIN_S = 10.0
 
 _FATAL = (InvalidArgument, FailedPrecondition, Unimplemented, PermissionDenied, Unauthenticated)
-"""Errors that a retry would repeat; all others, including a full disk, may be temporary."""
+"""Errors that a retry would repeat; so would one of parameters that are too large. All others, including
+a full disk, may be temporary."""
 
 _log = LateLogger()
 
@@ -73,8 +74,8 @@ class ParamsPublisher(Closing):
             address: Address of the parameter server.
             name: Who publishes, for the server's log, e.g. host name and process id.
             last_known_token: Greatest fencing token known, e.g. from a checkpoint; this publisher's is greater.
-            connect_timeout_s: How long to wait for the server, in seconds.
             last_known_version: Greatest version known; this publisher's are greater.
+            connect_timeout_s: How long to wait for the server, in seconds.
 
         Raises:
             Unavailable: The server did not answer in time.
@@ -193,6 +194,8 @@ class ParamsPublisher(Closing):
             except _FATAL:
                 raise
             except TidemillError as error:
+                if error.reason is Reason.TOO_LARGE:  # the next parameters are as large
+                    raise
                 pause_s = backoff.next_s()
                 if not self._closing.is_set():
                     kind = type(error).__name__

@@ -22,7 +22,7 @@ from tests.support.naming import naming
 from tests.support.params_service import METADATA, ServerProcess, free_address, local_server, server_process
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S
-from tidemill.errors import InvalidArgument, Unavailable
+from tidemill.errors import InvalidArgument, ResourceExhausted, Unavailable
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher, StalePublisher
 from tidemill.params.v1 import params_pb2 as pb
@@ -304,6 +304,30 @@ def test_refused_offer_is_raised_in_the_owner(tmp_path: Path) -> None:
         publisher.offer({Precision.HALF: b"half"}, METADATA)
         with pytest.raises(InvalidArgument, match=naming("encodings")):
             publisher.flush(WAIT_S)
+
+
+def test_offer_that_is_too_large_is_raised_in_the_owner(tmp_path: Path) -> None:
+    """The next parameters would be as large: to repeat it would stall the run."""
+    with (
+        local_server(tmp_path, max_blob_bytes=3) as server,
+        ParamsPublisher(server.address, name="test") as publisher,
+    ):
+        publisher.offer(_full("four"), METADATA)
+        with pytest.raises(ResourceExhausted, match=naming("paramserver.max_blob_bytes 3")):
+            publisher.flush(WAIT_S)
+
+
+def test_server_that_lost_its_folder_continues_above_the_publishers_version(tmp_path: Path) -> None:
+    """A watcher that waits for a newer version than one of the lost folder gets the next."""
+    with (
+        local_server(tmp_path) as server,
+        ParamsPublisher(server.address, name="test", last_known_token=6, last_known_version=812) as publisher,
+        ParamsWatcher(server.address, newer_than=812) as watcher,
+    ):
+        publisher.offer(_full("next"), METADATA)
+        assert publisher.flush(WAIT_S)
+        params = watcher.wait(WAIT_S)
+        assert (publisher.version, params and params.number) == (813, 813)
 
 
 def test_watcher_keeps_only_the_newest(tmp_path: Path) -> None:
