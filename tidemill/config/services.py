@@ -11,6 +11,8 @@ from tidemill.config.sources import SourceSettings, check_each
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 from tidemill.settings.check import check, is_safe_name
 
+_MAX_BLOB_BYTES = 1024**3  # what `tidemill.params` packs, fetches and unpacks at most
+
 
 def _check_device(name: str, value: str) -> None:
     check(re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None, name, value, "auto, cpu, cuda or cuda:N")
@@ -90,9 +92,8 @@ class ParamServerSettings:
     """Address, security and limits of the service."""
     keep_versions: int = 20
     """Newest versions kept on disk, at least 1. Tagged versions are kept in addition."""
-    max_blob_bytes: int = 1024**3
-    """Largest version that is accepted, in bytes per encoding. Raise it for networks of more than 268 million float32
-    parameters."""
+    max_blob_bytes: int = _MAX_BLOB_BYTES
+    """Largest version that is accepted, in bytes per encoding, at most 1 GiB: 268 million float32 parameters."""
     max_tags: int = 64
     """Maximum number of tags, at least 1. A tagged version stays on disk."""
     max_fetch_bytes: int = 512 * MEBIBYTE
@@ -106,7 +107,12 @@ class ParamServerSettings:
         )
         check(self.max_tags >= 1, "paramserver.max_tags", self.max_tags, "at least 1")
         check(self.keep_versions >= 1, "paramserver.keep_versions", self.keep_versions, "at least 1")
-        check(self.max_blob_bytes >= 1, "paramserver.max_blob_bytes", self.max_blob_bytes, "at least 1")
+        check(
+            1 <= self.max_blob_bytes <= _MAX_BLOB_BYTES,
+            "paramserver.max_blob_bytes",
+            self.max_blob_bytes,
+            f"1 to {_MAX_BLOB_BYTES} (1 GiB)",
+        )
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,12 @@ def test_load_gives_a_service_paths_from_the_root(tmp_path: Path, monkeypatch: p
     assert whole.run.root == "runs"
 
 
+def test_server_takes_no_larger_version_than_its_clients() -> None:
+    """A limit above 1 GiB had no effect: the learner refuses to pack more, and readers to take memory for it."""
+    with pytest.raises(ConfigError, match=naming("paramserver.max_blob_bytes 1073741825 1 1073741824")):
+        _load(RunConfig, "--paramserver.max-blob-bytes", str(2**30 + 1))
+
+
 def test_load_builds_the_agent_the_file_names(tmp_path: Path) -> None:
     """`agent.algorithm` decides which settings the agent section has."""
     file = tmp_path / "run.yaml"
