@@ -42,19 +42,19 @@ class StateFile:
     def __init__(self, folder: Path) -> None:
         self._numbers, self._tags = _TwoCopies(folder, "state"), _TwoCopies(folder, "tags")
 
-    def read(self) -> tuple[State | None, int]:
-        """Return the newest intact state, None when its numbers are lost, and how many copies are corrupt."""
+    def read(self) -> tuple[State | None, Mapping[str, int], int]:
+        """Return the newest intact state, None when its numbers are lost; the tags; and how many copies are corrupt."""
         (numbers, corrupt), (tags, corrupt_tags) = self._numbers.read(), self._tags.read()
         corrupt += corrupt_tags
+        pointed = dict((tags or numbers or {}).get("tags", {}))
         if numbers is None:
-            return None, corrupt
-        pointed = (tags or numbers).get("tags", {})
+            return None, pointed, corrupt
         try:
             token = numbers["fencing_token" if "fencing_token" in numbers else "generation"]  # its former name
-            return State(int(token), int(numbers["high_water"]), dict(pointed), is_joint="tags" in numbers), corrupt
+            return State(int(token), int(numbers["high_water"]), pointed, is_joint="tags" in numbers), pointed, corrupt
         except (KeyError, TypeError, ValueError) as error:
             _log.error("state file has unexpected fields", reason=str(error))
-            return None, corrupt + 1
+            return None, pointed, corrupt + 1
 
     def numbers(self, fencing_token: int, high_water: int) -> dict[Path, bytes]:
         """Return both copies of the next numbers, for `write_all_atomically`."""

@@ -191,10 +191,10 @@ class VersionStore:
             unlock(self._lock)
 
     def _recover(self) -> None:
-        state, corrupt_copies = self._state_file.read()
+        state, tags, corrupt_copies = self._state_file.read()
         scan = self._files.scan(None if state is None else state.high_water)
         if state is None:
-            state = _rebuilt(scan.versions)
+            state = _rebuilt(scan.versions, tags)
         corrupt = self._corrupt(scan, state.tags)
         lost = {tag: number for tag, number in state.tags.items() if number not in scan.versions}
         for tag, number in lost.items():
@@ -267,17 +267,17 @@ class VersionStore:
                 blob.close()
 
 
-def _rebuilt(versions: Mapping[int, Version]) -> State:
+def _rebuilt(versions: Mapping[int, Version], tags: Mapping[str, int]) -> State:
     """Return an initial state, or one recovered from the versions when both copies are lost.
 
     A fencing token handed out but never published with is then unknown, so the next one is skipped: at worst the
     current publisher is refused, but never are two accepted.
     """
     if not versions:
-        return State(fencing_token=0, high_water=0, tags={})
-    _log.error("state files lost: tags are gone, version numbers were recovered from the version files")
+        return State(fencing_token=0, high_water=0, tags=tags)
+    _log.error("state files lost: version numbers were recovered from the version files")
     fencing_token = 1 + max(version.fencing_token for version in versions.values())
-    return State(fencing_token=fencing_token, high_water=max(versions), tags={})
+    return State(fencing_token=fencing_token, high_water=max(versions), tags=tags)
 
 
 def _lock(folder: Path) -> int:

@@ -195,12 +195,12 @@ def test_one_corrupt_copy_of_the_state_loses_nothing(
 def test_losing_both_copies_of_the_numbers_keeps_versions_and_shuts_out_old_publishers(
     tmp_path: Path, open_store: OpenStore
 ) -> None:
-    """A fencing token that may have been handed out is skipped."""
+    """A fencing token that may have been handed out is skipped, and the tags, which have a document too, stay."""
     _three_versions(tmp_path)
     for name in ("state.json", "state.copy.json"):
         _flip(tmp_path / name)
     store = open_store(tmp_path)
-    assert store.corrupt_versions == 2
+    assert (store.corrupt_versions, store.catalog.all_tags) == (2, {"best": 2, "latest": 3})
     assert store.acquire_fencing_token().fencing_token == 3
     assert publish(store, b"four").version == 4
 
