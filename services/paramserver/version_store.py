@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +42,7 @@ _log = structlog.get_logger()
 
 
 class VersionStore:
-    """The durable state of the parameter server; plain and synchronous, without locks or clocks.
+    """The durable state of the parameter server; plain and synchronous, without clocks.
 
     `acquire_fencing_token`, `begin`, `commit` and `set_tag` change it and must be called one at a time. `catalog`,
     `check` and `open` may be called at any time from any thread: they see the state before or after a change,
@@ -72,6 +73,7 @@ class VersionStore:
         self._catalog = Catalog()
         self._newest = NewestBlobs(max_fetch_bytes // 2)
         self._reading: weakref.WeakSet[StoredBlob] = weakref.WeakSet()
+        self._reading_lock = threading.Lock()
         self._corrupt_versions = 0
         self._has_doubtful_tags = False
         self._lock, self._is_closed = _lock(folder), False
@@ -177,7 +179,8 @@ class VersionStore:
         """
         encoding = self._catalog.find(number).encoding(precision)
         blob = StoredBlob(number, encoding, self._files.open(number, encoding.precision), self._newest)
-        self._reading.add(blob)
+        with self._reading_lock:
+            self._reading.add(blob)
         return blob
 
     def file(self, version: Version, precision: Precision) -> Path:
@@ -255,7 +258,9 @@ class VersionStore:
     def _bound_reads(self) -> None:
         """Close the oldest of the removed encodings that are still read until the rest fits the limit."""
         removed: dict[tuple[int, str], list[StoredBlob]] = {}
-        for blob in list(self._reading):
+        with self._reading_lock:
+            reading = list(self._reading)
+        for blob in reading:
             if blob.number not in self._catalog.versions and not blob.closed:
                 removed.setdefault((blob.number, blob.encoding.precision.value), []).append(blob)
         kept_bytes = sum(blobs[0].encoding.size_bytes for blobs in removed.values())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import weakref
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +35,7 @@ from tidemill.errors import (
     Unavailable,
 )
 from tidemill.params.version import Precision
+from tidemill.services.paramserver.version_files import StoredBlob
 
 
 def test_published_version_reads_back_with_its_description(tmp_path: Path, open_store: OpenStore) -> None:
@@ -128,6 +132,32 @@ def test_removed_versions_that_are_read_take_no_more_than_the_budget(tmp_path: P
         blobs[0].read_disk(9)
     with pytest.raises(Unavailable, match=naming("version 1"), check=because(Reason.VERSION_REMOVED)):
         blobs[1].verify()
+    for blob in blobs:
+        blob.close()
+
+
+def test_version_is_opened_while_a_publish_looks_at_the_readers(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change is made in another thread than reads: neither disturbs the other."""
+    blobs = []
+    opening = threading.Thread(target=lambda: blobs.append(store.open(1, Precision.FULL)))
+
+    class Readers(weakref.WeakSet[StoredBlob]):
+        def __iter__(self) -> Iterator[StoredBlob]:
+            for blob in super().__iter__():
+                yield blob
+                if opening.ident is None:
+                    opening.start()
+                    opening.join(0.5)  # as long as it takes without a lock, and no longer with one
+
+    monkeypatch.setattr(weakref, "WeakSet", Readers)
+    store = open_store(tmp_path)
+    publish(store, b"one")
+    blobs += [store.open(1, Precision.FULL) for _ in range(2)]
+    assert publish(store, b"two").version == 2
+    opening.join(30)
+    assert [blob.read_disk(9) for blob in blobs] == [b"one"] * 3
     for blob in blobs:
         blob.close()
 
