@@ -17,6 +17,7 @@ from tidemill import formats
 from tidemill.bundle.files import (
     CONFIG,
     Bundle,
+    check_free,
     check_trusted,
     find_shown,
     named_code,
@@ -137,10 +138,9 @@ def _to_hub(arguments: argparse.Namespace) -> int:
     name = arguments.to_hub
     if arguments.out == "-":
         raise ConfigError("--out - is given with --to-hub; give a folder, or leave it out")
-    address = open_repository(name, private=arguments.private)  # refused before anything is exported
     with tempfile.TemporaryDirectory(prefix="tidemill-export-") as made:
         folder = Path(arguments.out or Path(made) / "policy")
-        _export(arguments.run, folder, arguments.tag, source=f"hf://{name}")
+        address = _export(arguments.run, folder, arguments.tag, repository=name, private=arguments.private)
         upload(folder, name)
         trust = _trust(folder)
     print(f"{address}\n\n{_use(arguments.run, f'hf://{name}')}{trust}")
@@ -185,7 +185,11 @@ def _trust(folder: Path) -> str:
     return ""
 
 
-def _export(run: Path, folder: Path, tag: str | None, source: str = ".") -> None:
+def _export(run: Path, folder: Path, tag: str | None, repository: str = "", *, private: bool = False) -> str:
+    """Write a bundle; return the address of the repository that is made for it, if one is named.
+
+    Mistakes are found before the repository is made, and both before the seconds that ONNX takes.
+    """
     if not (run / CONFIG).is_file():
         raise ConfigError(f"{run} is not a run: it has no {CONFIG}")
     config = from_document(EvaluatorConfig, read_document(run / CONFIG))
@@ -195,6 +199,9 @@ def _export(run: Path, folder: Path, tag: str | None, source: str = ".") -> None
     scores = {score.params_version: score for score in read_scores(run / "scores.csv")}
     reports = sorted(run.glob(f"evaluations/*version-{params.number}-*.json"))
     tests = [formats.read_json(file, formats.EVALUATION) for file in reports]
+    check_free(folder)
+    address = open_repository(repository, private=private) if repository else ""
+    source = f"hf://{repository}" if repository else "."
     with tempfile.TemporaryDirectory(prefix="tidemill-onnx-") as made:
         file = Path(made) / NAME
         onnx = try_onnx(run, params.number, file)
@@ -202,6 +209,7 @@ def _export(run: Path, folder: Path, tag: str | None, source: str = ".") -> None
         write_bundle(bundle, run, folder, card, {} if onnx.reason else {NAME: file})
     if onnx.reason:
         print(f"No {NAME}: {onnx.reason}\n")
+    return address
 
 
 def _trained_with(config: Path) -> dict[str, str]:

@@ -90,16 +90,25 @@ def test_a_policy_goes_to_the_hub_and_comes_back_by_its_name(
         refused = tidemill("export", run, "--to-hub", "me/cart", hub=hub, token="hf_other")
         unsent = tidemill("export", run, "--to-hub", "me/cart", hub=hub)
         assert not hub.files
+        unmade = [
+            tidemill("export", "runs", "--to-hub", "me/cart", hub=hub, token=TOKEN),
+            tidemill("export", run, "--to-hub", "me/cart", "--out", run, hub=hub, token=TOKEN),
+            tidemill("export", run, "--to-hub", "me/cart", "--tag", "9", hub=hub, token=TOKEN),
+        ]
+        assert not hub.files
         sent = tidemill("export", run, "--to-hub", "me/cart", "--private", hub=hub, token=TOKEN)
+        hub.files["me/cart"] |= {"policy.onnx": b"of the policy before", "notes.md": b"mine"}
         again = tidemill("export", run, "--to-hub", "me/cart", hub=hub, token=TOKEN)
         hidden = tidemill("evaluate", "hf://me/cart", hub=hub)
         played = tidemill("evaluate", "hf://me/cart", "--episodes", "1", hub=hub, token=TOKEN)
         loaded = _loaded(tmp_path, "hf://me/cart@main", hub)
         unknown = _loaded(tmp_path, "hf://me/cart@v9", hub)
     for code, said in (refused, unsent):
-        hub.files["me/cart"] |= {"policy.onnx": b"of the policy before", "notes.md": b"mine"}
         assert code == 2
         assert "the Hub refused hf://me/cart (401): set HF_TOKEN, or run `hf auth login`" in said
+    for (code, said), why in zip(unmade, ("is not a run", "exists; give another", "no version 9"), strict=True):
+        assert code != 0
+        assert why in said
     assert (sent[0], again[0]) == (0, 0), sent[1] + again[1]
     assert hub.private == {"me/cart"}
     assert {"bundle.json", "policy.safetensors", "config.yaml", "README.md", "notes.md"} <= hub.files["me/cart"].keys()

@@ -88,6 +88,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         write_bundle(made, tmp_path / "run", tmp_path / "bundle", "other")
     with pytest.raises(ConfigError, match="No such file"):
         write_bundle(made, tmp_path / "nowhere", tmp_path / "second", "card")
+    with pytest.raises(ConfigError, match=naming("run/scores.csv/policy Not a directory")):
+        write_bundle(made, tmp_path / "run", tmp_path / "run/scores.csv/policy", "card")
     assert {path.name for path in tmp_path.iterdir()} == {"run", "bundle"}
 
 
@@ -286,8 +288,6 @@ def test_bundle_of_a_stranger_imports_nothing(tmp_path: Path, section: str, name
         tidemill.load_policy(tmp_path / "bundle")
 
 
-def test_folder_of_neither_kind_is_explained(tmp_path: Path) -> None:
-    """A folder without settings is neither a run nor a bundle."""
 def test_algorithm_that_is_no_text_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A number with a dot is refused too: as text it is the path of a package in the working directory."""
     _bundle(tmp_path)
@@ -300,6 +300,8 @@ def test_algorithm_that_is_no_text_imports_nothing(tmp_path: Path, monkeypatch: 
         tidemill.load_policy(tmp_path / "bundle")
 
 
+def test_folder_of_neither_kind_is_explained(tmp_path: Path) -> None:
+    """A folder without settings is neither a run nor a bundle."""
     with pytest.raises(ConfigError, match=naming("config.yaml")):
         tidemill.load_policy(tmp_path)
 

@@ -115,12 +115,14 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mappi
 
     Raises:
         AlreadyExists: There is something already.
+        ConfigError: The folder cannot be written.
     """
-    taken = f"{folder} exists; give another folder, or remove it first"
-    if folder.exists():
-        raise AlreadyExists(taken)
+    check_free(folder)
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")  # of this call, whoever else exports there
-    part.mkdir(parents=True)
+    try:
+        part.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}); give another folder") from error
     try:
         (part / POLICY).write_bytes(bundle.params.blob)
         (part / DOCUMENT).write_bytes(_document(bundle))
@@ -131,12 +133,17 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mappi
             shutil.copyfile(source, part / name)
         try:
             part.rename(folder)
-        except OSError as error:
-            if folder.exists():  # by another export meanwhile
-                raise AlreadyExists(taken) from error
+        except OSError:
+            check_free(folder)  # of another export meanwhile
             raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def check_free(folder: Path) -> None:
+    """Raise AlreadyExists if a bundle cannot be written to a folder, because there is something already."""
+    if folder.exists():
+        raise AlreadyExists(f"{folder} exists; give another folder, or remove it first")
 
 
 def find_shown(run: Path) -> dict[str, Path]:

@@ -113,4 +113,10 @@ def _errors_of(what: str, *, writes: bool = False) -> Iterator[Any]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _TRANSPORTS and not isinstance(error, OSError):
             raise
+        if isinstance(error, OSError) and is_disk_full(error):
+            raise
+        if isinstance(error, OSError) and error.filename is not None:  # of the cache, not of the network
+            raise ConfigError(
+                f"cannot use {error.filename} for {what}: {error.strerror}; HF_HOME sets the folder of the cache"
+            ) from error
         raise Unavailable(f"the Hub does not answer for {what}: {type(error).__name__}") from error
