@@ -261,7 +261,9 @@ def model_card(
         trusted=", trusted=True" if named else "",
         trust=" --trust" if named else "",
         code=_describe_code(named),
-        onnx=_describe_onnx(onnx, is_discrete=bool(bundle.env_spec.action_options)),
+        onnx=_describe_onnx(
+            onnx, is_discrete=bool(bundle.env_spec.action_options), frame_stack=bundle.env_spec.frame_stack
+        ),
         versions="\n".join(f"- {name} {number}" for name, number in bundle.versions.items()),
     )
 
@@ -285,7 +287,7 @@ def _describe_code(named: Mapping[str, str]) -> str:
     )
 
 
-def _describe_onnx(onnx: OnnxReport, *, is_discrete: bool) -> str:
+def _describe_onnx(onnx: OnnxReport, *, is_discrete: bool, frame_stack: int) -> str:
     """Return the paragraph on policy.onnx, or on why there is none."""
     if onnx.reason:
         return f"There is no `{NAME}`: {onnx.reason}."
@@ -293,9 +295,15 @@ def _describe_onnx(onnx: OnnxReport, *, is_discrete: bool) -> str:
     if not is_discrete:
         agreed = f"and torch differed by at most {onnx.difference:.1e}"
     scaled = "" if is_discrete else "; actions lie in [-1, 1], which `make_env` scales to the environment's bounds"
+    stacked = (
+        f" Stack the last {frame_stack} observations, oldest first; at the start of an episode repeat the first one."
+        if frame_stack > 1
+        else ""
+    )
+    given = "a stack of what `make_env` gives" if stacked else "as `make_env` gives it"
     return (
-        f"`{NAME}` is the policy for programs without torch: `observation` {onnx.input}, as `make_env` gives it, to "
-        f"`action` {onnx.output}{scaled}. On {onnx.observations} random observations onnxruntime {agreed}."
+        f"`{NAME}` is the policy for programs without torch: `observation` {onnx.input}, {given}, to "
+        f"`action` {onnx.output}{scaled}.{stacked} On {onnx.observations} random observations onnxruntime {agreed}."
     )
 
 

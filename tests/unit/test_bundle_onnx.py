@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 import tidemill
 from tests.support.batches import policy_input
 from tidemill.bundle import onnx_report
-from tidemill.bundle.onnx_file import write_onnx
+from tidemill.bundle.onnx_file import _compared, write_onnx
 from tidemill.bundle.onnx_report import OnnxReport, try_onnx
 from tidemill.config.load import from_document
 from tidemill.config.sections import RunConfig
@@ -103,15 +104,30 @@ def test_process_that_fails_gives_its_last_line_as_the_reason(tmp_path: Path, mo
 
 
 def test_card_describes_the_file_or_why_there_is_none() -> None:
-    """Shapes, agreement, and the range of continuous actions."""
-    assert (
-        _describe_onnx(OnnxReport("it is recurrent"), is_discrete=True) == "There is no `policy.onnx`: it is recurrent."
-    )
+    """Shapes, agreement, the range of continuous actions, and what a stack is."""
+    none = _describe_onnx(OnnxReport("it is recurrent"), is_discrete=True, frame_stack=1)
+    assert none == "There is no `policy.onnx`: it is recurrent."
     report = OnnxReport("", 64, 1.5e-7, "float32 [N, 3]", "float32 [N, 1]")
-    said = _describe_onnx(report, is_discrete=False)
+    said = _describe_onnx(report, is_discrete=False, frame_stack=1)
     assert "`observation` float32 [N, 3], as `make_env` gives it, to `action` float32 [N, 1]; actions lie in" in said
     assert said.endswith("On 64 random observations onnxruntime and torch differed by at most 1.5e-07.")
-    assert "chose the actions that torch chose." in _describe_onnx(report, is_discrete=True)
+    assert "chose the actions that torch chose." in _describe_onnx(report, is_discrete=True, frame_stack=1)
+    stacked = _describe_onnx(OnnxReport("", 64, 0.0, "uint8 [N, 4, 84, 84]"), is_discrete=True, frame_stack=4)
+    assert "`observation` uint8 [N, 4, 84, 84], a stack of what `make_env` gives, to" in stacked
+    assert "Stack the last 4 observations, oldest first; at the start of an episode repeat the first one." in stacked
+
+
+def test_file_that_answers_with_nan_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No comparison of NaN is true, so it would count as equal."""
+    found = np.array([[0.5], [np.nan]], np.float32)
+    session = SimpleNamespace(run=lambda *_: [found])
+    runtime = SimpleNamespace(InferenceSession=lambda *_, **__: session)
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+    file = tmp_path / "policy.onnx"
+    file.touch()
+    report = _compared(file, np.zeros((2, 3), np.float32), np.zeros((2, 1), np.float32))
+    assert "differ by nan" in report.reason
+    assert not file.exists()
 
 
 _WRITE = """

@@ -83,7 +83,7 @@ def _compared(file: Path, seen: NDArray[Any], expected: NDArray[Any]) -> OnnxRep
     found = session.run(["action"], {"observation": seen})[0]
     is_alike = found.shape == expected.shape and found.dtype == expected.dtype
     difference = float(np.abs(found.astype(np.float64) - expected).max()) if is_alike else float("inf")
-    if difference > (_TOLERANCE if expected.dtype.kind == "f" else 0.0):
+    if not difference <= (_TOLERANCE if expected.dtype.kind == "f" else 0.0):  # also for NaN
         file.unlink()
         return OnnxReport(f"onnxruntime and torch differ by {difference:g} in an action")
     described = [f"{array.dtype} [{', '.join(['N', *map(str, array.shape[1:])])}]" for array in (seen, expected)]
