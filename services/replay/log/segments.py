@@ -133,7 +133,7 @@ class LogFolder:
             for path in filter(is_there, (self.segment(number), self.copies(number))):
                 with path.open("rb") as file:
                     sync_file(file)
-        self.sync()
+            self.sync()
 
     def close(self) -> None:
         """Unlock."""
