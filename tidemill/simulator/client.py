@@ -80,7 +80,8 @@ class SimulatorClient(Closing):
         self._address, self._spec, self._timeout_s = address, spec, timeout_s
         self._channel: grpc.Channel | None = None
         self._call: _Call | None = None
-        self._kept: deque[SeenStep] = deque()  # steps that a restart of the service would lose, with what was done
+        # steps that a restart of the service would lose, with what was done; packed, as arrays may be the program's own
+        self._kept: deque[pb.PlayRequest] = deque()
         self._next_step, self._is_playing, self._is_closed = 0, False, False
         self.params_version = 0
         """Version of the parameters that chose the newest action; 0 before the first."""
@@ -189,7 +190,7 @@ class SimulatorClient(Closing):
         if decision.resume_token:
             self._declared = dataclasses.replace(self._declared, resume_token=decision.resume_token)
         self.params_version = decision.params_version or self.params_version
-        while self._kept and self._kept[0].step < decision.stored_steps:
+        while self._kept and self._kept[0].step.step < decision.stored_steps:
             self._kept.popleft()
         self._next_step = seen.step + 1
         if not decision.HasField("action"):
@@ -197,7 +198,7 @@ class SimulatorClient(Closing):
             return None
         action = unpack_action(decision.action, self._spec)
         if self._declared.resume_token:
-            self._kept.append(dataclasses.replace(seen, reported=action))
+            self._kept.append(pack_step(dataclasses.replace(seen, reported=action), self._spec))
         return int(action) if self._spec.is_discrete else action
 
     def _asked(self, seen: SeenStep) -> pb.Decision:
@@ -260,11 +261,11 @@ class SimulatorClient(Closing):
             raise _EpisodeLost
         if opened.next_step == seen.step + 1 and opened.decision.step == seen.step:
             return opened.decision
-        missing = [kept for kept in self._kept if kept.step >= opened.next_step]
+        missing = [kept for kept in self._kept if kept.step.step >= opened.next_step]
         if opened.next_step + len(missing) != seen.step:
             raise _EpisodeLost
         for kept in missing:
-            call.ask(pack_step(kept, self._spec))
+            call.ask(kept)
         return None
 
     def _drop(self) -> None:

@@ -430,6 +430,29 @@ def test_service_that_is_restarted_loses_and_doubles_no_step(kept: bool, tmp_pat
         assert len(firsts) >= 40 - 2  # an item across the restart is not made
 
 
+def test_steps_sent_again_are_what_they_were(tmp_path: Path) -> None:
+    """Though the program refills one buffer of observations and scales the actions that it is given in place."""
+    config, spec = CASES["sac"]
+    observation, taken = np.zeros(spec.observation_shape, np.float32), []
+    with local_server() as replay, ExitStack() as stack:
+        table, address = create_table(replay.address, config, spec), free_address()
+        client = stack.enter_context(SimulatorClient(address, spec, timeout_s=WAIT_S))
+        for steps in (range(30), range(30, 40)):
+            with local_simulators(replay.address, config, spec, address=address, identity=tmp_path / "kept") as service:
+                for step in steps:
+                    observation[:] = step
+                    action = client.step(observation, 1.0) if step else client.begin(observation)
+                    taken.append(action.copy())
+                    action *= 9
+                if steps.stop == 40:
+                    client.step(observation, 1.0, terminated=True)
+                    service.flush()
+        items = stored_items(replay.address, table)
+    numbers = items["observation"][..., 0].astype(int)
+    assert set(range(40)) == set(numbers.flat)
+    np.testing.assert_array_equal(items["action"], np.array(taken)[numbers])
+
+
 @pytest.mark.parametrize("length", [1, 5, 7])
 def test_episode_continues_whose_service_lost_the_end_of_the_one_before(length: int, tmp_path: Path) -> None:
     """Its first steps were in the chunk that was lost; each of its steps is stored once, over further restarts, too."""
