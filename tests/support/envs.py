@@ -365,6 +365,11 @@ def scaled() -> EchoEnv:
     return EchoEnv(spaces.Box(np.array([0, -4], np.float32), np.array([10, -2], np.float32)))
 
 
+def scalar() -> EchoEnv:
+    """Return an environment that echoes one number of [0, 10], whose space has no axis."""
+    return EchoEnv(spaces.Box(0, 10, (), np.float32))
+
+
 def unbounded() -> EchoEnv:
     """Return an environment whose actions have no bounds."""
     return EchoEnv(spaces.Box(-np.inf, np.inf, (1,), np.float32))

@@ -40,7 +40,7 @@ class ActionAdapter(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one continuous action; `()` for discrete ones, (D,) for D choices."""
+        """Shape of one continuous action, (1,) where its space has none; `()` for discrete ones, (D,) for D choices."""
 
     def convert(self, action: NDArray[Any]) -> NDArray[Any]:
         """Return the action of each environment, [N, ...], for a batch [N, *shape]."""
@@ -129,13 +129,14 @@ class _Continuous:
                 f"between {-_LARGEST_BOUND:g} and {_LARGEST_BOUND:g}"
             )
         self._low, self._high = space.low, space.high
+        self._space_shape = space.shape
         self._dtype = space.dtype
         # Bounds of -1 and 1 give a scale of 1 and a center of 0, so that such actions pass unchanged.
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         self._scale = ((high - low) / 2).astype(self._dtype)
         self._center = ((high + low) / 2).astype(self._dtype)
         self.num_actions = 0
-        self.shape = space.shape
+        self.shape = space.shape or (1,)
         self.sizes: tuple[int, ...] = ()
 
     def convert(self, action: NDArray[Any]) -> NDArray[Any]:
@@ -143,4 +144,4 @@ class _Continuous:
             raise InvalidArgument(f"actions are {action.tolist()}, allowed: finite numbers in [-1, 1]")
         scaled = (action * self._scale + self._center).astype(self._dtype, copy=False)
         clipped: NDArray[Any] = np.minimum(np.maximum(scaled, self._low), self._high)
-        return clipped
+        return clipped.reshape(len(action), *self._space_shape)

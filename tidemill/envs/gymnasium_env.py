@@ -160,7 +160,10 @@ class GymnasiumVectorEnv:
         """Act in every environment, or reset it if it had ended; see `VectorEnv.step`."""
         check_shape(action, self._action_shape)
         is_reset_step = self._ended
-        commands = list(self._actions.convert(action))
+        converted = self._actions.convert(action)
+        commands: list[Any] = list(converted)
+        if converted.ndim == 1 and converted.dtype.kind == "f":  # a Box without an axis holds arrays, not scalars
+            commands = list(map(np.asarray, commands))
         if self._masks is not None:
             self._masks.check_legal(action, is_reset_step, self._counter.lengths)
         self.failures = []

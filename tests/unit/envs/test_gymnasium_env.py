@@ -231,6 +231,14 @@ def test_continuous_actions_are_scaled_to_the_bounds() -> None:
     assert step.observation.dtype == np.float32
 
 
+def test_continuous_action_without_an_axis_has_one_in_the_spec() -> None:
+    """As networks give it; the environment gets a number."""
+    env = make_env(EnvSettings("tests.support.envs:scalar"), 2, training=True)
+    env.reset(0)
+    assert env.spec.action_shape == (1,)
+    assert env.step(np.array([[-1], [0.5]], np.float32)).observation.tolist() == [[0], [7.5]]
+
+
 def test_non_finite_action_is_refused() -> None:
     """NaN from a broken policy is blamed on the action, not on the environment."""
     env = make_env(EnvSettings("tests.support.envs:scaled"), 1, training=True)
