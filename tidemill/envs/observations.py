@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from tidemill.envs.checks import check_finite
 from tidemill.errors import ConfigError, InvalidArgument
-from tidemill.observation_parts import in_order, leaves, pack, stored, unpack
+from tidemill.observation_parts import in_order, leaves, pack, part_name, stored, unpack
 from tidemill.types import OBSERVATION, ObservationPart
 
 
@@ -62,15 +63,7 @@ class ObservationFormat:
     def _numbers(self, name: str, value: Any) -> Any:  # noqa: ANN401
         """Return a value of a part as it is stored; one of an unknown part as it is."""
         space = self.spaces.get(name)
-        if space is None or _is_image(space):
-            return value
-        what = f"part {name!r} of the observation"
-        if isinstance(space, spaces.Box):
-            return stored(value, np.float32, what).reshape(-1)
-        number = np.asarray(value, space.dtype)
-        if not space.contains(number if space.shape else number.reshape(())[()]):  # flatten would count from the end
-            raise InvalidArgument(f"{what} with the value {value!r}, allowed: {space}")
-        return np.asarray(spaces.flatten(space, number), np.float32)
+        return value if space is None or _is_image(space) else _numbers(space, value, name)
 
     def check_finite(
         self, observation: NDArray[Any], reward: NDArray[np.floating[Any]], lengths: NDArray[np.int64]
@@ -81,6 +74,38 @@ class ObservationFormat:
             return
         for name, part in unpack(self.parts, observation).items():
             check_finite(part, reward, lengths, f"{OBSERVATION}.{name}")
+
+
+def _numbers(space: gymnasium.Space[Any], value: Any, name: str = "") -> NDArray[np.float32]:  # noqa: ANN401
+    """Return a value of a space as a vector, float32 [numbers], one-hot if it is discrete.
+
+    Raises:
+        InvalidArgument: The value is not of the space; the message calls it the part `name` of the observation.
+    """
+    what = f"part {name!r} of the observation" if name else "observation"
+    if isinstance(space, spaces.Box):
+        array = stored(value, np.uint8 if _is_image(space) else np.float32, what)
+        if array.size != math.prod(space.shape):
+            raise InvalidArgument(f"{what} has shape {array.shape}, allowed: {space.shape}")
+        return array.reshape(-1).astype(np.float32, copy=False)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        given = np.asarray(value)
+        number = given.astype(space.dtype) if given.dtype.kind in "biu" else None
+        if number is None or (number != given).any():  # rounded, or wrapped around
+            raise InvalidArgument(f"{what} with the value {value!r}, allowed: {space}")
+        value = number if space.shape else number.squeeze()[()]
+    if not space.contains(value):  # flatten would count from the end
+        raise InvalidArgument(f"{what} with the value {value!r}, allowed: {space}")
+    return np.asarray(spaces.flatten(space, value), np.float32)
+
+
+def _vector(space: gymnasium.Space[Any], value: Any, path: str = "") -> NDArray[np.float32]:  # noqa: ANN401
+    """Return an observation in gymnasium's order of a flat vector; raises as `_numbers`."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return _numbers(space, value, path)
+    parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    prefix = f"{path}__" if path else ""
+    return np.concatenate([_vector(part, value[key], prefix + part_name(key)) for key, part in parts])
 
 
 def observation_format(space: gymnasium.Space[Any]) -> ObservationFormat:
@@ -166,12 +191,15 @@ def flattened(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     Raises:
         ConfigError: They have no fixed size, as those of a graph or a sequence.
     """
-    if not has_fixed_size(env.observation_space):
+    space = env.observation_space
+    if not has_fixed_size(space):
         raise ConfigError(
-            f"observations of {env.observation_space} have no fixed size, and env.flatten needs one; "
+            f"observations of {space} have no fixed size, and env.flatten needs one; "
             "wrap the environment so that it returns an array"
         )
-    return gymnasium.wrappers.FlattenObservation(env)
+    # FlattenObservation would cast what its space lacks, or count it from the end
+    flat = spaces.flatten_space(space)
+    return gymnasium.wrappers.TransformObservation(env, lambda observation: _vector(space, observation), flat)
 
 
 def select(env: gymnasium.Env[Any, Any], positions: Sequence[int]) -> gymnasium.Env[Any, Any]:

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from tests.support.naming import naming
 from tidemill.envs.batched_env import BatchedEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
+from tidemill.envs.observations import flattened
 from tidemill.errors import FatalError, InvalidArgument
 from tidemill.observation_parts import stored
 
@@ -28,7 +29,16 @@ _WRONG: list[tuple[gymnasium.Space[Any], Any, str]] = [
     (_CLOCK, np.array([2**24 + 1]), "int64 16777217 float32"),
     (_CLOCK, np.array(["noon"]), "float32"),
 ]
-_WRONG_CHOICES = [-1, 4, 7]
+_WRONG_CHOICES = [-1, 4, 7, 1.7, np.nan, 1.0, "1", np.array([1, 2]), np.int64(2**32 + 1)]
+_SEVERAL: list[tuple[gymnasium.Space[Any], Any]] = [
+    *[(_CHOICE, value) for value in _WRONG_CHOICES],
+    (spaces.Discrete(4, dtype=np.int8), np.int64(257)),
+    (spaces.MultiDiscrete([2, 3]), np.array([2, 0])),
+    (spaces.MultiDiscrete([2, 3]), np.array([0.5, 0])),
+    (spaces.MultiDiscrete([2, 3]), np.array([0])),
+    (spaces.MultiBinary(2), np.array([256, 0])),
+    (spaces.Box(0, 2**40, (1,), np.int64), np.array([2**24 + 1])),
+]
 
 
 class _Says(gymnasium.Env[Any, Any]):
@@ -40,8 +50,8 @@ class _Says(gymnasium.Env[Any, Any]):
         self.observation_space, self._value, self._at_reset = space, value, at_reset
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        sample = {"a": np.zeros(1, np.float32), "b": 0}
-        good = sample if isinstance(self.observation_space, spaces.Dict) else np.zeros_like(self._value, np.uint8)
+        space = self.observation_space
+        good = space.sample() if isinstance(space, spaces.Dict) else np.zeros_like(self._value, np.uint8)
         return self._value if self._at_reset else good, {}
 
     def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -64,14 +74,25 @@ def test_number_of_another_kind_ends_the_actor(
         _play(env)
 
 
-@pytest.mark.parametrize("value", _WRONG_CHOICES)
+@pytest.mark.parametrize("part, value", _SEVERAL)
+@pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("at_reset", [False, True])
-def test_choice_that_its_space_lacks_ends_the_actor(value: int, *, at_reset: bool) -> None:
-    """A part's discrete value out of range would be another one, or an IndexError."""
-    space = spaces.Dict({"a": spaces.Box(0, 1, (1,)), "b": _CHOICE})
+def test_part_that_its_space_lacks_ends_the_actor(
+    part: gymnasium.Space[Any], value: object, *, flatten: bool, at_reset: bool
+) -> None:
+    """A discrete value that is rounded, wrapped or counted from the end would be another one; with env.flatten, too."""
+    space = spaces.Dict({"a": spaces.Box(0, 1, (1,)), "b": part})
     wrong = {"a": np.zeros(1, np.float32), "b": value}
-    env = GymnasiumVectorEnv(lambda: _Says(space, wrong, at_reset=at_reset), 1)
-    with pytest.raises(FatalError, match=naming("part 'b' observation", value, "Discrete")):
+    says = _Says(space, wrong, at_reset=at_reset)
+    env = GymnasiumVectorEnv(lambda: flattened(says) if flatten else says, 1)
+    with pytest.raises(FatalError, match=naming("environment 0", "part 'b' observation")):
+        _play(env)
+
+
+def test_flattened_bytes_are_refused_out_of_range() -> None:
+    """They would wrap around."""
+    env = GymnasiumVectorEnv(lambda: flattened(_Says(_BYTES, np.full((2, 2), 300))), 1)
+    with pytest.raises(FatalError, match=naming("environment 0 1 observation int64 300 uint8")):
         _play(env)
 
 
