@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from tests.support.naming import naming
 from tidemill.envs import dm_env_messages as pb
-from tidemill.envs.dm_env_rpc import _action_space
+from tidemill.envs.dm_env_rpc import DmEnvRpc, _action_space
+from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.make import make_env, spec_of
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError, EnvFailed, FatalError
@@ -132,6 +133,52 @@ def test_actions_become_spaces() -> None:
     for spec in (_spec(4, []), _spec(pb.STRING, [])):
         with pytest.raises(ConfigError, match=naming("'a'")):
             _action_space(spec)
+
+
+class _Offline(DmEnvRpc):
+    """An environment whose server offers one action and answers with one observation."""
+
+    def __init__(self, action: dict[str, Any], observed: NDArray[Any]) -> None:
+        """Take the spec of the action and what is observed."""
+        self._observed, self.sent = pb.pack_tensor(observed), pb.pack_tensor(0)
+        seen = {"name": "o", "shape": observed.shape, "dtype": pb.DTYPES.index(observed.dtype.name)}
+        entries = [{"key": 1, "value": seen}, {"key": 2, "value": {"name": "reward", "dtype": 1}}]
+        self._specs = {"actions": [{"key": 1, "value": {"name": "a", **action}}], "observations": entries}
+        super().__init__("127.0.0.1:1", world="w")
+
+    def _ask(self, **payload: Any) -> Any:  # noqa: ANN401 - a message without stubs
+        if "join_world" in payload:
+            return pb.EnvironmentResponse(join_world={"specs": self._specs}).join_world
+        self.sent = payload["step"]["actions"][0]["value"] if payload["step"]["actions"] else self.sent
+        return pb.EnvironmentResponse(step={"state": 1, "observations": [{"key": 1, "value": self._observed}]}).step
+
+
+@pytest.mark.parametrize(
+    "spec, action, sent",
+    [
+        ({"dtype": 1, "min": {"floats": {"array": [0]}}, "max": {"floats": {"array": [4]}}}, [0.5], np.float32(3)),
+        (
+            {"dtype": 4, "shape": [2, 2], "min": {"int32s": {"array": [-1]}}, "max": {"int32s": {"array": [1]}}},
+            [0, 1, 2, 2],
+            np.array([[-1, 0], [1, 1]], np.int32),
+        ),
+    ],
+)
+def test_action_has_the_shape_of_its_spec(spec: dict[str, Any], action: list[float], sent: object) -> None:
+    """A server refuses another: one number without an axis, and whole numbers with two."""
+    offline = _Offline(spec, np.zeros(1, np.float32))
+    env = GymnasiumVectorEnv(lambda: offline, 1)
+    env.reset(0)
+    env.step(np.array([action], env.spec.action_dtype))
+    assert offline.sent == pb.pack_tensor(sent)
+
+
+def test_observation_that_float32_lacks_is_refused() -> None:
+    """It would be another number; what fits is stored."""
+    spec = {"dtype": 3, "min": {"int8s": {"array": b"\0"}}, "max": {"int8s": {"array": b"\1"}}}
+    assert GymnasiumVectorEnv(lambda: _Offline(spec, np.array([7])), 1).reset(0).tolist() == [[7]]
+    with pytest.raises(FatalError, match=naming("'o' int64 16777217 float32")):
+        GymnasiumVectorEnv(lambda: _Offline(spec, np.array([2**24 + 1])), 1).reset(0)
 
 
 def _spec(dtype: int, shape: list[int], **bounds: Any) -> Any:  # noqa: ANN401 - a message without stubs

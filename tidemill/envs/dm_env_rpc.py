@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.envs import dm_env_messages as pb
 from tidemill.errors import ConfigError, FatalError, TidemillError
+from tidemill.observation_parts import stored
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.dialogue import Dialogue
 from tidemill.settings.check import nearest
@@ -103,7 +104,7 @@ class DmEnvRpc(gymnasium.Env[Any, Any]):
         """Act once."""
         is_discrete = isinstance(self.action_space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete)
         chosen = np.asarray(action) + self._action_low if is_discrete else np.asarray(action)
-        tensor = pb.pack_tensor(chosen.astype(self._action_dtype))
+        tensor = pb.pack_tensor(chosen.astype(self._action_dtype).reshape(self._action_low.shape))
         observation, reward, state = self._stepped([{"key": self._action, "value": tensor}])
         return observation, reward, state == pb.TERMINATED, state == pb.INTERRUPTED, {}
 
@@ -177,9 +178,10 @@ def _observation_space(name: str, spec: Any) -> gymnasium.spaces.Box:  # noqa: A
 def _observed(name: str, tensor: Any, space: gymnasium.Space[Any]) -> NDArray[Any]:  # noqa: ANN401
     shape = space.shape or ()
     try:
-        return pb.unpack_numbers(tensor, shape).astype(space.dtype)
+        numbers = pb.unpack_numbers(tensor, shape)
     except ValueError as error:
         raise FatalError(f"{_SERVER} sent {name!r} in another shape than {list(shape)}: {error}") from error
+    return stored(numbers, space.dtype, f"observation {name!r}")
 
 
 def _bounds(spec: Any) -> tuple[NDArray[Any], NDArray[Any]]:  # noqa: ANN401
@@ -198,10 +200,6 @@ def _action_space(spec: Any) -> gymnasium.Space[Any]:  # noqa: ANN401
         )
     low, high = _bounds(spec)
     if np.dtype(pb.DTYPES[spec.dtype]).kind == "f":
-        shape = low.shape or (1,)
-        least, most = (each.reshape(shape).astype(np.float32) for each in (low, high))
-        return gymnasium.spaces.Box(least, most, dtype=np.float32)
+        return gymnasium.spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
     options = high.astype(np.int64) - low.astype(np.int64) + 1
-    return (
-        gymnasium.spaces.MultiDiscrete(options.reshape(-1)) if options.ndim else gymnasium.spaces.Discrete(int(options))
-    )
+    return gymnasium.spaces.MultiDiscrete(options) if options.ndim else gymnasium.spaces.Discrete(int(options))
