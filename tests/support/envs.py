@@ -375,6 +375,31 @@ def unbounded() -> EchoEnv:
     return EchoEnv(spaces.Box(-np.inf, np.inf, (1,), np.float32))
 
 
+class DrawingEnv(CountingEnv):
+    """Counts and can draw, in the mode that it is made with."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as gymnasium has it
+
+    def __init__(self, mode: str | None = None) -> None:
+        """Take the mode."""
+        super().__init__()
+        self.render_mode = mode
+
+    def render(self) -> Any:  # noqa: ANN401 - gymnasium's
+        """Return a picture."""
+        return np.zeros((2, 2, 3), np.uint8)
+
+
+def drawing(mode: str | None = "rgb_array") -> DrawingEnv:
+    """Return an environment that draws, and has no parameter `render_mode`."""
+    return DrawingEnv(mode)
+
+
+def drawing_if_asked(**others: Any) -> DrawingEnv:  # noqa: ANN401
+    """Return an environment that draws if it is given `render_mode`."""
+    return DrawingEnv(others.get("render_mode"))
+
+
 def offset() -> EchoEnv:
     """Return an environment that echoes actions 5, 6 and 7."""
     return EchoEnv(spaces.Discrete(3, start=5))

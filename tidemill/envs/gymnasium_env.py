@@ -27,6 +27,9 @@ from tidemill.types import EnvSpec
 
 GymnasiumEnv = gymnasium.Env[Any, Any]
 
+PICTURE_MODES = ("rgb_array", "rgb_array_list")
+"""Render modes of gymnasium in which `render` returns pictures."""
+
 _Outcome = tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
 """Observation, raw reward, terminated and truncated of all environments."""
 
@@ -225,7 +228,7 @@ class GymnasiumVectorEnv:
     def render(self, env_index: int = 0) -> NDArray[np.uint8] | None:
         """Return a picture of one environment; see `VectorEnv.render`."""
         env = self._envs[env_index]
-        if env.render_mode not in ("rgb_array", "rgb_array_list"):
+        if env.render_mode not in PICTURE_MODES:
             return None
         try:
             picture: Any = env.render()

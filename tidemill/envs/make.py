@@ -13,13 +13,14 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from tidemill.envs.action_mask import MaskFromObservation, info_key
 from tidemill.envs.atari_env import game_ids, make_atari
 from tidemill.envs.batched_env import make_batched, purpose
 from tidemill.envs.declared import declared_spec
 from tidemill.envs.failures import Restarts
-from tidemill.envs.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
+from tidemill.envs.gymnasium_env import PICTURE_MODES, GymnasiumEnv, GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
 from tidemill.envs.isolated import IsolatedEnv, WorkerPart
 from tidemill.envs.observations import flattened, select
@@ -160,7 +161,7 @@ def make_one(settings: EnvSettings, *, training: bool, render: bool) -> Gymnasiu
         ConfigError: As `make_env`.
     """
     env = _construct(settings, training=training, render_mode=None)
-    if render and "rgb_array" in env.metadata.get("render_modes", ()):
+    if render and env.render_mode not in PICTURE_MODES and _takes_render_mode(settings.id, env):
         env.close()
         env = _construct(settings, training=training, render_mode="rgb_array")
     source, _, key = settings.action_mask.partition(".")
@@ -169,6 +170,15 @@ def make_one(settings: EnvSettings, *, training: bool, render: bool) -> Gymnasiu
     if settings.flatten:
         env = flattened(env)
     return select(env, settings.observation_indices) if settings.observation_indices else env
+
+
+def _takes_render_mode(env_id: str, env: GymnasiumEnv) -> bool:
+    """True if what made an environment makes one that draws when it is given `render_mode`."""
+    maker: Any = _function(env_id) or (env.spec and env.spec.entry_point)
+    if "rgb_array" not in env.metadata.get("render_modes", ()) or maker is None:
+        return False
+    parameters = inspect.signature(load_env_creator(maker) if isinstance(maker, str) else maker).parameters
+    return any(each.name == "render_mode" or each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _construct(settings: EnvSettings, *, training: bool, render_mode: str | None) -> GymnasiumEnv:

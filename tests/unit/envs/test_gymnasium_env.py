@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from tests.support import envs
 from tests.support.envs import CountingEnv, FailingEnv
 from tests.support.naming import naming
 from tidemill.envs.checks import check_finite
@@ -367,6 +369,22 @@ def test_render_returns_a_picture_only_if_asked_for_when_made() -> None:
     env.close()
     assert make_env(EnvSettings("CartPole-v1"), 1, training=False).render() is None
     assert make_env(EnvSettings(COUNTING), 1, training=False, render=True).render() is None
+
+
+@pytest.mark.parametrize(
+    "name, kwargs, draws",
+    [("drawing", {}, True), ("drawing", {"mode": None}, False), ("drawing_if_asked", {}, True)],
+)
+def test_own_environment_needs_no_parameter_render_mode(name: str, kwargs: dict[str, Any], draws: bool) -> None:
+    """It has pictures if it draws by itself; without them it can still be evaluated."""
+    gymnasium.register("Drawing-v0", getattr(envs, name), kwargs=kwargs)
+    try:
+        for settings in (EnvSettings(f"tests.support.envs:{name}", kwargs), EnvSettings("Drawing-v0")):
+            with closing(make_env(settings, 1, training=False, render=True)) as env:
+                env.reset(0)
+                assert (env.render() is not None) == draws
+    finally:
+        del gymnasium.registry["Drawing-v0"]
 
 
 class _NoScreen(CountingEnv):
