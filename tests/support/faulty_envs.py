@@ -30,6 +30,9 @@ KIND_OF = {
 FATAL = {"crash": "died", "leave": "died", "hang": "hung", "hang_reset": "hung", "leak": "memory"}
 """Ways that take the process with them, or hold it up."""
 
+_INFOS = {"info": None, "ragged_mask": {"action_mask": [[0], [1, 0]]}}
+"""Ways to fail that only an environment with masks has, and the info that it returns."""
+
 _LEAK_BYTES = 32 * 2**20
 
 
@@ -139,6 +142,8 @@ def _struck(faults: _Faults, result: Any) -> Any:  # noqa: ANN401 - wrong on pur
     observation, reward, *rest = result
     if faults.how == "tuple":
         return (observation, reward)
+    if faults.how in _INFOS:
+        return (observation, reward, *rest[:-1], _INFOS[faults.how])
     return (faults.spoilt(observation), float("inf") if faults.how == "infinite_reward" else reward, *rest)
 
 
@@ -181,8 +186,8 @@ class MaskedFaultyEnv(FaultyCountingEnv):
 
     def step(self, action: np.int64) -> Any:  # noqa: ANN401 - wrong on purpose
         """Act once."""
-        *rest, _ = super().step(action)
-        return (*rest, {"action_mask": np.array([0, 1, 0], np.int8)})
+        *rest, info = super().step(action)
+        return (*rest, info if info is None else {"action_mask": np.array([0, 1, 0], np.int8)} | info)
 
 
 class SometimesEnv(FaultyCountingEnv):

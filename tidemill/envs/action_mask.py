@@ -86,13 +86,11 @@ class ActionMasks:
         self._envs = np.arange(num_envs)[:, None]
         self.newest: NDArray[np.bool_] = np.ones((num_envs, self._length), np.bool_)
 
-    def read(
-        self, infos: Sequence[Mapping[str, Any]], ended: NDArray[np.bool_], lengths: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
+    def read(self, infos: Sequence[object], ended: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Take and return the masks of newest observations, [N, A].
 
         Args:
-            infos: Of each environment.
+            infos: Of each environment; one that is not a mapping has no mask.
             ended: Where the observation is an episode's last: nothing needs to be legal there, nor a mask given.
             lengths: Agent decisions of each episode so far, [N].
 
@@ -101,7 +99,7 @@ class ActionMasks:
         """
         masks = np.ones((len(infos), self._length), np.bool_)
         for index, info in enumerate(infos):
-            given = info.get(self._key)
+            given = info.get(self._key) if isinstance(info, Mapping) else None
             if given is not None:
                 masks[index] = self._checked(given, index, lengths)
             elif not ended[index]:
@@ -125,7 +123,10 @@ class ActionMasks:
         return f"{self._length} entries of bool, or integers 0 and 1, 1 being legal"
 
     def _checked(self, given: Any, index: int, lengths: NDArray[np.int64]) -> NDArray[Any]:  # noqa: ANN401 - the user's
-        mask = np.asarray(given)
+        try:
+            mask = np.asarray(given)
+        except ValueError:  # rows of different lengths
+            mask = np.array(None)
         if mask.shape != (self._length,) or mask.dtype.kind not in "bui":
             found = f"{mask.dtype} {mask.shape}"
         elif mask.dtype.kind == "b" or (mask.min() >= 0 and mask.max() <= 1):

@@ -257,8 +257,8 @@ class GymnasiumVectorEnv:
         observation, self._infos[index] = returned
         try:
             return self._row(observation)
-        except InvalidArgument as error:
-            raise EnvFailed(f"{place(index, 0)} returned an {error}", index=index) from error
+        except FAILURES as error:
+            raise self._failure(index, error, returned, reset=True) from error
 
     def _row(self, observation: Any) -> NDArray[Any]:  # noqa: ANN401 - the user's
         """Return an observation as it is stored; raises InvalidArgument if it is not as its space says."""

@@ -186,18 +186,20 @@ def test_batch_of_a_process_of_its_own() -> None:
     assert min(cuts) >= 1
 
 
-@pytest.mark.parametrize("isolate", [False, True])
-def test_masks_are_those_of_the_observations(isolate: bool) -> None:
+@pytest.mark.parametrize(
+    "how, isolate", [("raise", False), ("info", False), ("ragged_mask", False), ("ragged_mask", True)]
+)
+def test_masks_are_those_of_the_observations(how: str, isolate: bool) -> None:
     """Of an environment that is back, and of the others meanwhile."""
     settings = EnvSettings(
         f"{_MODULE}:MaskedFaultyEnv",
         action_mask="info.action_mask",
         isolate=isolate,
         max_restarts=100,
-        kwargs={"every": 23},
+        kwargs={"how": how, "every": 23},
     )
     for rows in _played(settings, 60):
-        _check(rows)
+        assert _check(rows)
         assert all(row["action"] == 1 for row in rows if row["is_decision"])
 
 

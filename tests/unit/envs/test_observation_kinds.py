@@ -28,6 +28,7 @@ _WRONG: list[tuple[gymnasium.Space[Any], Any, str]] = [
     (_BYTES, np.full((2, 2), 1j), "complex128"),
     (_CLOCK, np.array([2**24 + 1]), "int64 16777217 float32"),
     (_CLOCK, np.array(["noon"]), "float32"),
+    (_CLOCK, [[1], [1, 2]], "ValueError"),
 ]
 _WRONG_CHOICES = [-1, 4, 7, 1.7, np.nan, 1.0, "1", np.array([1, 2]), np.int64(2**32 + 1)]
 _SEVERAL: list[tuple[gymnasium.Space[Any], Any]] = [
@@ -51,7 +52,7 @@ class _Says(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         space = self.observation_space
-        good = space.sample() if isinstance(space, spaces.Dict) else np.zeros_like(self._value, np.uint8)
+        good = space.sample() if isinstance(space, spaces.Dict) else np.zeros(space.shape or (), np.uint8)
         return self._value if self._at_reset else good, {}
 
     def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
