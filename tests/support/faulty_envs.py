@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import astuple, replace
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,9 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from tests.support.envs import CountingEnv, Result, Vector
+from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
+from tidemill.envs.interface import EpisodeSummary, VectorStep
+from tidemill.types import EnvSpec
 
 KIND_OF = {
     "raise": "raised",
@@ -170,6 +174,24 @@ def faulty_vector(num_envs: int, how: str = "raise", every: int = 7) -> gymnasiu
     """Return a batch of them, of which the last goes wrong."""
     makers = [CountingEnv] * (num_envs - 1) + [lambda: FaultyCountingEnv(how, every)]
     return gymnasium.vector.SyncVectorEnv(makers)
+
+
+class NumPyScalars(GymnasiumVectorEnv):
+    """A batch that counts, whose spec and summaries of episodes hold NumPy's scalars."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(CountingEnv, num_envs)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Shapes and dtypes of one environment."""
+        return replace(super().spec, num_actions=np.int64(2))  # type: ignore[arg-type]
+
+    def step(self, action: NDArray[Any]) -> VectorStep:
+        """Act once in each."""
+        step = super().step(action)
+        told: list[Any] = [[np.array(value)[()] for value in astuple(each)] for each in step.episodes]
+        return replace(step, episodes=tuple(EpisodeSummary(*each) for each in told))
 
 
 class MaskedFaultyEnv(FaultyCountingEnv):

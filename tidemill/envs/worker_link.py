@@ -25,6 +25,11 @@ _ARRAYS = "arrays"
 _READ_BYTES = 2**20
 
 
+def _plain(scalar: np.generic) -> Any:  # noqa: ANN401
+    """Return the number of a NumPy scalar, which a user's batch may hold in its spec or its summaries."""
+    return scalar.item()
+
+
 class Link:
     """One end."""
 
@@ -40,7 +45,7 @@ class Link:
         for name, array in (arrays or {}).items():
             described.append([name, array.dtype.str, list(array.shape)])
             body += np.ascontiguousarray(array).tobytes()
-        text = json.dumps({**fields, _ARRAYS: described}).encode()
+        text = json.dumps({**fields, _ARRAYS: described}, default=_plain).encode()
         self._socket.sendall(_SIZES.pack(len(text), len(body)) + text + body)
 
     def receive(self, timeout_s: float | None) -> Message | None:
