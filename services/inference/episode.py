@@ -83,6 +83,8 @@ class Episode:
         """Whether it has ended."""
         self.episode_return = 0.0
         """Sum of the rewards so far."""
+        self.is_whole = first_step == 0
+        """Whether that is the episode's return: an earlier process has not taken its first steps."""
 
     def see(self, seen: SeenStep) -> PolicyInput | None:
         """Take a step; return what the policy sees of it, or None if it is the end of the episode.

@@ -67,10 +67,10 @@ class SimulatorMetrics:
         self.episode_return = summary("episode_return", "Return of an episode with exploration.")
         self.evaluation_return = summary("evaluation_return", "Return of an evaluation episode.")
 
-    def count_episode(self, episode_return: float, end: str, *, evaluate: bool) -> None:
-        """Count an episode that ended; only a return that is known, and the policy's, is counted."""
+    def count_episode(self, episode_return: float | None, end: str, *, evaluate: bool) -> None:
+        """Count an episode that ended, and its return unless that is None: not known, or not the policy's."""
         self.episodes.labels(end).inc()
-        if end in ("terminated", "truncated"):
+        if episode_return is not None:
             (self.evaluation_return if evaluate else self.episode_return).observe(episode_return)
 
 

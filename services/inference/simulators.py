@@ -399,8 +399,9 @@ class Simulators:
     def _count_episode(self, episode: Episode, end: str) -> None:
         if episode.evaluate and episode.has_reported:
             end = "reported"
-        self._metrics.count_episode(episode.episode_return, end, evaluate=episode.evaluate)
-        has_failed = end in ("abandoned", "reported")  # its return is not known, or not the policy's
+        # its return is not known, or not the policy's
+        has_failed = end in ("abandoned", "reported") or not episode.is_whole
+        self._metrics.count_episode(None if has_failed else episode.episode_return, end, evaluate=episode.evaluate)
         if episode.evaluation is not None:
             length = episode.next_step - 1
             episode.evaluation.add(

@@ -419,6 +419,8 @@ def test_service_that_is_restarted_loses_and_doubles_no_step(kept: bool, tmp_pat
             assert (answer is not None) == kept
             if kept:
                 assert _play(client, 0, 40, first=31)[-1] is None
+                assert service.metric("tidemill_simulator_episodes_total", end="terminated") == 1
+                assert service.metric("tidemill_simulator_episode_return_count") == 0, "its first rewards are not known"
             client.close()
             service.flush()
             firsts = _firsts(stored_items(replay.address, table))
