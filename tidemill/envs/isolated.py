@@ -28,7 +28,7 @@ from tidemill.errors import ConfigError, EnvFailed, InvalidArgument
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.types import EnvSpec, ObservationPart
 
-_IMPORT_S = 60.0  # until a process has imported what it needs, beside `env.reset_timeout_s`
+_IMPORT_S = 60.0  # until a process has imported what it needs, or `env.reset_timeout_s` if that is longer
 _POLL_S = 0.2
 _STOP_S = 2.0  # how long an answer is waited for once the actor is to stop
 _MIB = 2**20
@@ -194,8 +194,9 @@ class WorkerPart:
 
     def _made(self, *, wait: bool = True) -> bool:
         """True once the process has made its environments; with `wait`, block until then."""
+        import_s = max(_IMPORT_S, self._reset_s) if self._reset_s else 0.0
         while True:
-            limit_s, what = (self._reset_s, "the constructor") if self._is_here else (_IMPORT_S, "its imports")
+            limit_s, what = (self._reset_s, "the constructor") if self._is_here else (import_s, "its imports")
             message = self._answer(limit_s, what) if wait else self._polled(limit_s, what)
             if message is None:
                 return False
@@ -227,7 +228,7 @@ class WorkerPart:
             if self._stop.is_set():
                 stopped_s = stopped_s or time.monotonic()
                 if time.monotonic() - stopped_s > _STOP_S:
-                    raise self._hung(method)
+                    raise self._hung(method, limit_s)
         return message
 
     def _polled(self, limit_s: float, method: str, wait_s: float = 0.0) -> Message | None:
@@ -240,7 +241,7 @@ class WorkerPart:
             if self._link is None:
                 raise self._died()
             if limit_s and time.monotonic() - self._sent_s > limit_s:
-                raise self._hung(method)
+                raise self._hung(method, limit_s)
             return None
         fields = message[0]
         self._memory_bytes = fields.get("memory_bytes", self._memory_bytes)
@@ -264,10 +265,13 @@ class WorkerPart:
         limit = f"env.max_memory_mib is {self._settings.max_memory_mib}"
         return EnvFailed(f"{self._name} took {taken / _MIB:.0f} MiB {when}; {limit}", kind="memory")
 
-    def _hung(self, method: str) -> EnvFailed:
+    def _hung(self, method: str, limit_s: float) -> EnvFailed:
         waited_s = time.monotonic() - self._sent_s
         self._kill()
-        limit = "env.reset_timeout_s" if method != "step" and self._settings.reset_timeout_s else "env.step_timeout_s"
+        is_reset = self._settings.reset_timeout_s and limit_s != self._step_s
+        limit = "env.reset_timeout_s" if is_reset else "env.step_timeout_s"
+        if limit_s not in (self._step_s, self._reset_s):
+            limit = f"{limit_s:g} s, or {limit} if longer"
         said = (
             f"{self._name} has not returned from {method} for {waited_s:.1f} s, after {self._steps:,} steps ({limit})"
         )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.support.naming import naming
+from tidemill.envs import isolated
 from tidemill.envs.failures import KINDS, Restarts, count_failure, failure_counts
+from tidemill.envs.interface import EpisodeSummary
 from tidemill.envs.make import make_env, make_isolated, make_surviving
 from tidemill.envs.parts import as_failure
 from tidemill.envs.settings import EnvSettings
@@ -122,16 +125,36 @@ def test_isolated_environment_plays_as_it_would_in_this_process() -> None:
     """Same seed, same actions: the same observations, rewards and ends; episodes are told; the process ends."""
     settings = EnvSettings("CartPole-v1", isolate=True)
     actions = np.random.default_rng(0).integers(0, 2, (60, 2))
-    isolated = make_surviving(settings, 2, waits=False, stop=threading.Event())
+    apart = make_surviving(settings, 2, waits=False, stop=threading.Event())
     plain = make_env(settings, 2, training=True)
-    with closing(isolated), closing(plain):
-        assert isolated.spec == plain.spec
-        np.testing.assert_array_equal(isolated.reset(100_000_000), plain.reset(100_000_000))
+    with closing(apart), closing(plain):
+        assert apart.spec == plain.spec
+        np.testing.assert_array_equal(apart.reset(100_000_000), plain.reset(100_000_000))
         for action in actions:
-            found, expected = isolated.step(action), plain.step(action)
+            found, expected = apart.step(action), plain.step(action)
             for name in ("observation", "reward", "terminated", "truncated", "is_first", "is_reset_step"):
                 np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
             assert found.episodes == expected.episodes
+
+
+def test_imports_of_a_process_have_the_longer_of_two_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the settings can be longer, or off; the message names both."""
+    monkeypatch.setattr(isolated, "_IMPORT_S", 0.01)
+    settings = EnvSettings("CartPole-v1", isolate=True, step_timeout_s=0.001)
+    with pytest.raises(EnvFailed, match=naming("its imports", "(0.01 s, or env.step_timeout_s if longer)")):
+        make_isolated(settings)
+    for limits in ({"reset_timeout_s": 60.0}, {"step_timeout_s": 0.0}):
+        make_isolated(replace(settings, **limits)).close()  # type: ignore[arg-type]
+
+
+def test_isolated_batch_may_hold_scalars_of_numpy() -> None:
+    """In its spec and its summaries of episodes, which are sent as text."""
+    settings = EnvSettings(vector="tests.support.faulty_envs:NumPyScalars", isolate=True)
+    with closing(make_surviving(settings, 2, waits=False, stop=threading.Event())) as env:
+        env.reset(0)
+        steps = [env.step(np.zeros(2, np.int64)) for _ in range(5)]
+        assert env.spec.num_actions == 2
+    assert steps[-1].episodes == tuple(EpisodeSummary(index, 15.0, 5, True) for index in range(2))
 
 
 def test_isolated_evaluation_environment_is_made_again_by_its_next_reset() -> None:
