@@ -76,7 +76,7 @@ def main() -> None:
     def game(seed: int) -> None:
         try:
             play(options.address, seed, options.steps)
-        except tidemill.Unavailable as error:  # the run is over
+        except (tidemill.Unavailable, tidemill.ResourceExhausted) as error:  # the run is over, or its slots are taken
             sys.stderr.write(f"game {seed}: {error}\n")
 
     threads = [threading.Thread(target=game, args=(options.seed + number,)) for number in range(options.envs)]

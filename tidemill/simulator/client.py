@@ -54,7 +54,8 @@ class SimulatorClient(Closing):
     each.
 
     Every method raises `InvalidArgument` for a value that does not fit, naming it; `FailedPrecondition` if the spaces
-    are not those of the run, or the client is closed; `Unavailable` if no service answered for `timeout_s`.
+    are not those of the run, or the client is closed; `Unavailable` if no service answered for `timeout_s`, and
+    `ResourceExhausted` if all of its slots were taken for as long.
 
     An episode is `action = simulator.begin(observation)` and then, until that returns None,
     `action = simulator.step(observation, reward, terminated=..., truncated=...)`.
