@@ -51,7 +51,7 @@ def test_frozen_learner_that_was_superseded_writes_nothing(cluster: LearnerClust
 
 
 def test_checkpoints_outlive_a_parameter_server_that_lost_everything(tmp_path: Path) -> None:
-    """A new server hands out a fencing token above that of the checkpoints, so that the newest stays the newest."""
+    """A new server's fencing token and versions are above those of the checkpoints, so the newest stay newest."""
     with learner_cluster(tmp_path) as cluster:
         cluster.start_replay()
         params = cluster.start_params()
@@ -60,6 +60,9 @@ def test_checkpoints_outlive_a_parameter_server_that_lost_everything(tmp_path: P
         assert first.wait() is None
         second = cluster.start_learner("--run.max-learner-steps", "60")
         assert second.wait() is None
+        restored = CheckpointStore(cluster.checkpoints, keep=3).newest()
+        assert restored is not None
+        known = restored[1].counters["version"]
         params.signal(signal.SIGTERM)
         assert params.wait() == 0
         shutil.rmtree(tmp_path / "test" / "params")
@@ -67,6 +70,7 @@ def test_checkpoints_outlive_a_parameter_server_that_lost_everything(tmp_path: P
         third = cluster.start_learner("--run.max-learner-steps", "70")
         assert third.wait() is None
         assert _newest(cluster)[1] == 70
+        assert cluster.params_client().list_versions().versions[0].version == known + 1 > 1
         assert cluster.params_client().acquire_fencing_token("test").fencing_token == 4
 
 
