@@ -208,18 +208,25 @@ class Learner:
             stack.enter_context(closing(self._table_watch(directory, learning.table.name)))
         self._progress.restart()
         set_serving(True)
+        rolls_back = partial(rollback.roll_back, publisher) if rollback and publisher else None
         try:
-            self._control.stop(trainer.run())
-            self._progress.finish()
-            self._progress.check()
-            set_serving(False)
-            feed.close()
-            rolled_back = publisher is not None and rollback is not None and rollback.roll_back(publisher)
+            try:
+                self._control.stop(trainer.run())
+                self._progress.finish()
+                self._progress.check()
+                set_serving(False)
+                feed.close()
+                rolled_back = rolls_back is not None and rolls_back()
+            except Diverged as error:
+                set_serving(False)
+                if rolls_back is None or not rolls_back(has_diverged=True):
+                    raise
+                self._end_before(error)
+                rolled_back = True
             self._finish(publisher, checkpointer, PUBLISH_S if rolled_back else _LAST_PUBLISH_S)
-            if self._end is not None and self._ends_run(is_over=trainer.is_over):
+            if self._end is not None and self._ends_run(is_over=trainer.is_over or rolled_back):
                 self._end.mark(self._config.cluster.connect_timeout_s)
         except Diverged as error:
-            set_serving(False)
             self._end_as_diverged(error)
         if self._rank.machines > 1 and trainer.is_over:  # if one fails to end the run, all start again
             group.all_agree(_LEAVES)
@@ -275,6 +282,12 @@ class Learner:
         """True if others must hear of the end: of a limit, and, where nothing restarts the learner, of `Stop`."""
         reached = self._limits().reached(self._counters) is not None
         return reached or (is_over and self._config.run.supervisor == "job")
+
+    def _end_before(self, error: Diverged) -> None:
+        """End at the version of the verdict, which training has moved past and diverged since."""
+        self._progress.finish()
+        self._control.stop("the evaluator has ended the run")
+        _log.warning("training has diverged after the version that ended the run", reason=str(error))
 
     def _end_as_diverged(self, error: Diverged) -> None:
         """End the run with the last finite parameters and checkpoint; other ranks than the first just end."""

@@ -15,7 +15,7 @@ from tidemill.devices import on_stream
 from tidemill.params.blob import half, pack
 from tidemill.params.publisher import ParamsPublisher
 from tidemill.params.version import ParamsMetadata, Precision
-from tidemill.services.learner.status.divergence import check_finite
+from tidemill.services.learner.status.divergence import Diverged, check_finite
 
 _log = structlog.get_logger()
 
@@ -73,6 +73,13 @@ class PolicyPublisher:
     def flush(self, timeout_s: float) -> bool:
         """Wait until the newest parameters are acknowledged; return whether they were within `timeout_s`."""
         return self._publisher.flush(timeout_s)
+
+    def drop_diverged(self, timeout_s: float) -> None:
+        """Wait for what is on its way, at most `timeout_s`; if it is not finite, drop it and take parameters again."""
+        try:
+            self.flush(timeout_s)
+        except Diverged:
+            self._publisher.restart()
 
     def close(self) -> None:
         """End the publisher without sending what waits. May be called twice."""

@@ -53,15 +53,20 @@ class Rollback:
         """Keep the state behind the version that is being published."""
         self._history.add(self._verdicts.evaluated)
 
-    def roll_back(self, publisher: PolicyPublisher) -> bool:
+    def roll_back(self, publisher: PolicyPublisher, *, has_diverged: bool = False) -> bool:
         """Return to the version that ended the run, if that is known and its snapshot kept.
 
         Where training stood is published first, as `last_trained`. The caller publishes and saves the restored state.
+
+        Args:
+            publisher: Publishes for this learner.
+            has_diverged: Training has no finite state to be published; parameters on their way may not be finite.
 
         Returns:
             Whether it did.
 
         Raises:
+            Diverged: Where training stood is not finite.
             StalePublisher: A newer learner publishes now.
         """
         verdict = self._verdicts.decided()
@@ -72,9 +77,12 @@ class Rollback:
         if snapshot is None:
             _log.warning("the version that ended the run cannot be restored: no state kept", version=verdict.version)
             return False
-        publisher.publish()
-        if publisher.flush(PUBLISH_S):
-            self._verdicts.tag_last_trained(publisher.version)
+        if has_diverged:
+            publisher.drop_diverged(PUBLISH_S)
+        else:
+            publisher.publish()
+            if publisher.flush(PUBLISH_S):
+                self._verdicts.tag_last_trained(publisher.version)
         self._state.roll_back(snapshot)
         _log.info("rolled back to the version that ended the run", version=verdict.version, learner_steps=steps)
         return True

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from tests.support.learner_cluster import LearnerCluster
 from tests.support.params_service import local_server, publish
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.params.client import ParamsClient
+from tidemill.params.run_end import read_divergence
 from tidemill.params.version import BEST, EVALUATED, LAST_TRAINED, VERDICT, Version
+from tidemill.services.learner.checkpoint.state_tree import flatten
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.rollback import VerdictWatcher
+from tidemill.services.learner.status.divergence import Diverged
+from tidemill.services.learner.training.trainer import Trainer
 
 _TARGET = ("--run.target-return", "1000")
 """Of a run that an evaluator ends; who sets the tags here is the test."""
@@ -53,6 +60,40 @@ def test_learner_goes_back_to_the_version_that_ended_the_run(cluster: LearnerClu
     assert found[1].counters["learner_steps"] == steps
     left = next(each for each in listed.versions if each.version == listed.tags[LAST_TRAINED])
     assert left.metadata.learner_steps > steps + 700
+
+
+@pytest.mark.parametrize("where", ["loss", "parameters"])
+def test_learner_that_has_diverged_since_goes_back_all_the_same(
+    cluster: LearnerCluster, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version that ended the run is published and saved; what is not finite is neither, and no divergence noted."""
+    run = Trainer.run
+
+    def diverging(trainer: Trainer) -> str:
+        reason = run(trainer)
+        if where == "loss":
+            raise Diverged("loss nan")
+        state = trainer._agent.state_dict()
+        for tensor in flatten(state)[1].values():
+            if tensor.is_floating_point():
+                tensor.fill_(math.nan)
+        trainer._agent.load_state_dict(state)
+        return reason
+
+    monkeypatch.setattr(Trainer, "run", diverging)
+    learner, params = cluster.start_learner(*_TARGET), cluster.params_client()
+    cluster.feed()
+    version = _evaluated(cluster, params)
+    params.set_tag(VERDICT, version.version)
+    assert learner.wait() is None
+    listed = params.list_versions()
+    assert listed.versions[-1].version > version.version
+    assert listed.versions[-1].encodings == version.encodings
+    assert LAST_TRAINED not in listed.tags
+    found = CheckpointStore(cluster.checkpoints, keep=1).newest()
+    assert found is not None
+    assert found[1].counters["learner_steps"] == version.metadata.learner_steps
+    assert not read_divergence(cluster.checkpoints.parent)
 
 
 def test_resumed_learner_trains_on_in_spite_of_an_old_verdict(cluster: LearnerCluster) -> None:

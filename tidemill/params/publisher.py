@@ -100,8 +100,7 @@ class ParamsPublisher(Closing):
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="params-publisher", daemon=True)
-        self._thread.start()
+        self._thread = self._started()
 
     @property
     def version(self) -> int:
@@ -152,6 +151,13 @@ class ParamsPublisher(Closing):
         with self._changed:
             self._raise()
 
+    def restart(self) -> None:
+        """Take offers again after making the bytes of one failed; what was offered until then is dropped."""
+        self._thread.join(_JOIN_S)
+        with self._changed:
+            self._error, self._pending, self._acknowledged = None, None, self._offered
+        self._thread = self._started()
+
     def close(self) -> None:
         """End the thread without sending what waits; `flush` first to keep it. May be called twice."""
         self._closing.set()
@@ -159,6 +165,11 @@ class ParamsPublisher(Closing):
             self._changed.notify_all()
         self._client.close()
         self._thread.join(_JOIN_S)
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="params-publisher", daemon=True)
+        thread.start()
+        return thread
 
     def _raise(self) -> None:
         if self._error is not None:
