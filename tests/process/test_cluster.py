@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,7 @@ from tidemill.config.services import LauncherSettings
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import RunFolder
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
+from tidemill.services.launcher.supervise.child import Child
 from tidemill.services.launcher.supervise.runner import ClusterRunner
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 from tidemill.services.launcher.supervise.supervisor import Outcome, Supervisor
@@ -131,6 +135,46 @@ async def test_cluster_restarts_a_killed_service_and_shows_why(scene: Scene) -> 
     assert any("was killed by signal 9" in message for message in recorder.messages)
     os.kill(os.getpid(), signal.SIGINT)
     assert (await asyncio.wait_for(running, _BOUND_S)).exit_code == 0
+
+
+async def test_cluster_outlives_the_removal_of_its_logs(scene: Scene) -> None:
+    """A service that is killed afterwards is started again, with a log in a new folder."""
+    cluster, recorder = scene.cluster_of(scene.spec("replay"))
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "replay")
+    shutil.rmtree(scene.folder.path / "logs")
+    first = cluster.pid_of("replay")
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await recorder.until(lambda messages: messages.count("replay is ready") == 2)
+    assert (scene.folder.path / "logs" / "replay.log").exists()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "stopped as asked")
+
+
+@pytest.mark.parametrize("failures", [1, 9])
+async def test_service_that_cannot_be_started_is_started_later(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """An error of the system is a failed start: it is reported, and after max_restarts the run ends in order."""
+    errors, start = [OSError(errno.EMFILE, "no file left")] * failures, Child.start
+
+    async def failing(spec: ServiceSpec, *arguments: Any) -> Child:  # noqa: ANN401
+        if spec.name == "learner" and errors:
+            raise errors.pop()
+        return await start(spec, *arguments)
+
+    monkeypatch.setattr(Child, "start", failing)
+    cluster, recorder = scene.cluster_of(scene.spec("replay"), scene.spec("learner"))
+    running = asyncio.create_task(cluster.run())
+    await recorder.until(lambda messages: "learner could not be started: no file left; restarting in 0.1 s" in messages)
+    if failures == 1:
+        await _ready(recorder, "learner", "replay")
+        os.kill(os.getpid(), signal.SIGTERM)
+    outcome = await asyncio.wait_for(running, _BOUND_S)
+    why = "learner could not be started: no file left, after 2 restarts within ten minutes"
+    assert outcome == (Outcome(0, "stopped as asked") if failures == 1 else Outcome(1, why))
+    assert cluster.pid_of("replay") is None
 
 
 async def test_cluster_restarts_a_service_that_freezes_while_it_serves(scene: Scene) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from tidemill.atomic_files import is_disk_full, replacing
 from tidemill.parent import PARENT_VARIABLE
@@ -67,10 +67,13 @@ class Child:
             log_file: Its log file.
             variables: The environment variables.
             forks: What starts the service, if it can; None for a separate program.
+
+        Raises:
+            OSError: The system has too few processes or open files left.
         """
         environment = DEFAULTS | os.environ | {PARENT_VARIABLE: str(os.getpid()), **variables}
         process: _Process | None = None
-        with log_file.open("ab") as log:
+        with _opened(log_file) as log:
             log_start = log.tell()
             if forks is not None:
                 order = Order(
@@ -133,7 +136,16 @@ class Child:
             self._log_start = 0
 
     def last_lines(self, count: int) -> list[str]:
-        """Return the newest lines of its log."""
-        with self._log_file.open(encoding="utf-8", errors="replace") as log:
+        """Return the newest lines of its log; none if it cannot be read."""
+        with contextlib.suppress(OSError), self._log_file.open(encoding="utf-8", errors="replace") as log:
             log.seek(self._log_start)
             return [line.rstrip() for line in deque(log, maxlen=count)]
+        return []
+
+
+def _opened(log_file: Path) -> IO[bytes]:
+    """Open a log, also if somebody has removed its folder; if that fails, the service runs without a log."""
+    with contextlib.suppress(OSError):
+        log_file.parent.mkdir(exist_ok=True)
+        return log_file.open("ab")
+    return open(os.devnull, "ab")

@@ -68,11 +68,14 @@ class ForkServer:
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Start it, or again if it has ended or was given up; `fork` waits until it is ready."""
+        """Start it, if it can be had, or again if it has ended or was given up; `fork` waits until it is ready."""
         if self._client is not None and self._client.is_running and self._may_fork:
             return
         await self.close()
-        self._client, self._first = self._first or ForkClient(self._environment), None
+        try:
+            self._client, self._first = self._first or ForkClient(self._environment), None
+        except OSError:  # such as too many open files
+            return
         self._client.requests.setblocking(False)
         loop = asyncio.get_running_loop()
         self._ready = {said: loop.create_future() for said in (READY_WITHOUT_TORCH, READY)}

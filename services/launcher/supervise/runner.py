@@ -69,11 +69,19 @@ class _Exited:
 
 
 @dataclass(frozen=True)
+class _NotStarted:
+    """A process could not be started."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
 class _StopRequested:
     """Ctrl-C or SIGTERM."""
 
 
-_Event = _Serving | _Silent | _Exited | _StopRequested
+_Event = _Serving | _Silent | _Exited | _NotStarted | _StopRequested
 
 
 class ClusterRunner:
@@ -163,7 +171,7 @@ class ClusterRunner:
             return self._supervisor.on_serving(event.name, now_s)
         if isinstance(event, _Silent):
             return self._on_silent(event)
-        return self._on_exit(event, now_s)
+        return self._on_not_started(event, now_s) if isinstance(event, _NotStarted) else self._on_exit(event, now_s)
 
     def _on_silent(self, event: _Silent) -> list[Action]:
         silence, phase = event.silence, self._supervisor.processes[event.name].phase
@@ -175,6 +183,14 @@ class ClusterRunner:
             else f"{event.name} answers again"
         )
         return self._supervisor.on_silent(event.name, silence.seconds, listens=silence.listens)
+
+    def _on_not_started(self, event: _NotStarted, now_s: float) -> list[Action]:
+        actions = self._supervisor.on_not_started(event.name, event.why, now_s)
+        process = self._supervisor.processes[event.name]
+        pause_s = (process.deadline_s or now_s) - now_s
+        again = f"; restarting in {pause_s:.1f} s" if process.phase is Phase.BACKOFF else ""
+        self._reporter.event(f"{event.name} {process.fault}{again}")
+        return actions
 
     def _on_exit(self, event: _Exited, now_s: float) -> list[Action]:
         self._health_tasks.pop(event.name).cancel()
@@ -200,15 +216,19 @@ class ClusterRunner:
             spec = self._supervisor.processes[action.service].spec
             if action.verb is Verb.START:
                 await self._start(spec)
-            else:
-                self._children[spec.name].send(action.verb.value)
+            elif child := self._children.get(spec.name):  # None: its first start failed
+                child.send(action.verb.value)
         if self._forks is not None and self._supervisor.all_serve:
             await self._forks.start()  # again, if it has ended
 
     async def _start(self, spec: ServiceSpec) -> None:
         log, mark = log_file(self._folder.path, spec.name), self._groups.new_mark()
         variables = {SESSION_VARIABLE: repr(self._started_s), MARK_VARIABLE: mark}
-        child = await Child.start(spec, log, variables, self._forks)
+        try:
+            child = await Child.start(spec, log, variables, self._forks)
+        except OSError as error:  # such as too many open files
+            self._events.put_nowait(_NotStarted(spec.name, error.strerror or str(error)))
+            return
         self._groups.add(child.pid, mark)
         self._children[spec.name] = child
         self._health_tasks[spec.name] = asyncio.create_task(self._watch_health(spec, child))

@@ -154,6 +154,11 @@ class Supervisor:
         process.fault = f"did not answer for {silent_s:g} s"
         return [Action(Verb.KILL, name)]
 
+    def on_not_started(self, name: str, why: str, now_s: float) -> list[Action]:
+        """A process could not be started, which counts as an exit."""
+        self._processes[name].fault = f"could not be started: {why}"
+        return self.on_exit(name, 1, now_s)
+
     def on_exit(self, name: str, exit_code: int, now_s: float, *, has_result: bool = False) -> list[Action]:
         """A process ended.
 

@@ -76,3 +76,8 @@ def test_log_that_cannot_be_moved_costs_no_more_than_it_must(
     assert file.read_text() == ("" if is_emptied else "present\n")
     assert moved.read_text() == "moved before\n"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_log_that_is_not_there_has_no_last_lines(tmp_path: Path) -> None:
+    """Somebody has removed it, or its folder."""
+    assert Child(_Ended(), tmp_path / "logs" / "actor-0.log").last_lines(8) == []
