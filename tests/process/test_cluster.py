@@ -177,6 +177,20 @@ async def test_service_that_cannot_be_started_is_started_later(
     assert cluster.pid_of("replay") is None
 
 
+async def test_niceness_is_added_to_that_of_the_launcher(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `nice -n 10` no service is less nice than its launcher, which only root may ask for."""
+    given: list[int] = []
+    monkeypatch.setattr(os, "getpriority", lambda *_: 10)
+    monkeypatch.setattr(os, "setpriority", lambda _which, _who, nice: given.append(nice))
+    specs = (replace(scene.spec(f"actor-{nice}", kind="actor"), nice=nice) for nice in (3, 15))
+    cluster, recorder = scene.cluster_of(*specs)
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "actor-3", "actor-15")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, _BOUND_S)
+    assert given == [13, 19]
+
+
 async def test_cluster_restarts_a_service_that_freezes_while_it_serves(scene: Scene) -> None:
     """A process that is there but answers nothing is reported, killed at the bound, and started again."""
     cluster, recorder = scene.cluster_of(scene.spec("replay"), settings=_IMPATIENT)

@@ -95,7 +95,9 @@ class Child:
                     start_new_session=True,
                 )
         if spec.nice:
-            os.setpriority(os.PRIO_PROCESS, process.pid, spec.nice)
+            nice = min(os.getpriority(os.PRIO_PROCESS, 0) + spec.nice, 19)
+            with contextlib.suppress(OSError):  # it has ended already
+                os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         return cls(process, log_file, log_start)
 
     @property
