@@ -14,6 +14,9 @@ import yaml
 
 from tests.support.launched import BOUND_S, ROOT, launched
 from tests.support.small_run import SMALL
+from tidemill.parent import PARENT_VARIABLE
+from tidemill.services.launcher.run.folder import RunFolder
+from tidemill.services.launcher.run.loggers import LoggerProcesses
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -92,6 +95,19 @@ def test_run_is_sent_while_it_trains_and_after_it_was_resumed(tmp_path: Path) ->
     assert again[: len(sent)] == sent
     assert again[-1]["result"]["learner_steps"] == 120
     assert again.count(sent[0]) == 1
+
+
+def test_logger_is_sent_a_run_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep has told its launcher who its parent is; that is not the logger's parent."""
+    (tmp_path / "recorder.py").write_text(_LOGGER)
+    run = _ended_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(PARENT_VARIABLE, str(os.getppid()))
+    with LoggerProcesses() as loggers:
+        with RunFolder.open(run) as folder:
+            loggers.start(("recorder:Recorder",), folder)
+        assert loggers.wait(BOUND_S) == []
+    assert _lines(run / "sent.jsonl")
 
 
 def test_logger_that_is_missing_is_known_before_anything_starts(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from tidemill.installation import command_name
+from tidemill.parent import PARENT_VARIABLE
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 
 _LAST_S = 60.0
@@ -30,6 +32,8 @@ class LoggerProcesses:
     def start(self, names: tuple[str, ...], folder: RunFolder) -> None:
         """Start one for each name; the folder is locked and has its config.yaml."""
         self._path = folder.path
+        # They outlive the launcher, and must not take the parent of the launcher for their own.
+        environment = {name: value for name, value in os.environ.items() if name != PARENT_VARIABLE}
         for name in names:
             # A separate session: Ctrl-C is meant for the launcher, and loggers still have to send the last records.
             command = (sys.executable, "-P", "-m", "tidemill.services.launcher", "log", str(folder.path), "--to", name)
@@ -39,6 +43,7 @@ class LoggerProcesses:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
+                    env=environment,
                     start_new_session=True,
                 )
 
