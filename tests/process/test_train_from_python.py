@@ -21,6 +21,7 @@ from tests.support.forked_service import children
 from tests.support.launched import ROOT
 from tests.support.naming import naming
 from tests.support.waiting import wait_until
+from tidemill.config.load import load_run
 from tidemill.errors import AlreadyExists, ConfigError, FatalError, TidemillError, Unavailable
 from tidemill.programs.cluster import Cluster
 
@@ -164,6 +165,20 @@ def test_interrupt_ends_the_run_in_order_and_keeps_its_result(tmp_path: Path) ->
     assert "kept 0 True" in said
     assert script.returncode == 0
     assert not Path(f"/proc/{launcher}").exists()
+    assert list((tmp_path / "run" / "checkpoints").glob("checkpoint-*.safetensors"))
+
+
+def test_run_of_a_script_that_ignores_interrupts_is_stopped_in_order(tmp_path: Path) -> None:
+    """A shell starts `python my.py &` with SIGINT ignored, and the run inherits that."""
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        endless = {"run.root": str(tmp_path), "run.max_learner_steps": 0, "env.id": "CartPole-v1"}
+        config, _ = load_run(None, {**_SHORT, **endless, "agent.algorithm": "dqn"})
+        with Cluster(config) as cluster:
+            cluster.status(timeout_s=200.0)
+            assert cluster.stop().exit_code == 0
+    finally:
+        signal.signal(signal.SIGINT, heard)
     assert list((tmp_path / "run" / "checkpoints").glob("checkpoint-*.safetensors"))
 
 

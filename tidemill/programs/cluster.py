@@ -62,6 +62,7 @@ class Cluster(Closing):
         self._fresh = fresh
         self._process: subprocess.Popen[str] | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._heeds_interrupts = True
 
     def start(self) -> None:
         """Start the processes in the background; returns at once.
@@ -76,6 +77,8 @@ class Cluster(Closing):
         write_document(self.config, scratch / "config.yaml")
         command = [sys.executable, "-P", "-m", "tidemill.services.launcher", "train", "--config"]
         command += [str(scratch / "config.yaml"), *(["--fresh"] if self._fresh else [])]
+        # A script that a shell started in the background (`python my.py &`) ignores SIGINT, and so will the run.
+        self._heeds_interrupts = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
         with (scratch / "output.log").open("w") as output:
             # A separate session: Ctrl-C on the terminal reaches this script alone, and `close` passes it on once. The
             # process ends in order when its standard input closes, as it does however this script ends.
@@ -169,7 +172,8 @@ class Cluster(Closing):
             raise FailedPrecondition(f"the cluster of {self.folder} was not started")
         if self.is_running:
             # Python that is interrupted while it starts ends with a fatal error; a run that has begun takes both alike.
-            self._process.send_signal(signal.SIGINT if self.output() else signal.SIGTERM)
+            may_interrupt = self._heeds_interrupts and self.output()
+            self._process.send_signal(signal.SIGINT if may_interrupt else signal.SIGTERM)
             try:
                 self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:
