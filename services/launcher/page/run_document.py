@@ -17,7 +17,7 @@ from tidemill.services.launcher.page.server import StatusPage
 from tidemill.services.launcher.run.folder import log_file
 from tidemill.services.launcher.run.verbs import apply_verb
 from tidemill.services.launcher.view.json_lines import progress_fields
-from tidemill.services.launcher.view.status import ClusterStatus
+from tidemill.services.launcher.view.status import ClusterStatus, of_every_kind
 from tidemill.services.launcher.view.terminal import View, describe_left, describe_time, unavailable_shards
 
 _FILES = {"/video.mp4": ("videos/best.mp4", "video/mp4"), "/settings": ("config.yaml", "text/plain; charset=utf-8")}
@@ -134,7 +134,7 @@ class RunDocument:
         }
 
     def _logs(self, status: ClusterStatus) -> dict[str, list[str]]:
-        names = [row.name for row in status.processes[:_LOGS]]
+        names = of_every_kind([row.name for row in status.processes], _LOGS)
         return {name: self._lines_of(name) for name in names}
 
     def _video(self) -> int:

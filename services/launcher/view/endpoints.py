@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tidemill.rpc.addresses import host_and_port, joined
 from tidemill.services.launcher.supervise.supervisor import Phase
-from tidemill.services.launcher.view.status import ProcessRow, ProcessUsage
+from tidemill.services.launcher.view.status import ProcessRow, ProcessUsage, of_every_kind
 
 _ANSWER_S = 2.0
 _MOST = 128
@@ -60,21 +60,29 @@ class AskedEndpoints:
         self._endpoints, self._event, self._every_s = endpoints, event, every_s
         self._processes: dict[str, _Process] = {}
         self._lives: dict[tuple[str, int], list[str]] = {}  # start times by host and port
+        self._asked: set[str] = set()
         self._asked_s = -every_s
         self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="endpoints")
 
     def __call__(self) -> tuple[ProcessRow, ...]:
-        """Return a row for each; they are asked at most every `every_s`."""
+        """Return a row for each, and one for all that are too many; they are asked at most every `every_s`."""
         if time.monotonic() - self._asked_s >= self._every_s:
             self._asked_s = time.monotonic()
             self._find()
             before = {address: process.phase for address, process in self._processes.items()}
-            list(self._pool.map(self._ask, list(self._processes)[:_MOST]))
+            self._asked = set(of_every_kind([each.name for each in self._processes.values()], _MOST))
+            asked = [address for address, each in self._processes.items() if each.name in self._asked]
+            list(self._pool.map(self._ask, asked))
             self._tell(before)
-        return tuple(
+        rows = [
             ProcessRow(each.name, each.phase, None, each.restarts, each.reason, each.usage)
             for each in self._processes.values()
-        )
+            if each.name in self._asked
+        ]
+        if more := len(self._processes) - len(rows):
+            reason = f"not asked: {_MOST} processes are asked at most"
+            rows.append(ProcessRow(f"{more} more", Phase.PENDING, None, 0, reason, None))
+        return tuple(rows)
 
     def lines(self, name: str) -> list[str]:
         """Return the last log lines of the process of a row."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidemill.config.run import RunSettings
@@ -34,6 +35,18 @@ class ProcessRow:
     restarts: int
     reason: str
     usage: ProcessUsage | None
+
+
+def of_every_kind(names: Sequence[str], most: int) -> list[str]:
+    """Return at most so many names in their order: `learner` and `replay-0` before `actor-1`, for many are actors."""
+    seen: Counter[str] = Counter()
+    ranks: dict[str, int] = {}
+    for name in names:
+        kind = name.rstrip("-0123456789")
+        ranks[name] = seen[kind]
+        seen[kind] += 1
+    chosen = set(sorted(names, key=ranks.__getitem__)[:most])
+    return [name for name in names if name in chosen]
 
 
 @dataclass(frozen=True)

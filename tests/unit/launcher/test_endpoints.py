@@ -128,3 +128,26 @@ def test_processes_of_one_host_are_told_apart() -> None:
                 f"127.0.0.1:{port}": restarts for port, restarts in zip(ports, (1, 0), strict=True)
             }
     assert told == [f"127.0.0.1:{ports[0]} was restarted"]
+
+
+def test_too_many_processes_share_a_row_but_every_kind_is_asked(
+    two: tuple[_Process, _Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner is asked before the second actor, though its name comes later."""
+    resolved = socket.getaddrinfo
+
+    def with_learner(host: str, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+        return resolved("127.0.0.1" if host == "learner" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", with_learner)
+    monkeypatch.setattr("tidemill.services.launcher.view.endpoints._MOST", 2)
+    with closing(_Process("127.0.0.1", 0, "three")) as learner:
+        endpoints = [f"actor:{two[0].server.server_port}", f"learner:{learner.server.server_port}"]
+        with closing(AskedEndpoints(endpoints, every_s=0.0)) as asked:
+            rows = {row.name: (row.phase.value, row.reason) for row in asked()}
+            assert asked.lines("learner") == ["a line of three", "another"]
+    assert rows == {
+        "actor-0": ("serving", ""),
+        "learner": ("serving", ""),
+        "1 more": ("pending", "not asked: 2 processes are asked at most"),
+    }

@@ -282,6 +282,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield made.path
 
 
+def test_document_has_a_log_of_every_kind_of_process(folder: Path) -> None:
+    """Of many actors some are left out; an order that begins with them changes nothing."""
+    names = [*(f"actor-{number}" for number in range(40)), "evaluator", "learner", "replay-0", "replay-1"]
+    document = RunDocument(RunConfig(), folder, PlainView(RunSettings(), io.StringIO()), lambda name: [name])
+    document.show(ClusterStatus(1.0, tuple(ProcessRow(name, Phase.SERVING, None, 0, "", None) for name in names)))
+    assert list(document.read()["logs"]) == [*names[:12], *names[40:]]
+
+
 def test_document_holds_what_the_page_shows(folder: Path) -> None:
     """Rates, replay ratio, policy lag, the curve, processes, events and logs; whatever JSON cannot hold is null."""
     (folder / "logs" / "learner.log").write_text("first\nlast\n")
