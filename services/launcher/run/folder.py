@@ -34,9 +34,11 @@ class RunFolder(Closing):
 
         Raises:
             FailedPrecondition: another launcher runs in it.
+            ConfigError: it cannot be written to, as that of another user.
         """
         self.path = path
-        self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with _writing(path):
+            self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             if not lock(self._lock, path / _LOCK):
                 raise FailedPrecondition(
@@ -73,8 +75,9 @@ class RunFolder(Closing):
         try:
             check_free(path, fresh=False)  # again: another launcher may have trained here until this one had the lock
             if _CONFIG in _names(path):  # of a run that never trained
-                clear(path, keep=_LOCK)
-                (path / "logs").mkdir()
+                with _writing(path):
+                    clear(path, keep=_LOCK)
+                    (path / "logs").mkdir()
             folder.write_config(config)
         except BaseException:
             folder.close()
@@ -86,11 +89,12 @@ class RunFolder(Closing):
         """Lock the folder of an earlier run.
 
         Raises:
-            ConfigError: there is no run at this path.
+            ConfigError: there is no run at this path, or it cannot be written to.
             FailedPrecondition: it is running.
         """
         check_is_run(path)
-        (path / "logs").mkdir(exist_ok=True)
+        with _writing(path):
+            (path / "logs").mkdir(exist_ok=True)
         return cls(path)
 
     @property
@@ -209,8 +213,9 @@ def is_running(path: Path) -> bool:
 
 def check_is_run(path: Path) -> None:
     """Raise a `ConfigError` that names the runs there are, unless `path` is a run's folder."""
-    if (path / "config.yaml").is_file():
-        return
+    with _reading(path):
+        if (path / "config.yaml").is_file():
+            return
     root = path.parent if path.parent.is_dir() else Path("runs")
     names = sorted(str(file.parent) for file in root.glob("*/config.yaml"))
     raise ConfigError(f"{path} is not a run (it has no config.yaml); runs there: {', '.join(names) or 'none'}")
@@ -250,7 +255,8 @@ def _free_name(path: Path) -> Path:
 def _move_aside(path: Path) -> None:
     if is_running(path):
         raise FailedPrecondition(f"{path} is running; end it first with `{typed('ctl', 'stop', path)}`")
-    path.rename(_free_name(path))
+    with _writing(path):
+        path.rename(_free_name(path))
 
 
 _WORTH_KEEPING_BYTES = 2**20
@@ -346,6 +352,15 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise _refusal(f"cannot read {error.filename or path}", error) from error
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn an error of a change in the run's folder at `path` into that of `_refusal`."""
+    try:
+        yield
+    except OSError as error:
+        raise _refusal(f"cannot write to the run's folder {path}", error) from error
 
 
 def _refusal(what: str, error: OSError) -> TidemillError:

@@ -158,6 +158,22 @@ def test_run_whose_lock_cannot_be_opened_for_writing_counts_as_running(
     assert not is_running(tmp_path / "none")
 
 
+@pytest.mark.parametrize("call", ["open", "mkdir", "stat", "rename"])
+@pytest.mark.parametrize("refused, kind", [(errno.EACCES, ConfigError), (errno.EIO, FatalError)])
+def test_folder_that_cannot_be_used_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, refused: int, kind: type[Exception]
+) -> None:
+    """It is another user's, or its disk fails."""
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
+        _trained(folder.path)
+    error = OSError(refused, os.strerror(refused))
+    with monkeypatch.context() as patched:
+        patched.setattr(os if call == "open" else Path, call, Mock(side_effect=error))
+        with pytest.raises(kind, match=naming(str(folder.path), os.strerror(refused))) as raised:
+            RunFolder.create(_config(tmp_path), fresh=True) if call == "rename" else RunFolder.open(folder.path)
+    assert raised.type is kind
+
+
 def test_folder_is_held_by_one_launcher_at_a_time(tmp_path: Path) -> None:
     """A second launcher is refused, also when it would move the folder away; afterwards it is free."""
     folder = RunFolder.create(_config(tmp_path), fresh=False)
