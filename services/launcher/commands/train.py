@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from tidemill import formats, linux
 from tidemill.config.fixed import check_fixed, fixed_settings
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError, described
+from tidemill.errors import ConfigError, TidemillError, described
 from tidemill.installation import command_name
 from tidemill.learner.status import LearnerStatus
 from tidemill.loggers.interface import check_logger
@@ -108,7 +109,7 @@ def resume(argv: Sequence[str]) -> int:
         check_settings(config, forks, before)
         with RunFolder.open(path) as folder:
             check_free_ports(config)  # now that it is known not to run, and so not to listen itself
-            _remove_leftover_sockets(folder)
+            remove_leftover_sockets(folder)
             folder.write_config(config)
             folder.set_end_aside()
             if config.launcher.view not in ("json", "quiet"):
@@ -230,9 +231,9 @@ async def run_with_view(
         await show()
 
 
-def _remove_leftover_sockets(folder: RunFolder) -> None:
+def remove_leftover_sockets(folder: RunFolder) -> None:
     """Remove what a launcher left that was killed before it could."""
-    if folder.cluster_file.exists():
+    with contextlib.suppress(TidemillError):  # it is not there, or empty after a loss of power
         document = read_document(folder.cluster_file)
         address = str(document.get("evaluator", {}).get("server", {}).get("address", ""))
         if left := socket_folder_of(address):
