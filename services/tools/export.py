@@ -8,7 +8,6 @@ import json
 import re
 import sys
 import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from tidemill.installation import typed
 from tidemill.scores import Score, read_scores
 from tidemill.settings.argument_parser import ArgumentParser
 from tidemill.settings.overlay import to_document
+from tidemill.temporary_folder import temporary_folder
 
 _ABOUT = """Write a run's trained policy into one folder to pass on: parameters, settings, scores, curve, video and a
 model card; or put them on the Hugging Face Hub. `tidemill evaluate FOLDER` tests it on another machine, and
@@ -138,7 +138,7 @@ def _to_hub(arguments: argparse.Namespace) -> int:
     name = arguments.to_hub
     if arguments.out == "-":
         raise ConfigError("--out - is given with --to-hub; give a folder, or leave it out")
-    with tempfile.TemporaryDirectory(prefix="tidemill-export-") as made:
+    with temporary_folder("export") as made:
         folder = Path(arguments.out or Path(made) / "policy")
         address = _export(arguments.run, folder, arguments.tag, repository=name, private=arguments.private)
         upload(folder, name)
@@ -160,7 +160,7 @@ def _write_archive(run: Path, name: str, tag: str | None) -> None:
         raise ConfigError(
             "--out - writes an archive to standard output, which is a terminal: add `| tar x` or `> policy.tar`"
         )
-    with tempfile.TemporaryDirectory(prefix="tidemill-export-") as made:
+    with temporary_folder("export") as made:
         with contextlib.redirect_stdout(sys.stderr):
             _export(run, Path(made) / name, tag)
         with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
@@ -202,7 +202,7 @@ def _export(run: Path, folder: Path, tag: str | None, repository: str = "", *, p
     check_free(folder)
     address = open_repository(repository, private=private) if repository else ""
     source = f"hf://{repository}" if repository else "."
-    with tempfile.TemporaryDirectory(prefix="tidemill-onnx-") as made:
+    with temporary_folder("onnx") as made:
         file = Path(made) / NAME
         onnx = try_onnx(run, params.number, file)
         card = model_card(bundle, config, scores.get(params.number), tests, list(find_shown(run)), onnx, source)

@@ -22,6 +22,7 @@ from tidemill.learner.status import LearnerStatus
 from tidemill.process import ENDS_WITH_INPUT, NAMES_ERRORS
 from tidemill.programs.result import RunResult
 from tidemill.rpc.channel import DEADLINE_S
+from tidemill.temporary_folder import temporary_folder
 
 _POLL_S = 0.2
 _LAST_LINES = 12
@@ -72,7 +73,7 @@ class Cluster(Closing):
         """
         if self._process is not None:
             raise FailedPrecondition(f"the cluster of {self.folder} was started already")
-        self._scratch = tempfile.TemporaryDirectory(prefix="tidemill-cluster-")
+        self._scratch = temporary_folder("cluster")
         scratch = Path(self._scratch.name)
         write_document(self.config, scratch / "config.yaml")
         command = [sys.executable, "-P", "-m", "tidemill.services.launcher", "train", "--config"]

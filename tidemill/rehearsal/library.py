@@ -7,10 +7,10 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from tidemill.errors import FailedPrecondition
+from tidemill.temporary_folder import temporary_folder
 
 _SOURCE = Path(__file__).with_name("pretended_cuda.cpp")
 _BUILD_S = 600.0
@@ -31,7 +31,7 @@ def load() -> None:
     """
     if "torch" in sys.modules:
         raise FailedPrecondition("a rehearsal must begin before torch is imported; start a separate process")
-    with tempfile.TemporaryDirectory(prefix="tidemill-rehearsal-") as folder:
+    with temporary_folder("rehearsal") as folder:
         ctypes.CDLL(str(build(_SOURCE, Path(folder))), mode=ctypes.RTLD_GLOBAL)  # stays mapped when the file is gone
 
 

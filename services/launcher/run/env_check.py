@@ -9,7 +9,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -31,6 +30,7 @@ from tidemill.services.launcher.run.continuation import changed_settings
 from tidemill.services.launcher.run.paths import with_addresses
 from tidemill.settings.check import check
 from tidemill.settings.user_code import user_object
+from tidemill.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     from tidemill.envs.interface import VectorEnv
@@ -63,7 +63,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
             cannot be reached or does not fit.
     """
     env_id, timeout_s = config.env.id, config.launcher.start_timeout_s
-    with tempfile.TemporaryDirectory(prefix="tidemill-env-check-") as name, closing(Groups()) as groups:
+    with temporary_folder("env-check") as name, closing(Groups()) as groups:
         folder, mark = Path(name), groups.new_mark()
         groups.start()
         write_document(config, folder / _SETTINGS)

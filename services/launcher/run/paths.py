@@ -41,7 +41,10 @@ def make_socket_folder() -> Path:
 
 def _places() -> list[Path]:
     """Return the folders that may hold folders of sockets, in order of preference."""
-    places = dict.fromkeys(map(Path, (tempfile.gettempdir(), "/tmp", "/var/tmp")))
+    usual: list[str] = []
+    with contextlib.suppress(OSError):  # no temporary folder can be written to
+        usual.append(tempfile.gettempdir())
+    places = dict.fromkeys(map(Path, (*usual, "/tmp", "/var/tmp")))
     return [place for place in places if len(os.fsencode(place)) + _LONGEST_NAME <= LONGEST_SOCKET]
 
 

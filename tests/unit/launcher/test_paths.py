@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.support.naming import naming
 from tidemill.config.load import load_config
+from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import StorageSettings
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, FatalError
 from tidemill.services.launcher.commands.summary import describe_restored
-from tidemill.services.launcher.run.paths import check_simulators, with_storage
+from tidemill.services.launcher.commands.train import remove_leftover_sockets
+from tidemill.services.launcher.run.env_check import check_environment
+from tidemill.services.launcher.run.folder import RunFolder
+from tidemill.services.launcher.run.paths import (
+    check_simulators,
+    make_socket_folder,
+    remove_socket_folder,
+    with_addresses,
+    with_storage,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +80,28 @@ def test_only_what_is_wrong_with_a_run_of_simulators_is_named(
     with pytest.raises(ConfigError, match=naming(message)) as refused:
         check_simulators(config)
     assert right not in str(refused.value)
+
+
+def test_machine_without_a_temporary_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container whose file system is read-only."""
+    refused = OSError(errno.EROFS, os.strerror(errno.EROFS))
+    for name in ("gettempdir", "mkdtemp"):
+        monkeypatch.setattr(tempfile, name, Mock(side_effect=refused))
+    for call in (make_socket_folder, lambda: check_environment(RunConfig())):
+        with pytest.raises(FatalError, match=naming("set TMPDIR")):
+            call()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_sockets_of_a_killed_launcher_are_removed_if_they_can_be_found(tmp_path: Path, is_whole: bool) -> None:
+    """After a loss of power cluster.yaml may be empty, which does not keep the run from being resumed."""
+    config = RunConfig(run=RunSettings(root=str(tmp_path)))
+    sockets = make_socket_folder()
+    with RunFolder.create(config, fresh=False) as folder:
+        remove_leftover_sockets(folder)
+        folder.write_cluster(with_addresses(config, sockets))
+        if not is_whole:
+            folder.cluster_file.write_text("")
+        remove_leftover_sockets(folder)
+    assert sockets.exists() == (not is_whole)
+    remove_socket_folder(sockets)
