@@ -129,6 +129,20 @@ def check_shards(config: RunConfig) -> None:
             )
 
 
+def _check_metrics_addresses(config: RunConfig) -> None:
+    """Raise a `ConfigError` if a single address is set for the metrics of several actors or inference services."""
+    launcher = config.launcher
+    refuse(
+        f"{name}.server.metrics_address is {value!r} and launcher.{setting} is {count}: they cannot share it. Leave it "
+        "out or set port 0, and each takes a free port"
+        for name, setting, value, count in (
+            ("actor", "actors", config.actor.server.metrics_address, launcher.actors),
+            ("inference", "inference", config.inference.server.metrics_address, launcher.inference),
+        )
+        if count > 1 and value and not value.endswith(":0")
+    )
+
+
 def check_simulators(config: RunConfig) -> None:
     """Raise a `ConfigError` unless one inference service with an address serves the simulators, if there are any."""
     settings, started = config.inference, config.launcher.inference
@@ -164,9 +178,10 @@ def check_simulators(config: RunConfig) -> None:
 def check_addresses(config: RunConfig) -> None:
     """Raise a `ConfigError` if services of this run would look elsewhere for those that the launcher starts.
 
-    So do the settings of a run that was made in containers or on several machines.
+    So do the settings of a run that was made in containers or on several machines. Nor may services share an address.
     """
     check_simulators(config)
+    _check_metrics_addresses(config)
     services = (
         ("params", config.paramserver.server, _DEFAULT.paramserver.server),
         ("learner", config.learner.server, _DEFAULT.learner.server),

@@ -10,8 +10,10 @@ import pytest
 
 from tests.support.naming import naming
 from tidemill.config.load import load_config
+from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.services.launcher.run.free_ports import check_free_ports
+from tidemill.services.launcher.run.paths import check_addresses
 
 
 @pytest.fixture
@@ -49,6 +51,21 @@ def test_every_address_of_a_started_service_is_checked(taken: str, section: str)
             check_free_ports(config)
     check_free_ports(load_config({"replay": {"server": {"address": taken}}, "launcher": {"replay": False}}))
     check_free_ports(load_config({"inference": {"server": {"metrics_address": taken}}}))
+
+
+@pytest.mark.parametrize("section, setting", [("actor", "actors"), ("inference", "inference")])
+def test_metrics_address_that_several_services_would_share_is_refused(section: str, setting: str) -> None:
+    """One service may have it; with port 0 each takes a free one."""
+
+    def config(count: int, address: str) -> RunConfig:
+        return load_config({"launcher": {setting: count}, section: {"server": {"metrics_address": address}}})
+
+    with pytest.raises(
+        ConfigError, match=naming(f"{section}.server.metrics_address '127.0.0.1:9' launcher.{setting} 2")
+    ):
+        check_addresses(config(2, "127.0.0.1:9"))
+    for count, address in ((1, "127.0.0.1:9"), (2, "127.0.0.1:0"), (2, "")):
+        check_addresses(config(count, address))
 
 
 def test_free_ports_and_sockets_are_not_refused() -> None:
