@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
@@ -45,16 +46,21 @@ class View(Protocol):
 
 
 def make_view(config: RunConfig, stream: TextIO | None = None) -> View:
-    """Return the view that the settings ask for; `auto` is live on a terminal."""
+    """Return the view that the settings ask for; `auto` is live on a terminal that can redraw lines."""
     stream = stream or sys.stdout
     kind = config.launcher.view
-    if kind == "live" or (kind == "auto" and stream.isatty()):
+    if kind == "live" or (kind == "auto" and stream.isatty() and _redraws()):
         return _live_view(config, stream)
     if kind == "json":
         return JsonView(config.run, stream)
     if kind == "quiet":
         return QuietView(stream)
     return PlainView(config.run, stream)
+
+
+def _redraws() -> bool:
+    """True unless the terminal, such as an editor's, says that it only appends."""
+    return os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 def _live_view(config: RunConfig, stream: TextIO) -> View:

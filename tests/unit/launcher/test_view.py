@@ -417,6 +417,16 @@ def test_view_is_the_one_that_was_asked_for(kind: Literal["json", "quiet", "plai
     assert isinstance(make_view(RunConfig(launcher=LauncherSettings(view=kind)), io.StringIO()), view)
 
 
+@pytest.mark.parametrize("term, view", [("xterm", LiveView), ("dumb", PlainView), ("unknown", PlainView)])
+def test_view_is_plain_on_a_terminal_that_only_appends(monkeypatch: pytest.MonkeyPatch, term: str, view: type) -> None:
+    """Such as an editor's, where a live view would show nothing."""
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(terminal := io.StringIO(), "isatty", lambda: True)
+    made = make_view(RunConfig(), terminal)
+    made.close()
+    assert isinstance(made, view)
+
+
 def test_view_is_live_only_on_a_terminal() -> None:
     """`auto` prints plain lines into a file; `live` and `plain` are obeyed."""
     assert isinstance(make_view(RunConfig(), io.StringIO()), PlainView)
