@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -26,10 +28,11 @@ from tidemill.params.v1 import params_pb2, params_pb2_grpc
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.v1 import replay_pb2, replay_pb2_grpc
 from tidemill.rpc import client_security
-from tidemill.rpc.access import ALLOWED, ROLES
+from tidemill.rpc.access import ALLOWED, ROLES, ReloadFailures, Tokens
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.settings import ServerSettings
+from tidemill.rpc.tls import server_credentials
 from tidemill.services.tools import certs
 from tidemill.services.tools.certs import make
 from tidemill.simulator.v1 import simulator_pb2, simulator_pb2_grpc
@@ -296,6 +299,40 @@ def test_name_to_look_for_may_be_given(address: str, folder: Path, monkeypatch: 
     for name, code in (("replay", grpc.StatusCode.OK), ("elsewhere", grpc.StatusCode.UNAVAILABLE)):
         monkeypatch.setenv(client_security.NAME, name)
         assert _code(address, "/tidemill.replay.v1.ReplayService/ListTables") is code
+
+
+def test_files_that_cannot_be_read_for_a_moment_are_reloaded_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files at the first attempt: the next call or handshake tries again, without a change of the file.
+
+    The log has the reason once in ten seconds.
+    """
+    make(tmp_path)
+    file, own, new = tmp_path / "tokens.txt", tmp_path / "actor.token", "n" * 64
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda _, changed, **__: changed)
+    certificate: Any = server_credentials(guarded(tmp_path))
+    tokens, client = Tokens(str(file)), client_security.TokenInterceptor(str(own))
+
+    def sent() -> str:
+        details: Any = client.intercept_unary_unary(lambda details, _: details, Mock(metadata=()), b"")
+        return str(details.metadata[-1][1])
+
+    old = sent()
+    make(tmp_path)
+    file.write_text(f"{file.read_text()}actor {new}\n")
+    own.write_text(new)
+    with monkeypatch.context() as patched:
+        for name in ("read_text", "read_bytes"):
+            patched.setattr(Path, name, Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+        assert (tokens.role_of(new), sent(), certificate()) == (None, old, None)
+    assert (tokens.role_of(new), sent()) == ("actor", f"Bearer {new}")
+    assert certificate() is not None
+    now_s, log = [0.0], Mock()
+    failures = ReloadFailures(log, "", lambda: now_s[0])
+    for now_s[0] in (0.0, 9.0, 11.0):
+        assert failures.tell(OSError())
+    assert log.call_count == 2
 
 
 def test_tokens_change_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,22 @@ def read_secret(path: str, setting: str) -> str:
     return text
 
 
+class ReloadFailures:
+    """Logs that a file could not be reloaded: another reason at once, the same one at most every `LOG_EVERY_S`."""
+
+    def __init__(self, log: Callable[..., None], message: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Log a message; `clock` is monotonic, in seconds."""
+        self._log, self._message, self._clock = log, message, clock
+        self._reason, self._quiet_until = "", clock()
+
+    def tell(self, error: Exception) -> bool:
+        """Log an error; True if it may pass without a change of the file, as too many open files do."""
+        if (reason := str(error)) != self._reason or self._clock() >= self._quiet_until:
+            self._reason, self._quiet_until = reason, self._clock() + LOG_EVERY_S
+            self._log(self._message, reason=reason)
+        return isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+
+
 class Tokens:
     """The tokens of a file with a line `ROLE TOKEN` each, read again when the file changes.
 
@@ -128,6 +144,7 @@ class Tokens:
         self._path = path
         self._stamp: Stamp | None = stamp_of(path) if os.path.exists(path) else None
         self._entries = self._read()
+        self._failures = ReloadFailures(_log.error, "cannot reload tokens, keeping the old ones")
 
     def role_of(self, token: str) -> str | None:
         """Return the role of a token; None if it is unknown. Takes the same time whichever it is."""
@@ -149,7 +166,8 @@ class Tokens:
         try:
             self._entries = self._read()
         except ConfigError as error:
-            _log.error("cannot reload tokens, keeping the old ones", reason=str(error))
+            if self._failures.tell(error):
+                self._stamp = None
         else:
             _log.info("tokens reloaded", file=self._path, tokens=len(self._entries))
 

@@ -16,7 +16,7 @@ import grpc
 
 from tidemill.errors import ConfigError
 from tidemill.logger import LateLogger
-from tidemill.rpc.access import METADATA_KEY, SCHEME, Stamp, read_secret, stamp_of
+from tidemill.rpc.access import METADATA_KEY, SCHEME, ReloadFailures, Stamp, read_secret, stamp_of
 from tidemill.rpc.options import Options
 from tidemill.rpc.tls import is_local, read_pem
 
@@ -162,6 +162,7 @@ class TokenInterceptor(
         self._path = path
         self._value = self._read()
         self._stamp: Stamp | None = stamp_of(path)
+        self._failures = ReloadFailures(_log.warning, "cannot reload the token, keeping the old one")
 
     def _continued(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:  # noqa: ANN401
         self._refresh()
@@ -187,7 +188,8 @@ class TokenInterceptor(
                 self._stamp = stamp
                 self._value = self._read()
         except (OSError, ConfigError) as error:
-            _log.warning("cannot reload the token, keeping the old one", reason=str(error))
+            if self._failures.tell(error):
+                self._stamp = None
 
     def _read(self) -> str:
         words = read_secret(self._path, TOKEN_FILE).split()

@@ -9,7 +9,7 @@ import grpc
 
 from tidemill.errors import ConfigError
 from tidemill.logger import LateLogger
-from tidemill.rpc.access import Stamp, read_secret, stamp_of
+from tidemill.rpc.access import ReloadFailures, Stamp, read_secret, stamp_of
 from tidemill.rpc.addresses import SERVER, is_server_address
 from tidemill.rpc.settings import ServerSettings
 
@@ -99,6 +99,7 @@ class _Certificate:
         self._settings = settings
         self._stamps = self._look()
         self.configuration = self._read()
+        self._failures = ReloadFailures(_log.error, "cannot reload the certificate, keeping the old one")
 
     def changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the newest certificate if it is another than before. Called by gRPC for each handshake."""
@@ -109,7 +110,8 @@ class _Certificate:
             self._stamps = stamps
             self.configuration = self._read()
         except (ConfigError, OSError) as error:  # half of the files are written; the next handshake sees the rest
-            _log.error("cannot reload the certificate, keeping the old one", reason=str(error))
+            if self._failures.tell(error):
+                self._stamps = []
             return None
         _log.info("certificate reloaded", file=self._settings.tls_cert)
         return self.configuration
