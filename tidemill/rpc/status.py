@@ -67,7 +67,10 @@ def from_rpc_error(error: grpc.RpcError) -> TidemillError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and reason is None and details and _TOO_LARGE in details:
         return InvalidArgument(f"a message has more bytes than one side takes: {details}", reason=Reason.TOO_LARGE)
     if details and details.startswith(_NO_GRPC):
-        why = "a proxy or another program answered, not the service; no_proxy=HOST calls a host without the proxy"
+        why = (
+            "another program, such as a web server or an ingress, answered at this address; compare it with the "
+            "service's first log line"
+        )
         return Unavailable(f"{why} ({details})")
     kind = _ERROR.get(code, TidemillError)
     if kind is Unavailable and details and (why := tls_failure(details)):
