@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import select
@@ -12,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -167,6 +169,22 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+async def test_server_that_cannot_be_started_now_is_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, as with too many open files, services are separate programs."""
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", Mock(side_effect=error))
+        async with _server() as server:
+            assert await _forked(server, tmp_path / "log", "state", needs_torch=False) is None
+            patched.undo()
+            await server.start()
+            process = await _forked(server, tmp_path / "log", "state", needs_torch=False)
+            assert process is not None
+            assert await _ended(process) == 7
 
 
 def test_forked_process_ends_with_the_one_that_asked_even_when_frozen(tmp_path: Path) -> None:

@@ -134,7 +134,8 @@ class ForkClient:
             return
         self.said = set()
         self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with contextlib.ExitStack() as on_error, theirs:
+            on_error.callback(self.requests.close)
             self._process = subprocess.Popen(
                 server_command(further),
                 stdin=theirs.fileno(),
@@ -143,6 +144,7 @@ class ForkClient:
                 env={**environment, PARENT_VARIABLE: str(os.getpid()), ROOM_VARIABLE: "." * ROOM_BYTES},
                 start_new_session=True,
             )
+            on_error.pop_all()
 
     @property
     def pid(self) -> int:
