@@ -214,7 +214,7 @@ def is_running(path: Path) -> bool:
 def check_is_run(path: Path) -> None:
     """Raise a `ConfigError` that names the runs there are, unless `path` is a run's folder."""
     with _reading(path):
-        if (path / "config.yaml").is_file():
+        if is_there(path / "config.yaml"):
             return
     root = path.parent if path.parent.is_dir() else Path("runs")
     names = sorted(str(file.parent) for file in root.glob("*/config.yaml"))
