@@ -45,7 +45,8 @@ class _Link:
     ) -> None:
         assert not must_exist
         assert not fencing_token
-        assert not any((opening.allow_smaller, opening.item_counts, opening.settles))
+        assert not any((opening.allow_smaller, opening.item_counts))
+        assert opening.settles == bool(table.max_times_sampled)
         assert opening.max_message_bytes > 0
         self.name, self.owner, self.cuts = name, owner, 0
         self.asked: deque[pb.Draw] = deque()
@@ -108,14 +109,15 @@ def clock() -> _Clock:
 
 
 @pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[SampleStream]:
-    """A sampler of shards 0, 1 and 2, all silent."""
+def stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[SampleStream]:
+    """A sampler of shards 0, 1 and 2, all silent; its parameter is the table's `max_times_sampled`."""
+    config = make_config(max_times_sampled=getattr(request, "param", 0))
     monkeypatch.setattr(sample_stream, "SampleCall", _Link)
     _Link.links.clear()
     rng = np.random.default_rng(4)
     with (
         closing(ShardDirectory(["a", "b", "c"])) as directory,
-        closing(SampleStream(directory, make_config(), 12, rng=rng, max_in_flight_batches=1, clock=clock)) as opened,
+        closing(SampleStream(directory, config, 12, rng=rng, max_in_flight_batches=1, clock=clock)) as opened,
     ):
         # `take` raises what the stream's thread ended with, such as a link that cannot be made
         wait_until(lambda: opened.take(0.0) is None and len(_Link.links) == 3, "the three links")
@@ -193,6 +195,20 @@ def test_silent_shard_is_cut_and_one_that_is_asked_nothing_is_looked_at(stream: 
     clock.now_s = SILENT_S + 0.5
     wait_until(lambda: third.cuts > 0, "the cut")
     assert (first.cuts, second.cuts) == (0, 0)
+
+
+@pytest.mark.parametrize("stream", [1], indirect=True)
+def test_shard_of_a_queue_that_waits_for_items_is_not_silent(stream: SampleStream, clock: _Clock) -> None:
+    """Another reader took the items it was asked for; it is cut once the others have enough to give in its place."""
+    first, second, third = live({"0": 8.0, "1": 8.0, "2": 8.0})
+    wait_until(lambda: first.asked and second.asked and third.asked, "a part of each")
+    second.answer(items=4)
+    third.answer(items=4)
+    clock.now_s = SILENT_S + 0.5
+    wait_until(lambda: second.asked and third.asked, "looks, after the first was judged")
+    assert first.cuts == 0
+    second.answer(items=8)
+    wait_until(lambda: first.cuts > 0, "the cut")
 
 
 def test_first_batch_waits_for_all_shards_but_not_for_long(stream: SampleStream, clock: _Clock) -> None:

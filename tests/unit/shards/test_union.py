@@ -67,6 +67,36 @@ def test_min_size_is_that_of_the_whole_table() -> None:
     assert union.plan(4) is None  # every item was lost: it begins again
 
 
+def test_queue_that_runs_dry_need_not_reach_its_minimum_again() -> None:
+    """Its shards stay live with nothing in them; if all are lost, they may come back as new ones."""
+    union = union_of({"a": (12, 12.0, 0.0)}, RateLimiterConfig(min_size=12), max_times_sampled=1)
+    union.answered(Draw("a", 12, 12), 12, 12.0, 0.0)
+    union.answered(Draw("a", 0, 0), 4, 4.0, 0.0)
+    assert union.plan(4) is not None
+    union.leave("a")
+    union.join("a")
+    union.answered(Draw("a", 0, 0), 4, 4.0, 0.0)
+    assert union.plan(4) is None
+
+
+@pytest.mark.parametrize("queue_size, taken", [(1000, 500), (0, 1000)])
+def test_shard_that_takes_no_more_items_reaches_the_minimum(queue_size: int, taken: int) -> None:
+    """All writers are on one of two shards: it holds no more than its part, and they wait until some are sampled."""
+    limiter = RateLimiterConfig(min_size=1500 if not queue_size else 1000, queue_size=queue_size)
+    union = ShardedTable(make_config(max_items=2000, limiter=limiter), 2, np.random.default_rng(1))
+    for shard in ("a", "b"):
+        union.join(shard)
+    union.answered(Draw("a", 0, 0), taken - 1, taken - 1.0, 0.0)
+    assert union.plan(4) is None
+    union.answered(Draw("a", 0, 0), taken, float(taken), 0.0)
+    assert union.plan(4) is not None
+
+
+def test_samples_are_counted_without_a_ratio() -> None:
+    """A ratio may be set while the table is in use: its writers wait for samples that this reader counts."""
+    assert sum(draw.counted or 0 for draw in planned(union_of({"a": (4, 4.0, 0.0)}), 4).draws) == 4
+
+
 def test_inserts_before_min_size_are_taken_off_the_count() -> None:
     """A shard that is ahead of its small minimum is told so until the whole table is at its minimum."""
     limiter = RateLimiterConfig(min_size=100, samples_per_insert=2.0, error_buffer=10.0)
@@ -102,7 +132,28 @@ def test_items_that_may_be_sampled_once_are_not_promised_twice() -> None:
     union = union_of({"a": (4, 4.0, 0.0), "b": (2, 2.0, 0.0)}, max_times_sampled=1)
     union.asked(Draw("a", 4, 0))
     assert union.plan(4) is None
-    assert planned(union, 2).draws == (Draw("b", 2, 0),)
+    assert planned(union, 2).draws == (Draw("b", 2, 2),)
+
+
+def test_items_that_an_answer_brings_are_not_planned_again() -> None:
+    """An answer tells of the table before its draw: of 6 items, 4 of them drawn, 2 are left, with their weight."""
+    union = union_of({"a": (6, 12.0, 0.0), "b": (4, 8.0, 0.0)}, max_times_sampled=1)
+    draw = Draw("a", 4, 0)
+    union.asked(draw)
+    union.answered(draw, 6, 12.0, 0.0)
+    assert union.plan(7) is None
+    assert union.is_held_back
+    plan = planned(union, 6)
+    assert plan.weights == {"a": 4.0, "b": 8.0}
+    assert {draw.shard: draw.items for draw in plan.draws} == {"a": 2, "b": 4}
+    assert not union.is_held_back
+
+
+def test_draw_may_wait_where_no_other_shard_has_its_items() -> None:
+    """Other readers of a queue took what it was to get; in a table without limit only a lost shard does not answer."""
+    states = {"a": (4, 4.0, 0.0), "b": (3, 3.0, 0.0)}
+    for max_times_sampled, items, may_wait in ((1, 4, True), (1, 3, False), (1, 0, False), (0, 4, False)):
+        assert union_of(states, max_times_sampled=max_times_sampled).may_wait(Draw("a", items, 0)) == may_wait
 
 
 def test_shard_weighs_what_it_has_left_to_give() -> None:
@@ -149,6 +200,18 @@ def test_nobody_makes_up_for_a_draw_when_all_are_lost() -> None:
     plan = planned(union, 2)
     union.leave("a")
     assert union.replan(plan, plan.draws) is None
+
+
+def test_nobody_makes_up_for_items_without_replacement() -> None:
+    """A second draw of a shard could repeat items of its first; one that is only counted brings none."""
+    union = ShardedTable(make_config(), 2, np.random.default_rng(1), without_replacement=True)
+    for shard in ("a", "b"):
+        union.join(shard)
+        union.answered(Draw(shard, 0, 0), 8, 8.0, 0.0)
+    plan = planned(union, 8)
+    union.leave("a")
+    assert union.replan(plan, [draw for draw in plan.draws if draw.shard == "a"]) is None
+    assert union.replan(plan, [Draw("a", 0, 8)]) is not None
 
 
 @pytest.mark.parametrize("known", [(1.0, 1.0, 1.0), (5.0, 1.0, 0.2), (3.0, 60.0, 10.5)])

@@ -72,8 +72,9 @@ class SampleStream:
 
     Of several servers items have the probability with which they were drawn from all of them together, and keys [B, 2]:
     the key, and the number of the shard it belongs to, for `client_of`. A shard whose connection breaks, or that is
-    silent for `SILENT_S`, is left out at once; the others make up for what it was to give, and with `max_times_sampled`
-    what they gave for batches that are dropped is returned. It is taken back with its first answer.
+    silent for `SILENT_S`, is left out at once; one of a queue may wait longer, for items that no other shard has. The
+    others make up for what it was to give, and with `max_times_sampled` what they gave for batches that are dropped is
+    returned. It is taken back with its first answer.
 
     With a schedule each batch has a number, and the same number gives the same batch, always. The table must not change
     while batches are on their way: who writes to it has to know that all of a step count are taken. `take` and `again`
@@ -516,7 +517,7 @@ class SampleStream:
             if not shard.connected:
                 continue
             silent_s = now_s - shard.heard_s
-            if shard.asked and silent_s > SILENT_S:
+            if shard.asked and silent_s > SILENT_S and not (shard.live and self._union.may_wait(shard.asked[0][0])):
                 shard.heard_s = now_s
                 shard.call.cut()
             elif shard.live and not shard.asked and (held_back or silent_s > _LOOK_S):

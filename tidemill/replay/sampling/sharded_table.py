@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tidemill.replay.sampling.plan import Draw, Plan
-from tidemill.replay.table_config import RateLimiterConfig, TableConfig
+from tidemill.replay.table_config import RateLimiterConfig, TableConfig, shard_config
 
 
 def systematic_split(count: int, weights: Sequence[float], rng: np.random.Generator) -> list[int]:
@@ -57,8 +57,8 @@ class ShardState:
     """State of a live shard.
 
     Attributes:
-        items: Items in its table.
-        total_weight: Sum of its sampler's weights.
+        items: Items in its table; of a queue, those left by the draw that it answered.
+        total_weight: Sum of the sampler's weights of these.
         diff: How far its inserts are ahead by its rate limiter's count, in samples.
         asked_items: Items asked for and not answered.
         asked_counted: Samples it is to count for what is not answered.
@@ -87,11 +87,18 @@ class _Limit:
 
     config: RateLimiterConfig
     shard_buffer: float
+    shard_items: int
+    is_queue: bool
     reached: bool = field(default=False)
 
-    def observe(self, items: int) -> None:
-        """Take how many items all shards hold; when the last is lost, the table begins again."""
-        self.reached = items > 0 and (self.reached or items >= self.config.min_size)
+    def observe(self, states: Collection[ShardState]) -> None:
+        """Take how many items the shards hold; when the last is lost, other than in a queue, the table begins again.
+
+        A shard that takes no more items also reaches the minimum: its writers would wait for samples, and these for it.
+        """
+        items, most = sum(state.items for state in states), max(state.items for state in states)
+        kept = self.reached and (items > 0 or self.is_queue)
+        self.reached = kept or items >= self.config.min_size or most >= self.shard_items
 
     def admits(self, states: Collection[ShardState]) -> bool:
         """True if the rate limiter admits a batch."""
@@ -117,8 +124,15 @@ class ShardedTable:
         """
         self._rng = rng
         self._exhaustible, self._without_replacement = config.max_times_sampled > 0, without_replacement
-        self._limit = _Limit(config.rate_limiter, config.rate_limiter.error_buffer / shard_count)
+        part = shard_config(config, shard_count)
+        self._limit = _Limit(
+            config.rate_limiter,
+            shard_buffer=part.rate_limiter.error_buffer,
+            shard_items=min(part.rate_limiter.queue_size or part.max_items, part.max_items),
+            is_queue=self._exhaustible,
+        )
         self._states: dict[str, ShardState] = {}
+        self._lacks_items = False  # at the last plan
 
     @property
     def states(self) -> Mapping[str, ShardState]:
@@ -138,7 +152,11 @@ class ShardedTable:
     @property
     def is_held_back(self) -> bool:
         """Whether a batch would have to wait now, for items or for the rate limiter."""
-        return not self._states or not self._limit.admits(self._states.values())
+        return self._lacks_items or not self._is_admitted
+
+    @property
+    def _is_admitted(self) -> bool:
+        return bool(self._states) and self._limit.admits(self._states.values())
 
     def join(self, shard: str) -> None:
         """Add a live shard. Its table counts as empty until its first report."""
@@ -147,6 +165,8 @@ class ShardedTable:
     def leave(self, shard: str) -> None:
         """A shard is no longer live: nothing is drawn from it, and what it was asked for is forgotten."""
         self._states.pop(shard, None)
+        if self._exhaustible and not self._states:
+            self._limit.reached = False  # it may come back with nothing
 
     def asked(self, draw: Draw) -> None:
         """A live shard was asked for something."""
@@ -159,31 +179,39 @@ class ShardedTable:
         state = self._states[draw.shard]
         state.asked_items -= draw.items
         state.asked_counted -= draw.counted or 0
-        state.items, state.total_weight, state.diff = items, total_weight, diff
-        self._limit.observe(self.items)
+        left = max(items - draw.items, 0) if self._exhaustible else items  # the answer is from before its draw
+        state.items, state.total_weight, state.diff = left, total_weight * left / max(items, 1), diff
+        self._limit.observe(self._states.values())
 
     def plan(self, batch_size: int) -> Plan | None:
         """Return how the next batch is drawn; None while it has to wait."""
-        if self.is_held_back:
+        if not self._is_admitted:
             return None
         weights = {shard: self._available_weight(state) for shard, state in self._states.items()}
-        if not sum(weights.values()) > 0 or self._most_items(weights) < batch_size:
+        self._lacks_items = not sum(weights.values()) > 0 or self._most_items(weights) < batch_size
+        if self._lacks_items:
             return None
-        counted = batch_size if self._limit.config.samples_per_insert else 0
-        return Plan(weights, self._draws(weights, batch_size, counted))
+        # counted without a ratio, too: one may be set while the table is in use
+        return Plan(weights, self._draws(weights, batch_size, counted=batch_size))
 
     def replan(self, plan: Plan, lost: Collection[Draw]) -> Plan | None:
         """Return how the lost draws of a batch are made up for by the shards that it still has; None if by none.
 
         Proportional shares keep their proportions when one is taken away, so the items of the other draws, made by
-        the first plan, have the shares of the new one, too.
+        the first plan, have the shares of the new one, too. Without replacement nobody makes up for items: a second
+        draw of a shard could repeat some of its first.
         """
         gone = {draw.shard for draw in lost}
         weights = {s: weight for s, weight in plan.weights.items() if s not in gone and s in self._states}
         items, counted = sum(draw.items for draw in lost), sum(draw.counted or 0 for draw in lost)
-        if not sum(weights.values()) > 0 or self._most_items(weights) < items:
+        if not sum(weights.values()) > 0 or self._most_items(weights) < items or (self._without_replacement and items):
             return None
         return Plan(weights, self._draws(weights, items, counted))
+
+    def may_wait(self, draw: Draw) -> bool:
+        """True if a draw may wait for new items, because other readers took those it was to get and no shard has more."""
+        others = sum(self._cap(shard) for shard in self._states if shard != draw.shard)
+        return self._exhaustible and others < draw.items
 
     def probe(self, shard: str) -> Draw:
         """A draw of no items, by which a live shard reports the state of its table.
@@ -196,7 +224,7 @@ class ShardedTable:
 
     def _draws(self, weights: Mapping[str, float], items: int, counted: int) -> tuple[Draw, ...]:
         parts = dict(zip(weights, self._split(weights, items), strict=True))
-        counting = max(self._states, key=lambda shard: self._states[shard].expected_diff)
+        counting = max(self._states, key=lambda shard: (self._states[shard].expected_diff, parts.get(shard, 0)))
         parts.setdefault(counting, 0)
         draws = (Draw(shard, count, counted if shard == counting else 0) for shard, count in parts.items())
         return tuple(draw for draw in draws if draw.items or draw.counted)
