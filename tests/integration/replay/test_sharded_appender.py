@@ -66,6 +66,22 @@ def test_actor_writes_to_the_shard_its_name_prefers_and_moves_when_that_is_gone(
         assert [items_at(servers[n].address) for n in (_FIRST, _SECOND)] == [CHUNK_LENGTH, CHUNK_LENGTH]
 
 
+def test_flush_leaves_a_dead_shard() -> None:
+    """What the dead shard did not acknowledge is dropped, so nothing is left to wait for; the next chunk says so."""
+    with local_shards(2, make_config()) as servers, Proxy(servers[_FIRST].address) as proxy:
+        addresses = [server.address for server in servers]
+        addresses[_FIRST] = proxy.address
+        with closing(ShardDirectory(addresses)) as directory, appender_of(directory) as appender:
+            assert write(appender, 0)
+            assert appender.flush(WAIT_S)
+            with proxy.refusing():
+                assert write(appender, 1)
+                assert appender.flush(WAIT_S)
+            assert (appender.shard, appender.moves, appender.dropped_chunks) == (str(_SECOND), 1, 1)
+            with pytest.raises(StreamRestarted, match=naming("shard", _SECOND)):
+                write(appender, 2)
+
+
 def test_shard_that_is_back_soon_keeps_its_actor_and_everything() -> None:
     """A break of a moment moves nobody: the streams are resumed and what was underway is sent again."""
     with local_shards(2, make_config()) as servers, Proxy(servers[_FIRST].address) as proxy:

@@ -192,8 +192,18 @@ class StreamAppender(Closing):
         return self._appender.opened(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is acknowledged; return False if that took longer than `timeout_s` seconds."""
-        return self._appender is None or self._appender.flush(timeout_s)
+        """Wait until everything is acknowledged; return False if that took longer than `timeout_s` seconds.
+
+        May leave a dead shard, whose chunks are dropped; the next `append` then raises StreamRestarted.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._steer(0.0)
+            left_s = max(deadline_s - time.monotonic(), 0.0)
+            if self._appender is None or self._appender.flush(min(left_s, _WAIT_S)):
+                return True
+            if not left_s or self._closed.is_set():
+                return False
 
     def stop(self) -> None:
         """End the call and every wait, but do not wait for the threads."""
