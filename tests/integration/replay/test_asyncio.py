@@ -42,6 +42,27 @@ async def test_writer_and_reader_of_a_queue_take_turns(server: LocalServer) -> N
         assert writer.blocked_s > 0
 
 
+async def test_tasks_share_a_writer(server: LocalServer) -> None:
+    """Two tasks append and flush while a queue holds them back: each step comes once, and no padding of a chunk."""
+    with (
+        ReplayWriter(server.address, _QUEUE, windows=ItemWindow(2), chunk_length=2, max_in_flight_chunks=1) as writer,
+        ReplayDataset(server.address, _QUEUE, 1, timeout_s=WAIT_S, prefetch=1) as dataset,
+    ):
+
+        async def write(numbers: range) -> None:
+            for number in numbers:
+                await writer.append_async(numbered_step(number), timeout_s=WAIT_S)
+                await writer.flush_async(WAIT_S)
+
+        async with asyncio.TaskGroup() as tasks:
+            for start in (1, 2):
+                tasks.create_task(write(range(start, 21, 2)))
+            windows = [(await anext(dataset))["number"][0] for _ in range(19)]
+        steps = [int(windows[0][0]), *(int(window[-1]) for window in windows)]
+        assert [int(window[0]) for window in windows] == steps[:-1]
+        assert sorted(steps) == list(range(1, 21))
+
+
 async def test_cancelled_calls_take_nothing(server: LocalServer) -> None:
     """Neither a step nor a batch: both wait where they are for the next call."""
     with (

@@ -273,11 +273,9 @@ class ReplayWriter(Reopened):
     ) -> None:
         """Take a step as `append` does, with its arguments and errors. A call that is cancelled has taken none."""
         self._check_open()
-        began_s = time.monotonic()
+        began_s, envs = time.monotonic(), self._envs_of(env)
         try:
-            await self._repeat_async(timeout_s, began_s)
-            full = len(self._rows.full(self._envs_of(env)))
-            await self._until(lambda: not full or self._appender.has_room(full), timeout_s, began_s)
+            await self._room_for(lambda: len(self._rows.full(envs)), timeout_s, began_s)
         finally:
             self._awaited_s += time.monotonic() - began_s
         self.append(
@@ -397,14 +395,13 @@ class ReplayWriter(Reopened):
         self._check_open()
         self._check_not_held()
         began_s = time.monotonic()
-        await self._repeat_async(timeout_s, began_s)
+        await self._room_for(lambda: len(self._waiting()), timeout_s, began_s)
         waiting = self._waiting()
         if len(waiting):
-            await self._until(lambda: self._appender.has_room(len(waiting)), timeout_s, began_s)
             repeated = self._tails(waiting)
             self._send(waiting, 0.0, continues=False)
             self._repeated = repeated
-            await self._repeat_async(timeout_s, began_s)
+            await self._room_for(lambda: 0, timeout_s, began_s)
         await self._until(lambda: self._appender.flush(0.0), timeout_s, began_s)
         self._check_kept()
 
@@ -743,10 +740,20 @@ class ReplayWriter(Reopened):
         else:
             del self._repeated[env]
 
-    async def _repeat_async(self, timeout_s: float | None, began_s: float) -> None:
+    async def _room_for(self, chunks: Callable[[], int], timeout_s: float | None, began_s: float) -> None:
+        """Repeat as `_repeat` does, and wait until so many chunks can be sent, counted again after each wait.
+
+        Other tasks may write with this writer during a wait.
+        """
+
+        def has_room() -> bool:
+            count = 1 if self._repeated else chunks()
+            return not count or self._appender.has_room(count)
+
+        await self._until(has_room, timeout_s, began_s)
         while self._repeated:
-            await self._until(lambda: self._appender.has_room(1), timeout_s, began_s)
             self._repeat_next(0.0)
+            await self._until(has_room, timeout_s, began_s)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float | None, began_s: float) -> None:
         """Wait in the event loop for a condition. Unavailable: it did not hold in time."""
