@@ -164,7 +164,7 @@ class ReplayState:
         since_s: float | None = None,
         until_s: float | None = None,
     ) -> int:
-        """Remove the items of a table that meet every condition; return how many there were.
+        """Remove the items of a table that meet every condition, also those on their way to a reader; return how many.
 
         Args:
             table: The table.
@@ -184,7 +184,7 @@ class ReplayState:
             )
         if env_index is not None and not actor_id:
             raise InvalidArgument(f"env_index is {env_index}, must come with an actor_id")
-        slots = table.items.live()
+        slots = table.items.held()
         youngest, oldest = table.ages_of(min_age, None, since_s, until_s)
         ages = table.items.ages(slots)
         slots = slots[(ages >= youngest) & (ages <= oldest)]

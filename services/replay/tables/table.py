@@ -300,16 +300,18 @@ class Table:
         return len(slots)
 
     def delete(self, keys: NDArray[np.uint64]) -> int:
-        """Remove items by key [N]; return how many were there."""
-        slots, _ = self.items.find(keys)
+        """Remove items by key [N], also those on their way to a reader; return how many were there."""
+        slots, _ = self.items.find(keys, with_lent=True)
         slots = np.unique(slots)
         self.counters.unknown_keys += len(keys) - len(slots)
         self.delete_slots(slots)
         return len(slots)
 
     def delete_slots(self, slots: Ints) -> None:
-        """Remove the items at slots [N], all different and in use."""
-        self._remove(slots)
+        """Remove the items at slots [N], all different and in use; those that are lent do not come back."""
+        lent = self.items.is_lent(slots)
+        self._remove(slots[~lent])
+        self._forget(slots[lent])
 
     def reset(self) -> int:
         """Remove every item and zero the counters; return how many items there were."""
@@ -340,7 +342,7 @@ class Table:
         """Remove every item that needs a corrupt chunk; return how many there were."""
         leaving = []
         distance = 0  # steps from the start of an earlier chunk to that of the corrupt one
-        slots = self.items.live()
+        slots = self.items.held()
         first, ends = self.items.first_chunks[slots], self.items.ends(slots)
         while chunk != NONE and distance < self.config.max_item_steps:
             leaving.append(slots[(first == chunk) & (ends > distance)])
@@ -348,7 +350,7 @@ class Table:
             distance += int(self.store.step_counts(np.array([chunk]))[0]) if chunk != NONE else 0
         gone = np.concatenate(leaving)
         self.counters.corrupt_items += len(gone)
-        self._remove(gone)
+        self.delete_slots(gone)
         return len(gone)
 
     @property

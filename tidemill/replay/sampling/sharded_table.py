@@ -209,7 +209,7 @@ class ShardedTable:
         return Plan(weights, self._draws(weights, items, counted))
 
     def may_wait(self, draw: Draw) -> bool:
-        """True if a draw may wait for new items, because other readers took those it was to get and no shard has more."""
+        """True if a draw may wait for new items: other readers took those it was to get, and no shard has as many."""
         others = sum(self._cap(shard) for shard in self._states if shard != draw.shard)
         return self._exhaustible and others < draw.items
 

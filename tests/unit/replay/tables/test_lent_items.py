@@ -175,6 +175,26 @@ def test_changes_meanwhile_are_not_undone() -> None:
     assert (scene.table.size, scene.table.held_count, scene.table.counters.samples) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("how", ["by key", "by age", "corrupt"])
+def test_items_that_were_deleted_on_their_way_do_not_come_back(how: str) -> None:
+    """Those that were used up are deleted as well, with the room they held."""
+    scene = Scene(SelectorKind.FIFO, 1)
+    scene.insert(4)
+    scene.draw(2)
+    table, keys = scene.table, scene.underway[0].batch.keys
+    if how == "by key":
+        assert scene.replay.delete(table, keys) == 2
+        assert table.counters.unknown_keys == 0
+    elif how == "by age":
+        assert scene.replay.delete_matching(table, "", None, 2) == 2
+    else:
+        assert table.drop_items_of(int(table.chunks()[0])) == 4
+    left = 0 if how == "corrupt" else 2
+    assert (table.size, table.held_count) == (left, left)
+    scene.come_back(0)
+    assert (table.size, table.held_count) == (left, left)
+
+
 @pytest.mark.parametrize("settled", ["arrive", "come_back"])
 def test_batch_from_before_a_change_does_not_settle_newer_draws(settled: str) -> None:
     """Its items keep key and slot when the table is laid out again, and may be on their way once more by then."""
