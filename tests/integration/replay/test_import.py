@@ -21,7 +21,7 @@ from tidemill.errors import AlreadyExists, DataLoss, FatalError, InvalidArgument
 from tidemill.replay import export_table, import_table
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
-from tidemill.replay.table_config import TableUpdate
+from tidemill.replay.table_config import TableDescription, TableUpdate
 from tidemill.replay.transfer import folder as files
 from tidemill.replay.transfer.exported_table import ExportedTable
 
@@ -170,6 +170,33 @@ def test_import_that_cannot_count_the_table_has_succeeded(
         report = import_table(server.address, tmp_path / "out", table="copy")
     assert (report.items, report.table_items) == (40, None)
     assert client.describe_table("copy").items == 40
+
+
+def _losing_switches_on(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let the first `count` calls that switch a rate limiter on fail."""
+    update, left = ReplayClient.update_table, iter(range(count))
+
+    def update_table(client: ReplayClient, name: str, change: TableUpdate) -> TableDescription:
+        if change.rate_limiter_on and next(left, None) is not None:
+            raise Unavailable("away")
+        return update(client, name, change)
+
+    monkeypatch.setattr(ReplayClient, "update_table", update_table)
+
+
+def test_import_tries_again_to_switch_the_rate_limiter_on(
+    server: LocalServer, client: ReplayClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is away for a moment; one that stays away gets an error: the items are stored, what to do."""
+    fill(server.address)
+    export_table(server.address, "t", tmp_path / "out")
+    _losing_switches_on(monkeypatch, 2)
+    import_table(server.address, tmp_path / "out", table="copy")
+    assert not client.describe_table("copy").rate_limiter_off
+    _losing_switches_on(monkeypatch, 10**9)
+    with pytest.raises(Unavailable, match=naming("table 'late' stored --rate-limiter on")):
+        import_table(server.address, tmp_path / "out", table="late", timeout_s=1.0)
+    assert client.describe_table("late").items == 40
 
 
 def test_failed_import_leaves_its_table_empty(

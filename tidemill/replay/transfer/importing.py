@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -21,8 +22,10 @@ from tidemill.replay.transfer.plan import ImportPlan, PlannedMessage
 from tidemill.replay.writing.append_call import AppendOverdue, StreamRestarted
 from tidemill.replay.writing.appender import StreamAppender
 from tidemill.replay.writing.held_inserts import why_held_back
+from tidemill.rpc.channel import Backoff
 
 _MAX_IN_FLIGHT = 1024
+_LIMITER_ON = TableUpdate(rate_limiter_on=True)
 
 
 def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s: float = 60.0) -> TransferReport:
@@ -47,7 +50,8 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
         DataLoss: A file is damaged or missing; nothing was sent.
         AlreadyExists: The server has a table of that name with another configuration; nothing was sent.
         Unavailable: The server cannot be reached, or took nothing for `timeout_s`. A table that was created is empty
-            then, if the server could still be told.
+            then, if the server could still be told. If the message says that the items are stored, only the rate
+            limiter is still to be switched on.
         FailedPrecondition: A server that keeps its tables in memory was restarted meanwhile.
     """
     exported = ExportedTable(Path(folder))
@@ -59,7 +63,7 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
         is_new = config.name not in [found.config.name for found in client.list_tables()]
         client.create_table(config)
         with (
-            _filling(client, config, rate_limiter_on=not exported.rate_limiter_off) if is_new else nullcontext(),
+            _filling(client, config, None if exported.rate_limiter_off else timeout_s) if is_new else nullcontext(),
             _Lanes(address, config, plan.lanes, timeout_s) as lanes,
         ):
             for message in plan.messages():
@@ -72,18 +76,38 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
 
 
 @contextmanager
-def _filling(client: ReplayClient, config: TableConfig, *, rate_limiter_on: bool) -> Iterator[None]:
-    """Switch a new table's rate limiter off meanwhile; empty the table if the block fails."""
+def _filling(client: ReplayClient, config: TableConfig, switching_s: float | None) -> Iterator[None]:
+    """Switch a new table's rate limiter off, and on again within `switching_s`; empty the table if the block fails.
+
+    None leaves it off.
+    """
     try:
         client.update_table(config.name, TableUpdate(rate_limiter_on=False))
         yield
     except BaseException:
         with suppress(TidemillError):
             client.reset_table(config.name)
+        if switching_s is not None:
+            with suppress(TidemillError):
+                client.update_table(config.name, _LIMITER_ON)
         raise
-    finally:
-        with suppress(TidemillError):
-            client.update_table(config.name, TableUpdate(rate_limiter_on=rate_limiter_on))
+    if switching_s is not None:
+        _switch_on(client, config.name, switching_s)
+
+
+def _switch_on(client: ReplayClient, table: str, timeout_s: float) -> None:
+    pause, deadline_s = Backoff(), time.monotonic() + timeout_s
+    while True:
+        try:
+            client.update_table(table, _LIMITER_ON)
+            return
+        except Unavailable as error:
+            if (left_s := deadline_s - time.monotonic()) <= 0:
+                raise Unavailable(
+                    f"all items of table {table!r} are stored, but its rate limiter is still off: {error}. Do not "
+                    f"import again; run `tidemill replay update ADDRESS {table} --rate-limiter on`"
+                ) from error
+            time.sleep(min(pause.next_s(), left_s))
 
 
 class _Lanes:
