@@ -71,7 +71,7 @@ class ReconnectingCall(Generic[Request, Response]):
         self.closed = threading.Event()
         self.last_failure: TidemillError | None = None
         self._silent_attempts = 0  # before the first answer
-        self._has_answered = False
+        self._is_answered = self._has_answered = False  # by the present call, and by any
         self._channel = open_channel(address, max_message_bytes=max_message_bytes)
         self._method = method(replay_pb2_grpc.ReplayServiceStub(self._channel))
         self._lock = threading.Lock()  # guards the two below
@@ -126,18 +126,23 @@ class ReconnectingCall(Generic[Request, Response]):
                 self._failed(error)
 
     def _attempt(self, backoff: Backoff) -> None:
+        self._is_answered = False
         try:
             self._prepare()
-            self._hold(backoff)
+            self._hold()
         except grpc.RpcError as error:
             failure = from_rpc_error(error)
             if not _may_pass(failure):
                 raise failure from error
             self._report(failure)
+            if isinstance(failure, ResourceExhausted):
+                return  # it answered the opening alone, perhaps, and everything is sent again
         except (Unavailable, NotFound) as failure:
             self._report(failure)
+        if self._is_answered:
+            backoff.reset()
 
-    def _hold(self, backoff: Backoff) -> None:
+    def _hold(self) -> None:
         """Hold one call until it ends; raises what it ended with."""
         with self._lock:
             if self.closed.is_set():
@@ -147,9 +152,8 @@ class ReconnectingCall(Generic[Request, Response]):
         try:
             self._opened()
             for response in call:
-                backoff.reset()
                 self.last_failure = None
-                self._has_answered = True
+                self._is_answered = self._has_answered = True
                 self._answered(response)
         finally:
             with self._lock:

@@ -16,9 +16,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from tidemill.replay import reconnecting_call
 from tidemill.replay.reconnecting_call import ReconnectingCall
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.channel import Backoff
 
 _BOUND_S = 60.0
 _Call = ReconnectingCall[pb.SampleRequest, pb.SampleResponse]
@@ -113,6 +115,31 @@ def test_call_that_breaks_is_opened_again(how: str) -> None:
         assert owner.next() == "opened"
         owner.send(4)
         assert owner.next() == 4
+
+
+@pytest.mark.parametrize(
+    "status, grows", [(grpc.StatusCode.RESOURCE_EXHAUSTED, True), (grpc.StatusCode.UNAVAILABLE, False)]
+)
+def test_pauses_grow_where_a_full_server_answers_and_refuses(
+    monkeypatch: pytest.MonkeyPatch, status: grpc.StatusCode, grows: bool
+) -> None:
+    """It answers the opening of each call, and everything is sent again after it."""
+    pauses_s = list[float]()
+
+    class Noting(Backoff):
+        def next_s(self) -> float:
+            pauses_s.append(super().next_s())
+            return 0.0
+
+    monkeypatch.setattr(reconnecting_call, "Backoff", Noting)
+    with serving(status) as address, closing(_Owner(address)) as owner:
+        for _ in range(4):
+            assert owner.next() == "opened"
+            owner.send(1)
+            assert owner.next() == 1
+            owner.send(0)
+            assert owner.next() == "lost"
+    assert pauses_s[:3] == ([0.1, 0.2, 0.4] if grows else [0.1, 0.1, 0.1])
 
 
 def test_call_that_is_refused_for_good_is_not_opened_again() -> None:
