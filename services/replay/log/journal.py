@@ -265,12 +265,19 @@ def _describe_names(names: Mapping[int, TableConfig]) -> list[Any]:
 def describe_table(number: int, table: Table) -> dict[str, Any]:
     """Return a table's configuration and, if it was changed while in use, what its clients know of it."""
     document: dict[str, Any] = {"number": number, "config": config_to_json(table.config)}
-    if table.declared != table.config or not table.limiter.is_on:
+    if table.declared != table.config or not table.limiter.is_on or table.former:
         document["live"] = {
             "declared": config_to_json(table.declared),
             "rate_limiter_off": not table.limiter.is_on,
+            "former": [_difference(config_to_json(former), document["config"]) for former in table.former],
         }
     return document
+
+
+def _difference(former: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a configuration that differ from the present one; None for one that is not there."""
+    names = {**former, **present}
+    return {name: former.get(name) for name in names if former.get(name) != present.get(name)}
 
 
 def describe_epoch(epoch: Epoch) -> dict[str, Any]:

@@ -175,6 +175,8 @@ def _restore_empty(replay: ReplayState, contents: LogContents, number: int) -> T
     table = replay.add_table(config_from_json(contents.configs[number]), number)
     if live := contents.live.get(number):
         table.declared = config_from_json(live["declared"])
+        changes = live.get("former", ())  # earlier versions did not note it
+        table.former.extend(config_from_json(contents.configs[number] | change) for change in changes)
         table.limiter = RateLimiter(table.config.rate_limiter, is_on=not live["rate_limiter_off"])
     return table
 

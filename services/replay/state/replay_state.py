@@ -151,9 +151,8 @@ class ReplayState:
         """
         config = update.applied_to(table.config)
         is_on = table.limiter.is_on if update.rate_limiter_on is None else update.rate_limiter_on
-        before = table.config
-        self._reconfigure(table, config, table.declared, limiter_is_on=is_on)
-        table.former.append(before)  # a client may have read it
+        former = (table.config,)  # a client may have read it
+        self._reconfigure(table, config, table.declared, limiter_is_on=is_on, former=former)
 
     def delete_matching(
         self,
@@ -393,9 +392,18 @@ class ReplayState:
         if new:
             values = {name: getattr(wanted, name) for name in new}
             config, declared = replace(table.config, **values), replace(table.declared, **values)
+            table.former.clear()  # clients of before do not go with what is declared now
             self._reconfigure(table, config, declared, limiter_is_on=table.limiter.is_on)
 
-    def _reconfigure(self, table: Table, config: TableConfig, declared: TableConfig, *, limiter_is_on: bool) -> None:
+    def _reconfigure(
+        self,
+        table: Table,
+        config: TableConfig,
+        declared: TableConfig,
+        *,
+        limiter_is_on: bool,
+        former: Sequence[TableConfig] = (),
+    ) -> None:
         self._sink.begin()
         try:
             moved = table.reconfigure(config, limiter_is_on=limiter_is_on)
@@ -405,6 +413,7 @@ class ReplayState:
                 reason=Reason.MEMORY_FULL,
             ) from error
         table.declared = declared
+        table.former.extend(former)
         self.memory.count()
         # The configuration comes last: without it, what is before still fits the old one.
         for _ in range(2 if len(moved) else 1):  # all that moved is in one record: a corrupt one must not cost it all

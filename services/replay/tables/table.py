@@ -52,7 +52,7 @@ class Table:
         """
         self._key_salt = key_salt
         self.config = self.declared = config  # as it is now, and as its clients create it: see ADR 0038
-        self.former: deque[TableConfig] = deque(maxlen=_MAX_FORMER)  # before each change in use since the start
+        self.former: deque[TableConfig] = deque(maxlen=_MAX_FORMER)  # before each change in use
         self.fencing_token = 0  # the greatest of a learner that was heard of
         self.times = InsertionTimes()
         self.store = store

@@ -16,6 +16,7 @@ from tests.support.replay_streams import UNIFORM, make_config
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Reason, ResourceExhausted
+from tidemill.replay import Server
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, TableUpdate
@@ -103,6 +104,17 @@ def test_config_that_was_read_between_two_changes_is_no_objection(server: LocalS
     assert client.update_table("t", TableUpdate(min_size=2)).config.max_items == 60
     with pytest.raises(AlreadyExists, match="max_times_sampled"):  # a field that nobody changed
         client.create_table(replace(between, max_times_sampled=7))
+
+
+def test_config_that_was_read_between_two_changes_is_no_objection_after_a_restart(tmp_path: Path) -> None:
+    """The first client that comes back with it does not undo the second change."""
+    with Server(tmp_path) as server, ReplayClient(server.address) as client:
+        client.create_table(make_config(sampler=UNIFORM))
+        between = client.update_table("t", TableUpdate(max_items=50)).config
+        client.update_table("t", TableUpdate(max_items=make_config().max_items))
+    with Server(tmp_path) as server, ReplayClient(server.address) as client:
+        assert client.create_table(between) is False
+        assert client.describe_table("t").config.max_items == make_config().max_items
 
 
 def test_table_with_other_columns_names_only_those_that_differ(server: LocalServer, client: ReplayClient) -> None:
