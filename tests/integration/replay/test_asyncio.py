@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 
 import pytest
@@ -13,6 +14,8 @@ from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S
 from tidemill.errors import Unavailable
 from tidemill.replay import ItemWindow, RateLimiterConfig, ReplayDataset, ReplayWriter, Server
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.table_config import TableDescription
 
 _QUEUE = steps_table(rate_limiter=RateLimiterConfig(queue_size=2))
 
@@ -96,6 +99,31 @@ async def test_cancelled_calls_take_nothing(server: LocalServer) -> None:
         pytest.raises(Unavailable, match=naming("table 't' 0.05")),
     ):
         await anext(dataset)
+
+
+async def test_cause_of_a_timeout_is_asked_beside_the_loop(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may take half a second to answer, in which other tasks run."""
+    threads = list[threading.Thread]()
+    describe = ReplayClient.describe_table
+
+    def described(client: ReplayClient, name: str) -> TableDescription:
+        threads.append(threading.current_thread())
+        return describe(client, name)
+
+    for end_on_timeout, error in ((False, Unavailable), (True, StopAsyncIteration)):
+        with (
+            ReplayDataset(
+                server.address, _QUEUE, 1, create=True, timeout_s=0.01, end_on_timeout=end_on_timeout
+            ) as dataset,
+            monkeypatch.context() as patch,
+        ):
+            patch.setattr(ReplayClient, "describe_table", described)
+            with pytest.raises(error):
+                await anext(dataset)
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_batches_of_a_dataset_that_is_closed_end(server: LocalServer) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.waiting import WAIT_S
-from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tidemill.replay import (
     ItemWindow,
     RateLimiterConfig,
@@ -102,6 +102,17 @@ def test_another_server_takes_over_for_one_that_is_lost(servers: list[Server]) -
         assert items >= 3  # the one under way may have been stored by the lost server: it is never sent to another
         assert part.max_items == 500
         assert writer.restarts == 1
+
+
+def test_timeout_tells_of_all_servers_that_answer(servers: list[Server]) -> None:
+    """The first one is gone: the items are those of the two others together."""
+    addresses = [server.address for server in servers]
+    for address in addresses[1:]:
+        _write([address], shard_config(_TABLE, 3), "one", range(5))
+    with ReplayDataset(addresses, _TABLE, 1, timeout_s=0.1) as dataset:
+        servers[0].close()
+        with pytest.raises(Unavailable, match="it has 10 items after 10 inserts and 0 samples, with min_size 40"):
+            next(dataset)
 
 
 def _has_items(server: Server) -> bool:

@@ -33,7 +33,7 @@ from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.sampling.source import EndOfBatches, Keep, OpenedSource, SampleShape, SampleSource
 from tidemill.replay.sampling.table_feed import FedBatch, TableFeed
 from tidemill.replay.shards.directory import ShardDirectory, directory_of
-from tidemill.replay.table_config import TableConfig
+from tidemill.replay.table_config import TableConfig, TableDescription
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
 from tidemill.rpc.fork import OwnerProcess, Reopened
 
@@ -134,7 +134,8 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                 each table; called in the thread that takes the batch. None joins arrays.
             decoding: Threads that decode ahead of use, and what they decode.
             prefetch: Samples of each table that may be under way or waiting. 0 draws one when a batch is taken, without
-                decoding threads or a schedule: where several processes share a queue, none holds what another needs.
+                decoding threads or a schedule: where several processes share a queue, none holds what another needs. A
+                call that timed out still waits for its batch, which may come, and be held, before the next call.
             batches_per_sample: Batches that come as one: small ones are then several times cheaper, and wait longer, so
                 that their priorities are older. Tables with `max_times_sampled` give them one by one all the same.
             without_replacement: Whether no item may come twice in a sample.
@@ -287,8 +288,11 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         began_s, pause = time.monotonic(), Backoff(first_s=0.001, limit_s=0.05)
         await asyncio.sleep(0)  # or a loop whose batches are always ready would let no other task run
         try:
-            while (batch := self._batch_within(0.0, began_s)) is None:
+            while (batch := self._taken_within(0.0, began_s)) is None:
                 await asyncio.sleep(pause.next_s())
+        except _Overdue as overdue:
+            error = await asyncio.to_thread(self._overdue, overdue.table)
+            raise (StopAsyncIteration() if isinstance(error, StopIteration) else error) from None
         except StopIteration:
             raise StopAsyncIteration from None
         return batch
@@ -383,6 +387,13 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
 
         It is also None if the call of a part has ended: its items come again, and the other parts wait for them.
         """
+        try:
+            return self._taken_within(wait_s, began_s)
+        except _Overdue as overdue:
+            raise self._overdue(overdue.table) from None
+
+    def _taken_within(self, wait_s: float, began_s: float) -> ReplayBatch | None:
+        """Do as `_batch_within` does, but ask no server; raises `_Overdue` where no batch came within `timeout_s`."""
         self._owner.check()
         parts: list[FedBatch] = []
         try:
@@ -395,7 +406,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                     left_s += _SMALLER_S
                 part = self._feeds[table].take(min(wait_s, max(left_s, 0.0)))
                 if part is None and left_s <= 0 and self._timeout_s is not None:
-                    raise self._overdue(table)
+                    raise _Overdue(table)
                 if part is None:
                     return None
                 parts.append(part)
@@ -414,24 +425,37 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
 
     def _overdue(self, table: int) -> Unavailable | EndOfBatches:
         """The exception for a batch that does not come in time: its likely cause, or the end of the batches."""
-        part, address = self._parts[table], self._directories[table].addresses[0]
+        part, directory = self._parts[table], self._directories[table]
         config, size = part.table, part.items
+        addresses = tuple(directory.current.values()) or directory.addresses
         message = f"no batch of table {config.name!r} within {self._timeout_s:g} s: "
-        with suppress(TidemillError), ReplayClient(address, deadline_s=_EXPLAIN_S) as client:
-            found = client.describe_table(config.name)
-            if self._end_on_timeout:
-                return EndOfBatches()
-            limiter = found.config.rate_limiter
-            message += (
-                f"it has {found.items} items after {found.inserts} inserts and {found.samples} samples, with "
-                f"min_size {limiter.min_size} and samples_per_insert {limiter.samples_per_insert:g}"
-            )
-            is_single = len(self._parts) == 1 and not self._directories[table].is_sharded
-            may_shrink = self._runs_out and is_single and not self._allow_smaller
-            if may_shrink and 0 < found.items < size and found.inserts >= limiter.min_size:
-                message += f"; they are fewer than a batch of {size}: allow_smaller=True takes them"
-            return Unavailable(message)
-        return Unavailable(f"{message}no replay server answers at {address}")
+        found = list[TableDescription]()
+        for address in addresses:
+            with suppress(TidemillError), ReplayClient(address, deadline_s=_EXPLAIN_S) as client:
+                found.append(client.describe_table(config.name))
+        if not found:
+            return Unavailable(f"{message}no replay server answers at {' or '.join(addresses)}")
+        if self._end_on_timeout:
+            return EndOfBatches()
+        limiter = (config if directory.is_sharded else found[0].config).rate_limiter
+        items, inserts = sum(part.items for part in found), sum(part.inserts for part in found)
+        message += (
+            f"it has {items} items after {inserts} inserts and {sum(part.samples for part in found)} samples, with "
+            f"min_size {limiter.min_size} and samples_per_insert {limiter.samples_per_insert:g}"
+        )
+        is_single = len(self._parts) == 1 and not directory.is_sharded
+        may_shrink = self._runs_out and is_single and not self._allow_smaller
+        if may_shrink and 0 < items < size and inserts >= limiter.min_size:
+            message += f"; they are fewer than a batch of {size}: allow_smaller=True takes them"
+        return Unavailable(message)
+
+
+class _Overdue(Exception):
+    """No batch of a table, by its place, came within `timeout_s`."""
+
+    def __init__(self, table: int) -> None:
+        super().__init__(table)
+        self.table = table
 
 
 def _check_beta(beta: float | Callable[[], float]) -> None:
