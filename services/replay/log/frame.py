@@ -4,8 +4,9 @@ A file begins with a preamble that names the format and the log's *mark*: random
 every frame of the log begins, so that bytes of an actor's are never taken for a frame. A frame is a header, a *meta*
 part and a *body*. The header and the meta part have a CRC-32 each. The body holds blobs, each after its own CRC-32
 that starts from the blob's identity, so that bytes of another blob are not mistaken for it. A header repeats the
-checksum of the header of the record before, its *link*. A record may have a *copy*, a frame of the same number in
-another file: what must not be lost with the record. All numbers are little-endian.
+checksum of the header of the record before, its *link*, and says how many records before it the disk may not have had
+when it was written: only these may be missing after a loss of power. A record may have a *copy*, a frame of the same
+number in another file: what must not be lost with the record. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ FORMAT = formats.NEWEST[formats.REPLAY_LOG]
 
 MARK_BYTES = 8
 _PREAMBLE = struct.Struct("<4sI8s")  # magic, format, mark
-# mark, kind, whether it is a copy, sequence, link, bytes of meta, bytes of body, checksum of meta
-_HEADER = struct.Struct("<8sB?2xQIIQI")
+# mark, kind, whether it is a copy, unsynced, sequence, link, bytes of meta, bytes of body, checksum of meta
+_HEADER = struct.Struct("<8sB?HQIIQI")
 _CRC = struct.Struct("<I")
 PREAMBLE_BYTES = _PREAMBLE.size
 HEADER_BYTES = _HEADER.size + _CRC.size
 CRC_BYTES = _CRC.size
 _CRC_MASK = 0xFFFFFFFF
+_NOT_SAID, _MANY = 0, 0xFFFF
+"""For the records before one that the disk may not have; any other value is one more than their number."""
 
 Blob = tuple[int, bytes]
 """Identity and bytes of one blob of a body."""
@@ -105,23 +108,28 @@ class Chain:
     mark: bytes
     link: int = 0
 
-    def frame(self, record: Record) -> list[bytes]:
-        """Return a record's bytes in pieces; checksums are computed here."""
-        pieces = self._head(record, record.meta, record.body_size, is_copy=False)
+    def frame(self, record: Record, synced: int | None = None) -> list[bytes]:
+        """Return a record's bytes in pieces; checksums are computed here.
+
+        Args:
+            record: The record.
+            synced: The record up to which the disk has everything; None to leave it unsaid.
+        """
+        pieces = self._head(record, record.meta, record.body_size, synced, is_copy=False)
         self.link = _CRC.unpack(pieces[-2])[0]
         for identity, data in record.blobs:
             pieces.append(_CRC.pack(blob_checksum(identity, data)))
             pieces.append(data)
         return pieces
 
-    def copy(self, record: Record) -> list[bytes]:
+    def copy(self, record: Record, synced: int | None = None) -> list[bytes]:
         """Return the bytes of a record's copy in pieces; to be called after `frame` of the same record."""
-        return self._head(record, record.copy, 0, is_copy=True) if record.copy is not None else []
+        return self._head(record, record.copy, 0, synced, is_copy=True) if record.copy is not None else []
 
-    def _head(self, record: Record, meta: bytes, body_bytes: int, *, is_copy: bool) -> list[bytes]:
-        header = _HEADER.pack(
-            self.mark, record.kind, is_copy, record.sequence, self.link, len(meta), body_bytes, zlib.crc32(meta)
-        )
+    def _head(self, record: Record, meta: bytes, body_bytes: int, synced: int | None, *, is_copy: bool) -> list[bytes]:
+        unsynced = _NOT_SAID if synced is None else min(record.sequence - synced, _MANY)
+        sizes = (len(meta), body_bytes, zlib.crc32(meta))
+        header = _HEADER.pack(self.mark, record.kind, is_copy, unsynced, record.sequence, self.link, *sizes)
         first = [preamble(self.mark)] if record.kind in _FIRST_IN_FILE else []
         return [*first, header, _CRC.pack(zlib.crc32(header)), meta]
 
@@ -165,6 +173,7 @@ class Frame:
         kind: What it reports.
         is_copy: Whether it is the copy of a record.
         sequence: Its number.
+        synced: Record up to which the disk had everything when it was written; 0 if that was too long ago to be said.
         link: Checksum of the header of the record before it; for a copy, of the record itself.
         checksum: Of its header.
         meta: Its meta part.
@@ -176,6 +185,7 @@ class Frame:
     kind: Kind
     is_copy: bool
     sequence: int
+    synced: int
     link: int
     checksum: int
     meta: memoryview
@@ -193,12 +203,14 @@ class Scan:
         corrupt: Start and end of complete frames whose checksum is wrong, and of stretches in which no frame starts.
         corrupt_tail: Whether no frame starts where the last one ends, although bytes were written there.
         end: Where the last complete frame ends; what follows is a frame that was not written to its end.
+        cut: The first record that was left out with all behind it, because they were not synced; 0 for none.
     """
 
     frames: list[Frame] = field(default_factory=list)
     corrupt: list[tuple[int, int]] = field(default_factory=list)
     corrupt_tail: bool = False
     end: int = 0
+    cut: int = 0
 
 
 def scan(data: memoryview, mark: bytes) -> Scan:
@@ -242,13 +254,14 @@ def _read_header(data: memoryview, start: int, mark: bytes) -> tuple[Frame, int]
     checksum = zlib.crc32(data[start:end])
     if checksum != _CRC.unpack_from(data, end)[0]:
         return None
-    _, kind, is_copy, sequence, link, meta_bytes, body_bytes, meta_crc = _HEADER.unpack_from(data, start)
+    _, kind, is_copy, unsynced, sequence, link, meta_bytes, body_bytes, meta_crc = _HEADER.unpack_from(data, start)
     if kind not in _KINDS:
         return None
     meta = start + HEADER_BYTES
     body = meta + meta_bytes
-    frame = Frame(Kind(kind), is_copy, sequence, link, checksum, data[meta:body], start, body, end=body + body_bytes)
-    return frame, meta_crc
+    synced = 0 if unsynced == _MANY else sequence - max(unsynced, 1)  # not said: as if all had been synced
+    place = (data[meta:body], start, body, body + body_bytes)
+    return Frame(Kind(kind), is_copy, sequence, synced, link, checksum, *place), meta_crc
 
 
 def _next_header(data: memoryview, start: int, mark: bytes) -> int | None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.atomic_files import is_there
-from tidemill.services.replay.log.changes import CHUNK, SIZE, STAT, RawChanges, RawSection, cut_changes, cut_leaving
+from tidemill.services.replay.log.changes import CHUNK, SIZE, STAT, RawSection, cut_changes, cut_leaving
 from tidemill.services.replay.log.corruption import Continuity, Corruption, Mend, Repair
 from tidemill.services.replay.log.frame import Frame, Kind, Scan, blob_is_intact, check_format, scan, split_body
 from tidemill.services.replay.log.segments import LogFolder, NewestSegment
@@ -148,26 +148,32 @@ def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snaps
     contents = LogContents()
     numbers = folder.segments()
     noted = newest.segment if newest is not None else 0
-    empty = unsynced = 0
+    empty = 0
     for number in numbers:
         is_last = number == numbers[-1]
-        records = _scan(contents, folder.segment(number), mark, number, is_last=is_last)
         copies = _scan(contents, folder.copies(number), mark, number, is_last=is_last)
+        synced = max((frame.synced for frame in copies.frames), default=0)
+        records = _scan(contents, folder.segment(number), mark, number, synced, is_last=is_last)
+        may_be_empty = is_last and is_there(folder.segment(number)) and not records.frames
+        if may_be_empty and number == noted and synced <= contents.chain.sequence:
+            records.cut = contents.chain.sequence + 1  # the power failed before any of it was on the disk
+        if is_torn := records.cut > 0:
+            _cut_copies(contents, copies, folder.copies(number), records.cut)
         if records.frames or copies.frames:
             _take_segment(contents, records, copies, number)
-        elif is_last and is_there(folder.segment(number)):
-            if not (records.corrupt or records.corrupt_tail):
-                empty = number  # begun, without a complete record
-            elif number == noted:
-                unsynced = number  # begun, and the power failed before any of it was on the disk
-    _close(contents, {*contents.segment_records, empty, unsynced} - {0}, newest, snapshot)
+        elif may_be_empty and (is_torn or not (records.corrupt or records.corrupt_tail)):
+            empty = number  # begun, without a complete record
+    _close(contents, {*contents.segment_records, empty} - {0}, newest, snapshot)
     seen = snapshot.segment if snapshot is not None else 0
     contents.next_segment = max([0, *({*numbers, noted, seen} - {empty})]) + 1
     return contents
 
 
-def _scan(contents: LogContents, path: Path, mark: bytes, number: int, *, is_last: bool) -> Scan:
-    """Return the records of a file, none if it is not of this log; note corruption and its repair."""
+def _scan(contents: LogContents, path: Path, mark: bytes, number: int, synced: int = 0, *, is_last: bool) -> Scan:
+    """Return the records of a file, none if it is not of this log; note corruption and its repair.
+
+    Of the last segment, what another file says was `synced` is not taken for unfinished.
+    """
     if not is_there(path):
         return Scan()
     data = _map(path)
@@ -185,7 +191,7 @@ def _scan(contents: LogContents, path: Path, mark: bytes, number: int, *, is_las
         contents.repairs.append(Repair(path, Mend.SET_ASIDE))
         return Scan(corrupt_tail=True)
     if is_last:
-        _drop_torn_record(contents, data, found, path)
+        _cut_torn(contents, data, found, path, synced)
     rest = len(data) - found.end
     if found.corrupt_tail or (rest and not is_last):
         corruption.add(f"{path.name}: {rest} bytes at its end are corrupt", size_bytes=rest)
@@ -221,20 +227,40 @@ def _take_segment(contents: LogContents, records: Scan, copies: Scan, number: in
             contents.corruption.add(f"segment {number}: record {frame.sequence} is repeated or out of order")
 
 
-def _drop_torn_record(contents: LogContents, data: memoryview, found: Scan, path: Path) -> None:
-    """Leave the last record out if its body is corrupt: it was not finished."""
-    if not found.frames or found.frames[-1].end != found.end or found.frames[-1].is_copy:
+def _cut_torn(contents: LogContents, data: memoryview, found: Scan, path: Path, synced: int) -> None:
+    """Leave out what was not synced from the first record on that is missing or whose body is corrupt.
+
+    The disk may have any part of it after a loss of power. Nothing of it was promised, and with a part of it a stream
+    would have a hole.
+    """
+    if not found.frames or found.frames[0].is_copy:
         return
-    frame = found.frames[-1]
-    if frame.kind is not Kind.CHANGES or _body_is_intact(data, frame, cut_changes(frame.meta)):
-        return
-    found.frames.pop()
-    found.end = frame.start
-    contents.corruption.add(f"{path.name}: the body of its last record, {frame.sequence}, is corrupt")
+    synced = max(synced, *(frame.synced for frame in found.frames))
+    expected = contents.chain.sequence + 1 if contents.chain.sequence else found.frames[0].sequence
+    for place, frame in enumerate(found.frames):
+        is_missing = frame.sequence > expected > synced
+        if is_missing or (frame.sequence > synced and not _body_is_intact(data, frame)):
+            what = f"record {expected} is missing" if is_missing else f"the body of record {frame.sequence} is corrupt"
+            contents.corruption.add(f"{path.name}: {what}, and what follows was not synced: it is cut")
+            is_alone = not is_missing and frame is found.frames[-1]  # its copy says what it removed
+            found.cut, found.end = 0 if is_alone else expected, found.frames[place - 1].end if place else 0
+            del found.frames[place:]
+            return
+        expected = frame.sequence + 1
 
 
-def _body_is_intact(data: memoryview, frame: Frame, changes: RawChanges) -> bool:
-    chunks = np.frombuffer(changes.chunks, dtype=CHUNK)
+def _cut_copies(contents: LogContents, copies: Scan, path: Path, sequence: int) -> None:
+    """Leave out the copies of a record and of those behind it."""
+    kept = [frame for frame in copies.frames if frame.sequence < sequence]
+    if len(kept) < len(copies.frames):
+        copies.frames, copies.end = kept, kept[-1].end if kept else 0
+        contents.repairs.append(Repair(path, Mend.CUT, copies.end))
+
+
+def _body_is_intact(data: memoryview, frame: Frame) -> bool:
+    if frame.kind is not Kind.CHANGES:
+        return True
+    chunks = np.frombuffer(cut_changes(frame.meta).chunks, dtype=CHUNK)
     blobs = split_body(data, frame, chunks["size"].tolist())
     return all(blob_is_intact(identity, blob) for identity, blob in zip(chunks["id"].tolist(), blobs, strict=True))
 

@@ -226,12 +226,15 @@ class LogWriter:
                 self._write(segment, [command for command in group if isinstance(command, Write)])
 
     def _write(self, segment: int, group: list[Write]) -> None:
-        pieces, copies = [], []
-        for command in group:
-            pieces += self._chain.frame(command.record)
-            copies += self._chain.copy(command.record)
-        data, copied = b"".join(pieces), b"".join(copies)
+        if not self._written:
+            self._written = self._synced = group[0].record.sequence - 1  # what was there is synced at the start
         self._finish_before(segment)
+        pieces, copies = [], []
+        synced = self._synced
+        for command in group:
+            pieces += self._chain.frame(command.record, synced)
+            copies += self._chain.copy(command.record, synced)
+        data, copied = b"".join(pieces), b"".join(copies)
         while True:
             try:
                 self._files_of(segment, group[0].record.sequence).write(group[0].offset, data, copied)
