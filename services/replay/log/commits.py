@@ -34,6 +34,7 @@ class Commits:
         self._decisions: deque[tuple[int, int]] = deque()  # sequence number and agent decisions stored with it
         self._waiting: dict[bool, list[tuple[int, int, asyncio.Future[None]]]] = {True: [], False: []}  # for a sync?
         self._impatient: list[asyncio.Future[None]] = []  # those that do not wait for a full disk
+        self._ended: OSError | None = None
         self._order = itertools.count()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -64,10 +65,14 @@ class Commits:
         self._release(self._waiting[False], progress.written)
         self._release(self._waiting[True], progress.synced)
         if progress.full:
-            self.refuse(_disk_full())
+            self._refuse(_disk_full())
 
-    def refuse(self, error: OSError) -> None:
-        """End the waits of `kept` with an error."""
+    def end(self, error: OSError) -> None:
+        """Note that nothing more will be written, for which `kept` has an error."""
+        self._ended = error
+        self._refuse(error)
+
+    def _refuse(self, error: OSError) -> None:
         impatient, self._impatient = self._impatient, []
         for future in impatient:
             if not future.done():
@@ -87,18 +92,24 @@ class Commits:
         if sequence > self.progress.written:
             await self._future(False, sequence)
 
-    async def kept(self, sequence: int) -> None:
+    async def kept(self, sequence: int) -> int:
         """Wait until a record and all before it are written, as long as the disk takes them.
 
+        Returns:
+            The record up to which everything is synced.
+
         Raises:
-            OSError: The disk is full, or the writer has failed.
+            OSError: The disk is full, or the writer has ended.
         """
         if sequence > self.progress.written:
+            if self._ended is not None:
+                raise self._ended
             if self.progress.full:
                 raise _disk_full()
             self._impatient = [future for future in self._impatient if not future.done()]
             self._impatient.append(self._future(False, sequence))
             await self._impatient[-1]
+        return self.progress.synced
 
     async def durable(self, sequence: int) -> None:
         """Wait until a record and all before it may be acknowledged."""

@@ -106,14 +106,16 @@ class ReplayLog:
         return self.commits.progress.full
 
     async def close(self) -> None:
-        """Take a last snapshot, and write and sync what was submitted."""
+        """Write and sync what was submitted, and take a last snapshot."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._replay.log_removed()
+        await asyncio.to_thread(self._writer.close)
+        self.commits.end(OSError("the log is closed"))
         if not self.commits.progress.full and not self.failed.done():
             with contextlib.suppress(OSError):
                 await self.snapshots.take(is_last=True)
-        await asyncio.to_thread(self._writer.close)
         self.blobs.close()
         self.recovered.folder.close()
 
@@ -135,7 +137,7 @@ class ReplayLog:
         self.recovered.budget.written(progress.written)
 
     def _fail(self, error: BaseException) -> None:
-        self.commits.refuse(OSError(str(error)))
+        self.commits.end(OSError(str(error)))
         if not self.failed.done():
             self.failed.set_exception(FatalError(f"the replay log cannot be written: {error}"))
 

@@ -152,7 +152,7 @@ def read_log(folder: LogFolder, mark: bytes, newest: NewestSegment | None, snaps
     for number in numbers:
         is_last = number == numbers[-1]
         copies = _scan(contents, folder.copies(number), mark, number, is_last=is_last)
-        synced = max((frame.synced for frame in copies.frames), default=0)
+        synced = max([frame.synced for frame in copies.frames] + ([snapshot.synced] if snapshot is not None else [0]))
         records = _scan(contents, folder.segment(number), mark, number, synced, is_last=is_last)
         may_be_empty = is_last and is_there(folder.segment(number)) and not records.frames
         if may_be_empty and number == noted and synced <= contents.chain.sequence:

@@ -69,8 +69,7 @@ class LogFolder:
                 make_folder(path)
             elif not is_there(path / _LOCK):
                 return
-            access = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-            self._lock = os.open(path / _LOCK, access | os.O_CLOEXEC, 0o644)
+            self._lock = self._open_lock(path / _LOCK, read_only=read_only)
         except OSError as error:
             raise FatalError(f"cannot use {path} for the replay log: {error.strerror}") from error
         try:
@@ -79,6 +78,17 @@ class LogFolder:
         except FatalError:
             os.close(self._lock)
             raise
+
+    @staticmethod
+    def _open_lock(path: Path, *, read_only: bool) -> int:
+        if not read_only:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)  # NFS locks nothing that is open to read alone
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def check_there(self) -> None:
         """Raise OSError if this is no longer the folder that was locked, as after its disk was unmounted."""

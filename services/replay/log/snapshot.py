@@ -87,12 +87,14 @@ class Snapshot:
         tables: One each.
         segment: Segment that has that record, or is about to begin behind it.
         is_last: Whether the server wrote no record after it.
+        synced: Record up to which the disk had the log when it was written.
     """
 
     sequence: int
     tables: Sequence[TableSnapshot]
     segment: int = 0
     is_last: bool = False
+    synced: int = 0
 
 
 def item_states(items: Items, slots: NDArray[np.int64]) -> States:
@@ -117,7 +119,8 @@ def encode_snapshot(snapshot: Snapshot, mark: bytes) -> list[bytes]:
     ]
     slices = [piece.tobytes() for table in snapshot.tables for piece in table.slices]
     blobs: list[Blob] = list(enumerate(slices))
-    document = {"tables": tables, "segment": snapshot.segment, "is_last": snapshot.is_last}
+    names = ("segment", "is_last", "synced")
+    document = {"tables": tables} | {name: getattr(snapshot, name) for name in names}
     return Chain(mark).frame(Record(Kind.SNAPSHOT, snapshot.sequence, json.dumps(document).encode(), blobs))
 
 
@@ -149,7 +152,7 @@ def decode_snapshot(data: bytes, mark: bytes, name: object) -> Snapshot | None:
             TableSnapshot(table["number"], stats, pieces[:count], table["config"], table.get("times", ((), ())))
         )
         pieces = pieces[count:]
-    return Snapshot(frame.sequence, tables, document["segment"], document["is_last"])
+    return Snapshot(frame.sequence, tables, document["segment"], document["is_last"], document.get("synced", 0))
 
 
 class SnapshotFiles:
@@ -226,7 +229,7 @@ class Snapshotter:
     """Takes one snapshot at a time."""
 
     def __init__(
-        self, replay: ReplayState, journal: Journal, files: SnapshotFiles, kept: Callable[[int], Awaitable[None]]
+        self, replay: ReplayState, journal: Journal, files: SnapshotFiles, kept: Callable[[int], Awaitable[int]]
     ) -> None:
         """Take snapshots of a state whose changes a journal writes.
 
@@ -234,8 +237,8 @@ class Snapshotter:
             replay: The state.
             journal: Gives its changes to the writer of the log.
             files: Where the snapshots go.
-            kept: Waits until the log has a record, or raises OSError. A snapshot ahead of the log would prove to a
-                restart that records are missing.
+            kept: Waits until the log has a record, or raises OSError, and returns up to which the disk has it. A
+                snapshot ahead of the log would prove to a restart that records are missing.
         """
         self._replay, self._journal, self._files, self._kept = replay, journal, files, kept
         self._lock = asyncio.Lock()
@@ -262,8 +265,7 @@ class Snapshotter:
                 TableSnapshot(number, stats, await _copy(table, inserted), config_to_json(table.config), times)
                 for number, table, stats, inserted, times in tables
             ]
-            snapshot = Snapshot(sequence, copies, segment, is_last)
-            await self._kept(sequence)
+            snapshot = Snapshot(sequence, copies, segment, is_last, await self._kept(sequence))
             number = await asyncio.to_thread(self._files.write, snapshot)
             self.taken += 1
             self._newest = state

@@ -9,6 +9,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tests.support.replay_service import LocalServer, server_process
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.replay import (
     Decoding,
@@ -31,6 +33,8 @@ from tidemill.replay import (
     SelectorKind,
     TableConfig,
 )
+from tidemill.replay.sampling.sample_stream import SampleStream
+from tidemill.replay.shards.directory import ShardDirectory
 
 _UNIFORM = SelectorConfig(SelectorKind.UNIFORM)
 _RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
@@ -168,6 +172,15 @@ def test_reader_that_draws_on_demand_leaves_a_queue_to_the_others(server: LocalS
         assert first.take(0.0) is None
         _write(server.address, table, [4, 5])
         assert _numbers(first, 1) == [[4, 5]]
+
+    with (
+        closing(SampleStream(ShardDirectory([server.address]), table, 2, max_in_flight_batches=0)) as shared,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        waiting = [pool.submit(shared.take, 10.0) for _ in range(2)]
+        wait_until(lambda: len(shared._underway) == 2, "a draw for each thread")
+        _write(server.address, table, range(6, 10))
+        assert all(future.result() is not None for future in waiting)
 
     for others in ({"decoding": Decoding(threads=1)}, {"prefetch": -1}):
         with pytest.raises(InvalidArgument, match=naming("prefetch", "at least")):

@@ -143,10 +143,20 @@ def test_items_that_an_answer_brings_are_not_planned_again() -> None:
     union.answered(draw, 6, 12.0, 0.0)
     assert union.plan(7) is None
     assert union.is_held_back
+    assert (union.items, union.total_weight) == (10, 20.0)  # as the batch's were
     plan = planned(union, 6)
     assert plan.weights == {"a": 4.0, "b": 8.0}
     assert {draw.shard: draw.items for draw in plan.draws} == {"a": 2, "b": 4}
     assert not union.is_held_back
+
+
+def test_items_that_may_be_sampled_again_are_planned_again() -> None:
+    """Not every sample of a table that gives each item twice takes one out of it."""
+    union = union_of({"a": (6, 6.0, 0.0)}, max_times_sampled=2)
+    draw = Draw("a", 4, 0)
+    union.asked(draw)
+    union.answered(draw, 6, 6.0, 0.0)
+    assert planned(union, 6).draws == (Draw("a", 6, 6),)
 
 
 def test_draw_may_wait_where_no_other_shard_has_its_items() -> None:

@@ -138,14 +138,11 @@ class SampleStream:
             _check_by_epoch(table)
         _check_servers(servers, takes_one=seed is not None or allow_smaller or by_epoch or schedule is not None)
         assert schedule is None or 1 <= max_in_flight_batches <= MAX_DRAWS
-        self._batch_size, self._max_in_flight, self._on_demand = (
-            batch_size,
-            max_in_flight_batches,
-            not max_in_flight_batches,
-        )
-        self._mirror, self._rng, self._clock = mirror, rng or np.random.default_rng(), clock
+        # how many threads wait, if a batch is drawn for each of them alone
+        self._max_in_flight, self._takers = max_in_flight_batches, None if max_in_flight_batches else 0
+        self._batch_size, self._mirror, self._clock = batch_size, mirror, clock
         self._settles, self._is_random = bool(table.max_times_sampled), table.sampler.kind in _RANDOM
-        self._directory, self._seed, self._schedule = servers, seed, schedule
+        self._directory, self._seed, self._schedule, self._rng = servers, seed, schedule, rng or np.random.default_rng()
         self._epoch = EpochPlace(seed if seed is not None else secrets.randbits(64)) if by_epoch else None
         self._part = shard_config(table, servers.count) if servers.is_sharded else table
         self._opening = pb.SampleOpen(
@@ -194,10 +191,13 @@ class SampleStream:
                 with a schedule, it has lost the table.
         """
         with self._changed:
-            if self._on_demand:
-                self._max_in_flight = 1
+            if self._takers is not None:
+                self._takers += 1
+                self._max_in_flight = max(self._max_in_flight, self._takers)
                 self._advance()
             self._changed.wait_for(lambda: self._ready or self._error or self._closed.is_set(), timeout_s)
+            if self._takers is not None:
+                self._takers -= 1
             if self._closed.is_set():
                 return None
             if self._error is not None:
@@ -211,8 +211,8 @@ class SampleStream:
             elif self._settles:
                 self._tell_taken(pending)
             batch = self._finish(pending)
-            if self._on_demand:
-                self._max_in_flight = 0
+            if self._takers is not None:
+                self._max_in_flight = self._takers
             self._advance()
         return batch() if lease is None else replace(batch(), lease=lease)
 

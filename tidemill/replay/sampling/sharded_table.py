@@ -57,14 +57,16 @@ class ShardState:
     """State of a live shard.
 
     Attributes:
-        items: Items in its table; of a queue, those left by the draw that it answered.
-        total_weight: Sum of the sampler's weights of these.
+        items: Items in its table.
+        left: Those of them that later draws may ask for.
+        total_weight: Sum of the sampler's weights of all.
         diff: How far its inserts are ahead by its rate limiter's count, in samples.
         asked_items: Items asked for and not answered.
         asked_counted: Samples it is to count for what is not answered.
     """
 
     items: int = 0
+    left: int = 0
     total_weight: float = 0.0
     diff: float = 0.0
     asked_items: int = 0
@@ -123,7 +125,8 @@ class ShardedTable:
             without_replacement: Whether no item may come twice in a batch: no shard is then asked for more than it has.
         """
         self._rng = rng
-        self._exhaustible, self._without_replacement = config.max_times_sampled > 0, without_replacement
+        self._exhaustible, self._is_queue = config.max_times_sampled > 0, config.max_times_sampled == 1
+        self._without_replacement = without_replacement
         part = shard_config(config, shard_count)
         self._limit = _Limit(
             config.rate_limiter,
@@ -179,8 +182,8 @@ class ShardedTable:
         state = self._states[draw.shard]
         state.asked_items -= draw.items
         state.asked_counted -= draw.counted or 0
-        left = max(items - draw.items, 0) if self._exhaustible else items  # the answer is from before its draw
-        state.items, state.total_weight, state.diff = left, total_weight * left / max(items, 1), diff
+        state.items, state.total_weight, state.diff = items, total_weight, diff
+        state.left = max(items - draw.items, 0) if self._is_queue else items  # the answer is from before its draw
         self._limit.observe(self._states.values())
 
     def plan(self, batch_size: int) -> Plan | None:
@@ -243,9 +246,9 @@ class ShardedTable:
     def _cap(self, shard: str) -> int:
         """Return how many items may be asked of a shard: one that may be sampled so often is not promised twice."""
         state = self._states[shard]
-        return max(state.items - state.asked_items, 0) if self._exhaustible else state.items
+        return max(state.left - state.asked_items, 0) if self._exhaustible else state.items
 
     def _available_weight(self, state: ShardState) -> float:
         if not self._exhaustible or not state.items:
             return state.total_weight
-        return state.total_weight * max(state.items - state.asked_items, 0) / state.items
+        return state.total_weight * max(state.left - state.asked_items, 0) / state.items

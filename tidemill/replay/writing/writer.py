@@ -790,9 +790,11 @@ class ReplayWriter(Reopened):
     def _why_held(self, timeout_s: float) -> str:
         """Return why the server holds back inserts, if it says so; it is asked at most once in `_HELD_S`."""
         address = self._appender.address
-        if address and timeout_s > 0 and self._may_ask():
-            self._ask_held_s = time.monotonic() + _HELD_S  # before the question, which takes a connection and up to 1 s
-            self._held_why = why_held_back(address, self._names, timeout_s)
+        if self._may_ask():
+            self._held_why = ""  # of another time
+            if address and timeout_s > 0:
+                self._ask_held_s = time.monotonic() + _HELD_S  # before the question, which takes up to 1 s
+                self._held_why = why_held_back(address, self._names, timeout_s)
         return self._held_why
 
     def _tell_held(self) -> None:

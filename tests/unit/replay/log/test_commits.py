@@ -47,6 +47,18 @@ async def test_wait_of_a_snapshot_ends_when_the_disk_is_full() -> None:
     await commits.kept(1)
 
 
+async def test_snapshot_learns_what_is_synced_and_that_the_writer_has_ended() -> None:
+    """What is written may be named; the wait for more ends at once, whether it began before or after the end."""
+    commits = Commits(wait_for_sync=False, max_pending_bytes=100)
+    commits.progressed(Progress(written=2, synced=1))
+    waiting = await started(commits.kept(3))
+    commits.end(OSError("gone"))
+    for refused in (waiting, commits.kept(3)):
+        with pytest.raises(OSError, match="gone"):
+            await asyncio.wait_for(refused, 60)
+    assert await commits.kept(2) == 1
+
+
 async def test_append_waits_for_the_disk_when_asked_to() -> None:
     """With acknowledgement after fsync, written is not enough; the cleaner's wait still is for written."""
     commits = Commits(wait_for_sync=True, max_pending_bytes=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,13 @@ from tests.support.replay_streams import (
     open_streams,
     steps_of,
 )
-from tests.unit.replay.log.logs import Log, open_log, sample_all
+from tests.unit.replay.log.logs import BlobBudget, Log, empty_replay, open_log, sample_all
+from tidemill.config.services import StorageSettings
 from tidemill.errors import AlreadyExists, FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 from tidemill.services.replay.log.frame import HEADER_BYTES, Kind, scan
+from tidemill.services.replay.log.log import ReplayLog
+from tidemill.services.replay.log.open import open_replay_log
 from tidemill.services.replay.log.segments import NEWEST, NewestSegment
 from tidemill.services.replay.state.append import AppendSession
 from tidemill.types import Codec
@@ -115,6 +119,28 @@ def test_flipped_bit_anywhere_costs_at_most_the_record_it_is_in(tmp_path: Path, 
         assert len(lost) <= (5 if name == SEGMENT else 0), position  # an item reaches back into the chunk before
         assert corrupt.recovered.dropped == len(lost), position
         corrupt.crash()
+
+
+def test_flipped_bit_of_a_log_that_was_closed_costs_one_record(tmp_path: Path) -> None:
+    """What was synced after the newest record is not taken for a tail that the power cut off."""
+    opened = open_replay_log(tmp_path, BlobBudget(0), empty_replay)
+
+    async def fill() -> None:
+        log = ReplayLog(opened, StorageSettings(folder=str(tmp_path)), lambda: None)
+        opened.replay.create_table(make_config())
+        session = open_streams(opened.replay)
+        for first in range(0, 16, 4):
+            append(opened.replay, session, [make_chunk(0, 0, first, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
+        await log.close()
+
+    asyncio.run(fill())
+    data = (tmp_path / SEGMENT).read_bytes()
+    first_changes = next(f for f in scan(memoryview(data), opened.chain.mark).frames if f.kind is Kind.CHANGES)
+    (tmp_path / SEGMENT).write_bytes(flipped(data, first_changes.body + 8))
+    corrupt = open_log(tmp_path)
+    assert contents(corrupt) == [(0, step) for step in range(4, 16)]
+    assert corrupt.replay.corrupt_chunks + corrupt.recovered.corruption.records == 1
+    corrupt.crash()
 
 
 def test_flipped_bit_in_the_table_record_costs_no_item(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ import asyncio
 import errno
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
 
 from tests.support.naming import naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
-from tests.unit.replay.log.logs import AtOnce, open_log
+from tests.unit.replay.log.logs import open_log
 from tidemill.errors import FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 from tidemill.services.replay.log.segments import LogFolder
@@ -173,7 +173,7 @@ async def test_change_while_a_snapshot_is_written_is_in_the_next() -> None:
         return len(written)
 
     snapshotter = Snapshotter(
-        replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)), AtOnce().written
+        replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)), AsyncMock(return_value=0)
     )
     await snapshotter.take()
     every = asyncio.create_task(snapshotter.take_every(0.01))
@@ -193,7 +193,7 @@ async def test_items_that_come_while_a_snapshot_is_copied_are_left_out(monkeypat
     append(replay, session, [make_chunk(0, 0, 0, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
     write = Mock(return_value=1)
     snapshotter = Snapshotter(
-        replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)), AtOnce().written
+        replay, cast(Any, Mock(sequence=0, segment=1)), cast(Any, Mock(write=write)), AsyncMock(return_value=0)
     )
     taking = asyncio.create_task(snapshotter.take())
     await asyncio.sleep(0)  # the first slice is copied
