@@ -194,7 +194,7 @@ class WorkerPart:
 
     def _made(self, *, wait: bool = True) -> bool:
         """True once the process has made its environments; with `wait`, block until then."""
-        import_s = max(_IMPORT_S, self._reset_s) if self._reset_s else 0.0
+        import_s = max(_IMPORT_S, self._settings.reset_timeout_s) if self._reset_s else 0.0
         while True:
             limit_s, what = (self._reset_s, "the constructor") if self._is_here else (import_s, "its imports")
             message = self._answer(limit_s, what) if wait else self._polled(limit_s, what)
@@ -270,8 +270,8 @@ class WorkerPart:
         self._kill()
         is_reset = self._settings.reset_timeout_s and limit_s != self._step_s
         limit = "env.reset_timeout_s" if is_reset else "env.step_timeout_s"
-        if limit_s not in (self._step_s, self._reset_s):
-            limit = f"{limit_s:g} s, or {limit} if longer"
+        if not self._is_here:
+            limit = f"{_IMPORT_S:g} s, or env.reset_timeout_s if longer"
         said = (
             f"{self._name} has not returned from {method} for {waited_s:.1f} s, after {self._steps:,} steps ({limit})"
         )

@@ -138,11 +138,13 @@ def test_isolated_environment_plays_as_it_would_in_this_process() -> None:
 
 
 def test_imports_of_a_process_have_the_longer_of_two_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the settings can be longer, or off; the message names both."""
+    """That of a reset can be longer if it is set, or off as that of a step is; the message names both."""
     monkeypatch.setattr(isolated, "_IMPORT_S", 0.01)
-    settings = EnvSettings("CartPole-v1", isolate=True, step_timeout_s=0.001)
-    with pytest.raises(EnvFailed, match=naming("its imports", "(0.01 s, or env.step_timeout_s if longer)")):
-        make_isolated(settings)
+    monkeypatch.setattr(isolated, "_POLL_S", 0.001)
+    settings = EnvSettings("CartPole-v1", isolate=True)
+    for limits in ({}, {"step_timeout_s": 0.01}, {"reset_timeout_s": 0.001}):
+        with pytest.raises(EnvFailed, match=naming("its imports", "(0.01 s, or env.reset_timeout_s if longer)")):
+            make_isolated(replace(settings, **limits))  # type: ignore[arg-type]
     for limits in ({"reset_timeout_s": 60.0}, {"step_timeout_s": 0.0}):
         make_isolated(replace(settings, **limits)).close()  # type: ignore[arg-type]
 
