@@ -97,9 +97,11 @@ def _numbers(space: gymnasium.Space[Any], value: Any, name: str = "") -> NDArray
             return one_hot
     elif isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
         given = np.asarray(value)
-        number = given.astype(space.dtype) if given.dtype.kind in "biu" else None
-        if number is not None and (number == given).all() and space.contains(number):
-            return np.asarray(spaces.flatten(space, number), np.float32)
+        if given.dtype.kind in ("biuf" if isinstance(space, spaces.MultiBinary) else "biu"):  # as gymnasium takes them
+            with np.errstate(invalid="ignore"):
+                number = given.astype(space.dtype)
+            if (number == given).all() and space.contains(number):
+                return np.asarray(spaces.flatten(space, number), np.float32)
     elif space.contains(value):
         return np.asarray(spaces.flatten(space, value), np.float32)
     raise InvalidArgument(f"{what} with the value {value!r}, allowed: {space}")

@@ -37,7 +37,7 @@ _SEVERAL: list[tuple[gymnasium.Space[Any], Any]] = [
     (spaces.MultiDiscrete([2, 3]), np.array([2, 0])),
     (spaces.MultiDiscrete([2, 3]), np.array([0.5, 0])),
     (spaces.MultiDiscrete([2, 3]), np.array([0])),
-    (spaces.MultiBinary(2), np.array([256, 0])),
+    *[(spaces.MultiBinary(2), np.array([value, 0])) for value in (256, 0.5, 256.0, np.nan, np.inf, 1j)],
     (spaces.Box(0, 2**40, (1,), np.int64), np.array([2**24 + 1])),
 ]
 
@@ -88,6 +88,16 @@ def test_part_that_its_space_lacks_ends_the_actor(
     env = GymnasiumVectorEnv(lambda: flattened(says) if flatten else says, 1)
     with pytest.raises(FatalError, match=naming("environment 0", "part 'b' observation")):
         _play(env)
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_flags_may_be_floats(*, flatten: bool) -> None:
+    """As gymnasium takes them: `np.zeros(n)` is the usual way to make some."""
+    says = _Says(spaces.Dict({"a": spaces.MultiBinary(2)}), {"a": np.array([0.0, 1.0])})
+    env = GymnasiumVectorEnv(lambda: flattened(says) if flatten else says, 1)
+    env.reset(0)
+    observation = env.step(np.zeros(1, np.int64)).observation
+    np.testing.assert_array_equal(observation.view(np.float32), [[0, 1]])
 
 
 def test_flattened_bytes_are_refused_out_of_range() -> None:
