@@ -12,6 +12,7 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import stored_columns
 from tidemill.scores import read_scores
+from tidemill.services.launcher.run.paths import log_folders
 from tidemill.settings.overlay import to_document
 from tidemill.types import EnvSpec
 
@@ -103,16 +104,16 @@ def _reasons(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings],
     old, new = build_agent(before.agent, before_spec), build_agent(now.agent, now_spec)
     if _shapes(old.state_dict()) != _shapes(new.state_dict()):
         yield "its checkpoint holds networks of another shape"
+    if before.table.name != now.table.name or (now.launcher.replay and not log_folders(now)):
+        return  # the table begins empty
     items = [getattr(before.table, name) == getattr(now.table, name) for name in _OF_ITEMS]
-    if before.table.name == now.table.name and not (
-        old.window == new.window and old.recurrent_state_size == new.recurrent_state_size and all(items)
-    ):
+    if not (old.window == new.window and old.recurrent_state_size == new.recurrent_state_size and all(items)):
         yield "its table holds items of another shape"
     exponents = {each.table.priority_exponent for each in (before, now) if each.table.sampler == "prioritized"}
-    if before.table.name == now.table.name and len(exponents) > 1:
+    if len(exponents) > 1:
         yield (
-            "its table keeps the exponent that it was made with, which `tidemill replay update` changes while the "
-            "run goes"
+            "its table keeps the exponent that it was made with; `tidemill replay update` changes that of a running "
+            "table, and another --table.name makes a new table"
         )
 
 

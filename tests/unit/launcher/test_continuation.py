@@ -13,6 +13,7 @@ from tests.support.batches import CONTINUOUS
 from tests.support.naming import naming
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
+from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
 from tidemill.services.launcher.run.continuation import check_continues, check_limits
@@ -48,10 +49,24 @@ def test_exponent_of_a_table_that_is_restored_stays() -> None:
         return RunConfig(table=TableSettings(**settings))
 
     before, now = (with_table(sampler="prioritized", priority_exponent=each) for each in (0.6, 0.5))
-    with pytest.raises(ConfigError, match=naming("table.priority_exponent 0.5 0.6 run.name `tidemill replay update`")):
+    with pytest.raises(
+        ConfigError, match=naming("table.priority_exponent 0.5 0.6 `tidemill replay update` table.name run.name")
+    ):
         check_continues(before, now, lambda _: CONTINUOUS)
     check_continues(before, replace(now, table=replace(now.table, name="new")), lambda _: CONTINUOUS)
     check_continues(with_table(priority_exponent=0.6), with_table(priority_exponent=0.5), lambda _: CONTINUOUS)
+
+
+def test_table_that_is_not_restored_may_have_other_items() -> None:
+    """It was in memory only, unless another program or a folder keeps it."""
+    before = RunConfig(table=TableSettings(sampler="prioritized", chunk_length=64))
+    table = TableSettings(sampler="prioritized", priority_exponent=0.5, chunk_length=32)
+    now = replace(before, table=table, replay=ReplaySettings(storage=StorageSettings(memory_only=True)))
+    check_continues(before, now, lambda _: CONTINUOUS)
+    kept = ReplaySettings(storage=StorageSettings("/fast/log", memory_only=True))
+    for each in (replace(now, launcher=LauncherSettings(replay=False)), replace(now, replay=kept)):
+        with pytest.raises(ConfigError, match=naming("table.priority_exponent 0.5")):
+            check_continues(before, each, lambda _: CONTINUOUS)
 
 
 def test_run_that_has_ended_continues_only_beyond_its_end(tmp_path: Path) -> None:
