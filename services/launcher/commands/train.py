@@ -80,7 +80,7 @@ def train(argv: Sequence[str]) -> int:
         arguments.remove("--fresh")
     config = with_absolute_log(load(RunConfig, arguments, prog="tidemill train", description=_TRAIN))
     check_free(config.run.folder, fresh=fresh)
-    check_new_log(config)
+    check_new_log(config, fresh=fresh)
     check_addresses(config)
     check_free_ports(config)
     with _fork_client(config) as forks, LoggerProcesses() as loggers:

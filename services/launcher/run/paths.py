@@ -13,10 +13,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FatalError
 from tidemill.linux import LONGEST_SOCKET
 from tidemill.rpc.settings import ServerSettings
+from tidemill.services.launcher.run.folder import has_trained
 from tidemill.settings.check import refuse
 
 _PREFIX = "tidemill-"
@@ -251,16 +253,30 @@ def has_log(folder: Path) -> bool:
     return any(file.stem.isdigit() for file in folder.glob("*.log"))
 
 
-def check_new_log(config: RunConfig) -> None:
-    """Raise `AlreadyExists` if a new run would find the experience of another one in the folder of its log."""
+def check_new_log(config: RunConfig, *, fresh: bool) -> None:
+    """Raise `AlreadyExists` if a new run would find the experience of an earlier one in the folder of its log.
+
+    A run that never trained may start again with its own log, unless `fresh` asks for a new one.
+    """
+    if not fresh and _starts_again(config):
+        return
     run = config.run.folder.resolve()
     for folder in log_folders(config):
         if not folder.resolve().is_relative_to(run) and has_log(folder):
             raise AlreadyExists(
                 f"replay.storage.folder is {config.replay.storage.folder!r}, and {folder} holds the experience of "
-                "another run, which this one would train on: name an empty folder, or one for each run by {run}, such "
-                "as '{run}/replay'. To continue the other run, use `tidemill resume`"
+                "an earlier run, which this one would train on: name an empty folder, or one for each run by {run}, "
+                "such as '{run}/replay'. To continue the earlier run, use `tidemill resume`"
             )
+
+
+def _starts_again(config: RunConfig) -> bool:
+    """True if the run's folder is that of a run with the same log that has not trained."""
+    try:
+        before = from_document(RunConfig, read_document(config.run.folder / "config.yaml"))
+    except ConfigError:
+        return False
+    return log_folders(with_absolute_log(before)) == log_folders(config) and not has_trained(config.run.folder)
 
 
 def _with_log_in(config: RunConfig, folder: str) -> RunConfig:

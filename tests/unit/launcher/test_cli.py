@@ -221,7 +221,7 @@ def test_train_refuses_the_log_of_another_run(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "00000001.log").touch()
     words = ["--run.root", str(tmp_path / "runs"), "--env.id", "nowhere", "--launcher.no-fork-services"]
     assert cli.main(["train", *words, "--fresh", "--replay.storage.folder", str(tmp_path)]) == 1
-    assert "experience of another run" in capsys.readouterr().err
+    assert "experience of an earlier run" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

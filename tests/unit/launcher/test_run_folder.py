@@ -274,13 +274,28 @@ def test_new_run_takes_over_no_log_of_another(tmp_path: Path, folder: str, shard
     """An empty folder may be there."""
     (tmp_path / "log").mkdir()
     config = _with_log(tmp_path, f"{tmp_path}/{folder}", shards)
-    check_new_log(config)
+    check_new_log(config, fresh=False)
     if where:
         (tmp_path / where).mkdir(exist_ok=True)
         (tmp_path / where / "00000001.log").touch()
         with pytest.raises(AlreadyExists, match=naming("replay.storage.folder", tmp_path / where, "{run} resume")):
-            check_new_log(config)
-        check_new_log(replace(config, launcher=LauncherSettings(replay=False)))
+            check_new_log(config, fresh=False)
+        check_new_log(replace(config, launcher=LauncherSettings(replay=False)), fresh=False)
+
+
+def test_run_that_never_trained_finds_its_own_log(tmp_path: Path) -> None:
+    """As after a failed start; with --fresh, or once it has trained, its log is that of an earlier run."""
+    config = _with_log(tmp_path, f"{tmp_path}/log")
+    RunFolder.create(config, fresh=False).close()
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "00000001.log").touch()
+    check_new_log(config, fresh=False)
+    for each, fresh in ((config, True), (replace(config, run=replace(config.run, name="other")), False)):
+        with pytest.raises(AlreadyExists, match=naming("replay.storage.folder", "an earlier run")):
+            check_new_log(each, fresh=fresh)
+    _trained(config.run.folder)
+    with pytest.raises(AlreadyExists, match=naming("replay.storage.folder", "an earlier run")):
+        check_new_log(config, fresh=False)
 
 
 def test_log_in_the_folder_of_a_run_is_its_own(tmp_path: Path) -> None:
@@ -288,7 +303,7 @@ def test_log_in_the_folder_of_a_run_is_its_own(tmp_path: Path) -> None:
     for folder in ("{run}/log", str(tmp_path / "lander" / "log")):
         (tmp_path / "lander" / "log").mkdir(parents=True, exist_ok=True)
         (tmp_path / "lander" / "log" / "00000001.log").touch()
-        check_new_log(_with_log(tmp_path, folder))
+        check_new_log(_with_log(tmp_path, folder), fresh=False)
 
 
 @pytest.mark.parametrize("folder", ["", "{run}/replay", "/fast/log", "log"])
