@@ -36,6 +36,7 @@ from tidemill.services.launcher.run.free_ports import check_free_ports
 from tidemill.services.launcher.run.loggers import LoggerProcesses
 from tidemill.services.launcher.run.paths import (
     check_addresses,
+    check_finds_log,
     check_new_log,
     check_shards,
     make_socket_folder,
@@ -101,6 +102,7 @@ def resume(argv: Sequence[str]) -> int:
     config = load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME)
     before = from_document(RunConfig, read_document(path / "config.yaml"))
     check_names_run(before, config, path)
+    check_finds_log(before, with_run_paths(config, path))
     config = with_run_paths(with_absolute_log(config), path)
     check_fixed(fixed_settings(before), config)
     check_limits(before, config, path)

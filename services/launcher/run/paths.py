@@ -279,6 +279,17 @@ def _starts_again(config: RunConfig) -> bool:
     return log_folders(with_absolute_log(before)) == log_folders(config) and not has_trained(config.run.folder)
 
 
+def check_finds_log(before: RunConfig, config: RunConfig) -> None:
+    """Raise a `ConfigError` if the folder of a run's log is relative, as it was, and has no log in this directory."""
+    folder, here = config.replay.storage.folder, log_folders(config)
+    is_as_it_was = folder == before.replay.storage.folder and not folder.startswith(("/", "{run}"))
+    if folder and is_as_it_was and here and not any(map(has_log, here)):
+        raise ConfigError(
+            f"replay.storage.folder is {folder!r}, but {Path(folder).absolute()} has no log of the run: resume from "
+            "the directory it was started in, or give the path with --replay.storage.folder"
+        )
+
+
 def _with_log_in(config: RunConfig, folder: str) -> RunConfig:
     storage = dataclasses.replace(config.replay.storage, folder=folder)
     return dataclasses.replace(config, replay=dataclasses.replace(config.replay, storage=storage))

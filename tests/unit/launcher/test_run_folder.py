@@ -17,6 +17,7 @@ from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError
+from tidemill.services.launcher.commands.train import resume
 from tidemill.services.launcher.run.folder import (
     RunFolder,
     check_names_run,
@@ -24,7 +25,7 @@ from tidemill.services.launcher.run.folder import (
     keep_settings,
     with_run_paths,
 )
-from tidemill.services.launcher.run.paths import check_new_log, with_absolute_log
+from tidemill.services.launcher.run.paths import check_finds_log, check_new_log, with_absolute_log
 
 
 def _config(root: Path) -> RunConfig:
@@ -311,6 +312,22 @@ def test_folder_of_the_log_is_found_again_from_another_directory(tmp_path: Path,
     """A relative one is written with the directory that it was given in."""
     found = with_absolute_log(_with_log(tmp_path, folder)).replay.storage.folder
     assert found == (str(Path("log").absolute()) if folder == "log" else folder)
+
+
+def test_relative_log_of_an_older_run_is_looked_for_before_its_folder_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another directory it would be another folder, for good; one that is given on purpose may be empty."""
+    config = _with_log(tmp_path, "log", shards=2)
+    RunFolder.create(config, fresh=False).close()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=naming("replay.storage.folder 'log'", tmp_path / "log", "directory")):
+        resume([str(config.run.folder)])
+    for folder in ("new", "/fast/log", "{run}/log"):
+        check_finds_log(config, _with_log(tmp_path, folder))
+    (tmp_path / "log" / "1").mkdir(parents=True)
+    (tmp_path / "log" / "1" / "00000001.log").touch()
+    check_finds_log(config, config)
 
 
 def test_checked_settings_are_kept_again_and_taken_over_by_a_launcher(tmp_path: Path) -> None:
