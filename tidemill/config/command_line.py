@@ -23,6 +23,8 @@ _ENVIRONMENT = re.compile(r"[\w./-]+-v\d+")
 """An environment of Gymnasium, whose name ends in its version."""
 _NONE = ("none", "null")
 _SWITCH = {"true": True, "false": False}
+_TEXT = re.compile(r"unix:[^,]*?(?=\s*(?:,|\sunix:|$))|[^\s,]+")
+"""A text of a list; only the path of a socket may have blanks, and ends before the next socket."""
 
 
 def document_of(words: Sequence[str], settings: object, notes: list[str] | None = None) -> dict[str, Any]:
@@ -125,8 +127,7 @@ def _listed(words: Sequence[str], *, has_texts: bool) -> list[str]:
     text = ",".join(words).strip()
     if text[:1] + text[-1:] in ("[]", "()"):
         text = text[1:-1]
-    values = text.split(",") if has_texts else text.replace(",", " ").split()
-    return [value.strip() for value in values if value.strip()]
+    return _TEXT.findall(text) if has_texts else text.replace(",", " ").split()
 
 
 def _mapping(option: str, words: Sequence[str]) -> dict[str, Any]:

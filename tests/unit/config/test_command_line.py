@@ -147,10 +147,18 @@ def test_list_keeps_the_brackets_of_addresses(text: str) -> None:
     assert _read("--cluster.replay", *text.split()).cluster.replay == ("[::1]:7401", "[::2]:7402")
 
 
-def test_text_of_a_list_may_have_blanks() -> None:
-    """As the path of a socket."""
+@pytest.mark.parametrize("word", ["a:1 b:1", " a:1,  b:1 ", "[a:1 b:1]", "a:1\nb:1"])
+def test_one_word_may_hold_a_list_of_texts(word: str) -> None:
+    """As a shell variable in quotes does."""
+    assert _read("--cluster.replay", word).cluster.replay == ("a:1", "b:1")
+    assert _read(f"--cluster.replay={word}").cluster.replay == ("a:1", "b:1")
+
+
+def test_path_of_a_socket_in_a_list_may_have_blanks() -> None:
+    """It ends before the next socket."""
     sockets = ("unix:///my dir/a.sock", "unix:///my dir/b.sock")
-    assert _read("--cluster.replay", *sockets).cluster.replay == sockets
+    for words in (sockets, [" ".join(sockets)], [f"[{', '.join(sockets)}]"]):
+        assert _read("--cluster.replay", *words).cluster.replay == sockets
 
 
 def test_mapping_that_is_given_twice_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
