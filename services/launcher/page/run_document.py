@@ -134,7 +134,7 @@ class RunDocument:
         }
 
     def _logs(self, status: ClusterStatus) -> dict[str, list[str]]:
-        names = of_every_kind([row.name for row in status.processes], _LOGS)
+        names = of_every_kind([row.name for row in status.processes if row.is_process], _LOGS)
         return {name: self._lines_of(name) for name in names}
 
     def _video(self) -> int:

@@ -81,7 +81,7 @@ class AskedEndpoints:
         ]
         if more := len(self._processes) - len(rows):
             reason = f"not asked: {_MOST} processes are asked at most"
-            rows.append(ProcessRow(f"{more} more", Phase.PENDING, None, 0, reason, None))
+            rows.append(ProcessRow(f"{more} more", Phase.PENDING, None, 0, reason, None, is_process=False))
         return tuple(rows)
 
     def lines(self, name: str) -> list[str]:

@@ -35,6 +35,8 @@ class ProcessRow:
     restarts: int
     reason: str
     usage: ProcessUsage | None
+    is_process: bool = True
+    """False for a row that counts processes which are not asked; it has no log."""
 
 
 def of_every_kind(names: Sequence[str], most: int) -> list[str]:

@@ -144,10 +144,10 @@ def test_too_many_processes_share_a_row_but_every_kind_is_asked(
     with closing(_Process("127.0.0.1", 0, "three")) as learner:
         endpoints = [f"actor:{two[0].server.server_port}", f"learner:{learner.server.server_port}"]
         with closing(AskedEndpoints(endpoints, every_s=0.0)) as asked:
-            rows = {row.name: (row.phase.value, row.reason) for row in asked()}
+            rows = {row.name: (row.phase.value, row.reason, row.is_process) for row in asked()}
             assert asked.lines("learner") == ["a line of three", "another"]
     assert rows == {
-        "actor-0": ("serving", ""),
-        "learner": ("serving", ""),
-        "1 more": ("pending", "not asked: 2 processes are asked at most"),
+        "actor-0": ("serving", "", True),
+        "learner": ("serving", "", True),
+        "1 more": ("pending", "not asked: 2 processes are asked at most", False),
     }

@@ -286,7 +286,9 @@ def test_document_has_a_log_of_every_kind_of_process(folder: Path) -> None:
     """Of many actors some are left out; an order that begins with them changes nothing."""
     names = [*(f"actor-{number}" for number in range(40)), "evaluator", "learner", "replay-0", "replay-1"]
     document = RunDocument(RunConfig(), folder, PlainView(RunSettings(), io.StringIO()), lambda name: [name])
-    document.show(ClusterStatus(1.0, tuple(ProcessRow(name, Phase.SERVING, None, 0, "", None) for name in names)))
+    rows = [ProcessRow(name, Phase.SERVING, None, 0, "", None) for name in names]
+    more = ProcessRow("12 more", Phase.PENDING, None, 0, "not asked", None, is_process=False)
+    document.show(ClusterStatus(1.0, (*rows, more)))
     assert list(document.read()["logs"]) == [*names[:12], *names[40:]]
 
 
