@@ -26,7 +26,7 @@ from tests.chaos.fault_report import FaultReport, pause
 from tests.support.launched import ROOT
 from tests.support.replay_log import RANKED, load, options
 from tests.support.replay_service import ServerProcess
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.replay.client import ReplayClient
 from tidemill.rpc.channel import open_channel
 
@@ -140,6 +140,7 @@ def _part(folder: Path, times: int, seed: int, kind: str, joined: Wire) -> Fault
         stack.enter_context(ReplayClient(address)).create_table(RANKED)
         writing = stack.enter_context(load(address, replay.WRITERS))
         sampling = stack.enter_context(replay.sampling(address))
+        wait_until(lambda: sampling.ranked > 0, "the learner")  # which finds its table before anything parts them
         for _ in range(times):
             pause(rng.uniform(0.0, _LONGEST_PAUSE_S))
             noticed_s.append(_noticed_s(address, partial(joined.part, kind)))

@@ -30,6 +30,7 @@ _USES = {
     "services/replay/server.py": "makes epochs grow over restarts; random bits tell them apart when it does not",
     "services/replay/servicer.py": "dates the start of a span",
     "services/replay/state/replay_state.py": "notes when items came, for ranges of the clock (ADR 0046)",
+    "tidemill/atomic_files.py": "finds what was left a day ago by the dates of files",
     "tidemill/bundle/files.py": "says when a policy was exported",
     "tidemill/rpc/telemetry.py": "says when a process started",
     "tidemill/tensorboard_writer.py": "dates points, which TensorBoard orders by their steps",

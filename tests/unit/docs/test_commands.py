@@ -162,7 +162,10 @@ def _check_compose(words: Sequence[str]) -> None:
     """Check the verb, and the name that follows options, of `docker compose`."""
     if not words or words[0] != "compose":
         return
-    verb, *rest = words[1:]
+    words = words[1:]
+    while words[0] in ("-f", "--profile"):
+        words = words[2:]
+    verb, *rest = words
     assert verb in _VERBS, f"docker compose has no {verb}"
     services = set(yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"])
     takes_value = {"--entrypoint", "--scale", "-f", "--tail"}

@@ -8,7 +8,7 @@ constants that bring the result to what the running statistics would have made o
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,8 @@ class Renormalised(NamedTuple):
 class BatchRenorm(nn.Module):
     """Scales the inputs of each of E networks, [E, B, W], to mean 0 and standard deviation 1, then as is learned.
 
-    The running statistics are float64, for the same reason as those of `tidemill.rl.normalization.Standardization`.
+    The state has its running statistics in float64, which actors get unrounded, as those of
+    `tidemill.rl.normalization.Standardization`.
     """
 
     running_mean: Tensor
@@ -73,21 +74,20 @@ class BatchRenorm(nn.Module):
         shape = (ensemble_size, 1, inputs)
         self.scale = nn.Parameter(torch.ones(shape))
         self.shift = nn.Parameter(torch.zeros(shape))
-        self.register_buffer("running_mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("running_std", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("running_mean", torch.zeros(shape))
+        self.register_buffer("running_std", torch.ones(shape))
 
     def forward(self, x: Tensor, bounds: RenormBounds | None = None) -> Renormalised:
         """Return the result for x [E, B, W] by the batch's statistics within `bounds`; None: by the running ones."""
-        running_mean, running_std = self.running_mean.float(), self.running_std.float()
         if bounds is None:
-            slope = running_std.reciprocal()
-            inner = (x - running_mean) * slope
+            slope = self.running_std.reciprocal()
+            inner = (x - self.running_mean) * slope
             return Renormalised(torch.addcmul(self.shift, inner, self.scale), inner, slope)
         variance, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
         std = (variance + EPSILON).sqrt()
         standard = (x - mean) / std
-        ratio = (std / running_std).clamp(1.0 / bounds.ratio, bounds.ratio).detach()
-        offset = ((mean - running_mean) / running_std).clamp(-bounds.offset, bounds.offset).detach()
+        ratio = (std / self.running_std).clamp(1.0 / bounds.ratio, bounds.ratio).detach()
+        offset = ((mean - self.running_mean) / self.running_std).clamp(-bounds.offset, bounds.offset).detach()
         inner = torch.addcmul(offset, standard, ratio)
         output = torch.addcmul(self.shift, inner, self.scale)
         return Renormalised(output, inner, ratio / std, standard, mean, std)
@@ -104,5 +104,10 @@ class BatchRenorm(nn.Module):
     @torch.no_grad()
     def track(self, mean: Tensor, std: Tensor) -> None:
         """Move the running statistics towards those of a batch, each [E, 1, W]."""
-        self.running_mean.lerp_(mean.double(), STATISTICS_SHARE)
-        self.running_std.lerp_(std.double(), STATISTICS_SHARE)
+        self.running_mean.lerp_(mean, STATISTICS_SHARE)
+        self.running_std.lerp_(std, STATISTICS_SHARE)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in ("running_mean", "running_std"):
+            destination[prefix + name] = destination[prefix + name].double()
