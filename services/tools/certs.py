@@ -103,21 +103,22 @@ def certs(argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--rotate", metavar="ROLE", choices=ROLES, nargs="+", default=[],
-        help="issue new tokens for these roles; the old ones stay valid until --retire",
+        help="issue new tokens for these roles; the old ones stay valid until --retire (implies --keep)",
     )  # fmt: skip
     parser.add_argument(
         "--retire", metavar="ROLE", choices=ROLES, nargs="+", default=[],
-        help="accept only the newest token of these roles",
+        help="accept only the newest token of these roles (implies --keep)",
     )  # fmt: skip
     options = parser.parse_args(list(argv))
     folder: Path = options.folder.resolve()
+    keep = options.keep or bool(options.rotate or options.retire)  # tokens change alone, whatever the hosts were
     _change_tokens(folder, options.rotate, options.retire)
     if options.services:
         shards = [f"replay-{number}" for number in range(options.shards)]
-        make_services(folder, [*shards, *options.host], keep=options.keep)
+        make_services(folder, [*shards, *options.host], keep=keep)
         print(f"Wrote {folder}: a CA, tokens, and a folder each for {', '.join(SERVICES)}.")
     else:
-        make(folder, options.host, keep=options.keep)
+        make(folder, options.host, keep=keep)
         print(_advice(folder))
     return 0
 
