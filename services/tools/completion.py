@@ -39,12 +39,16 @@ _tidemill_commands() {  # the words that begin a line of the list
     _tidemill_words=${_tidemill_known[commands]}
 }
 
-_tidemill_runs() {  # folders below runs/ that hold one
+_tidemill_runs() {  # folders below runs/ that hold one; compgen -W would execute $(...) in their names
     local file
-    _tidemill_words=
     for file in runs/*/config.yaml runs/*/*/config.yaml; do
-        [[ -f $file ]] && _tidemill_words+="${file%/config.yaml} "
+        [[ -f $file && ${file%/config.yaml} == "$current"* ]] && COMPREPLY+=("${file%/config.yaml}")
     done
+}
+
+_tidemill_files() {  # [OPTION...]: of compgen
+    local file
+    while IFS= read -r file; do COMPREPLY+=("$file"); done < <(compgen -f "$@" -- "$current")
 }
 
 _tidemill() {
@@ -52,12 +56,12 @@ _tidemill() {
     for ((i = 2; i < COMP_CWORD - 1; i++)); do
         [[ ${COMP_WORDS[i]} == --agent.algorithm ]] && algorithm=${COMP_WORDS[i + 1]}
     done
-    COMPREPLY=()
+    COMPREPLY=() _tidemill_words=
     if ((COMP_CWORD == 1)); then
         _tidemill_commands
     elif [[ $previous == --config || ($command == configs && $COMP_CWORD == 2) ]]; then
         _tidemill_words=$(for file in @PRESETS@/*.yaml; do basename "$file" .yaml; done)
-        COMPREPLY=($(compgen -f -X '!*.yaml' -- "$current"))
+        _tidemill_files -X '!*.yaml'
     elif [[ $command == ctl && $COMP_CWORD == 2 ]]; then
         _tidemill_words="pause resume checkpoint stop"
     elif [[ $command == completion && $COMP_CWORD == 2 ]]; then
@@ -66,7 +70,7 @@ _tidemill() {
         _tidemill_options "$command" "$algorithm"
     else
         _tidemill_runs
-        COMPREPLY=($(compgen -f -- "$current"))
+        _tidemill_files
     fi
     COMPREPLY+=($(compgen -W "$_tidemill_words" -- "$current"))
 }

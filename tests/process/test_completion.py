@@ -59,6 +59,18 @@ def test_bash_offers(folder: Path, line: str, expected: list[str]) -> None:
     assert sorted(set(offered)) == expected
 
 
+def test_bash_offers_names_of_folders_as_they_are(folder: Path) -> None:
+    """Whole if they hold blanks, and no command in them is executed."""
+    names = ["runs/seen", "runs/two words", "runs/$(touch owned)"]
+    for name in names:
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.yaml").touch()
+    (folder / "completion").write_text(_run(folder, "tidemill", "completion", "bash"))
+    offered = _run(folder, "bash", "-c", _BASH, "bash", "tidemill", "evaluate", "runs/").splitlines()
+    assert sorted(set(offered)) == sorted(names)
+    assert not (folder / "owned").exists()
+
+
 @pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
 @pytest.mark.parametrize("line, expected", _OFFERED)
 def test_fish_offers(folder: Path, line: str, expected: list[str]) -> None:
