@@ -90,13 +90,18 @@ def test_transitions_become_episodes(server: LocalServer, tmp_path: Path) -> Non
         row = {key: value for key, value in _row(number).items() if key in plain}
         return row | {"next_observation": {"x": np.float32(number + 1)}, "log_prob": 0.5} | changes
 
-    numbers = [transition(1), transition(2, terminated=True), transition(5), transition(6), transition(9)]
+    numbers = [
+        *(transition(1), transition(2, terminated=True)),
+        transition(3, terminated=True),
+        *(transition(5), transition(6), transition(9)),
+    ]
     with ReplayWriter(server.address, _table(numbers[0], 1), windows=ItemWindow(1), chunk_length=2) as writer:
         for row in numbers:
             writer.append(row)
     episodes = _episodes(server, tmp_path / "out")
     assert [_shown(episode) for episode in episodes] == [
         ([1, 2, 3], [1, 2], [0.5, 1], "-t"),
+        ([3, 4], [3], [1.5], "t"),
         ([5, 6, 7], [5, 6], [2.5, 3], "-c"),
         ([9, 10], [9], [4.5], "c"),
     ]

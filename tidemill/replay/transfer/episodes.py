@@ -161,7 +161,7 @@ class Episodes:
             goes_on = np.ones(end - start, dtype=np.bool_)
             for name, after in zip(self._observation, self._next, strict=True):
                 same = _bits(rows[name][1:]) == _bits(rows[after][:-1])
-                goes_on &= same.reshape(len(goes_on), -1).all(axis=1)
+                goes_on &= same.all(axis=tuple(range(1, same.ndim)))
             bounds = [0, *(np.flatnonzero(~goes_on) + 1).tolist(), end + 1 - start]
             for a, b in pairwise(bounds):
                 part = {name: column[a:b] for name, column in rows.items()}
