@@ -20,7 +20,7 @@ from tests.support.launched import ROOT, launched, services_of
 from tests.support.small_run import SMALL
 from tests.support.waiting import wait_until
 from tidemill.parent import PARENT_VARIABLE
-from tidemill.services.launcher.run.folder import is_running
+from tidemill.services.launcher.run.folder import RunFolder, is_running
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -64,6 +64,19 @@ def test_sweep_that_was_killed_is_continued(tmp_path: Path) -> None:
     assert (folder / "results.png").exists()
     results = [json.loads(file.read_text()) for file in sorted(folder.glob("trial-*/seed-*/result.json"))]
     assert [(result["seed"], result["learner_steps"]) for result in results] == [(1, 60)] * 2
+
+
+def test_run_that_has_not_ended_yet_is_awaited(tmp_path: Path) -> None:
+    """As one of a sweep that was killed just now; the sweep says so, and continues the run after its end."""
+    _write(tmp_path, method="grid", space={"agent.hidden_sizes": [[8]]})
+    run = tmp_path / "here" / "trial-0000" / "seed-1"
+    run.mkdir(parents=True)
+    held = RunFolder(run)
+    with launched("sweep", "sizes.yaml", "--out", "here", cwd=tmp_path) as sweep:
+        with held:
+            sweep.until("seed-1 is still running")
+        assert sweep.wait() == 0, sweep.output
+    assert (run / "result.json").exists()
 
 
 def test_runs_that_share_a_replay_service_outlive_it_and_the_sweep(tmp_path: Path) -> None:

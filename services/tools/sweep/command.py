@@ -20,6 +20,7 @@ from tidemill.file_lock import lock, unlock
 from tidemill.installation import command_name
 from tidemill.process import survive_without_output
 from tidemill.programs.fork_client import ForkClient
+from tidemill.services.launcher.run.folder import is_running
 from tidemill.services.tools.sweep import gpus
 from tidemill.services.tools.sweep.journal import Journal, Trial
 from tidemill.services.tools.sweep.plan import Sweep, read_sweep
@@ -89,6 +90,7 @@ class _Loop:
         self._gpus = gpus.visible(os.environ)
         self._forks: ForkClient | None = None
         self._failures = 0
+        self._awaited = Path()
         self._stop = threading.Event()
 
     def run(self) -> int:
@@ -120,7 +122,13 @@ class _Loop:
             return False
         while len(self._running) < self._plan.settings.parallel and (following := self._next()):
             trial, seed = following
-            if (run_folder(self._folder, trial, seed) / "result.json").exists():  # it ended while nobody looked
+            folder = run_folder(self._folder, trial, seed)
+            if is_running(folder):  # the run of a sweep that was killed needs a while to end
+                if folder != self._awaited:
+                    print(f"{folder} is still running; waiting for its end", flush=True)
+                self._awaited = folder
+                return True
+            if (folder / "result.json").exists():  # it ended while nobody looked
                 self._take_in(trial, seed, failed=False)
             else:
                 besides = self._shared.arguments(run_name(trial, seed)) if self._shared is not None else ()
