@@ -28,9 +28,10 @@ from tidemill.settings.argument_parser import ArgumentParser
 _ABOUT = """Send a run's curves, evaluations, settings and result to a logger.
 
 It only reads the run's files: start it during the run or later, and stop and
-restart it at any time. Nothing is sent twice; each logger's position is kept in
-RUN/loggers. Accounts, addresses and projects are set by the variables of the
-logger's package: WANDB_PROJECT, WANDB_MODE=offline, MLFLOW_TRACKING_URI, ..."""
+restart it at any time. It continues at the logger's position, kept in
+RUN/loggers; only a kill while it sends may repeat points. Accounts, addresses
+and projects are set by the variables of the logger's package: WANDB_PROJECT,
+WANDB_MODE=offline, MLFLOW_TRACKING_URI, ..."""
 
 
 def log(argv: Sequence[str]) -> int:
@@ -173,22 +174,26 @@ class Follower:
     def _send_metrics(self) -> int:
         """Send at most a mebibyte of lines; return how many."""
         lines = _whole_lines(self._folder / METRICS, self._place.metrics_bytes)
-        for line in lines:
-            self._send(_point_of_line(line))
-            self._place.metrics_bytes += len(line)
-        if lines:
-            self._save()
+        try:
+            for line in lines:
+                self._send(_point_of_line(line))
+                self._place.metrics_bytes += len(line)
+        finally:
+            if lines:
+                self._save()
         return len(lines)
 
     def _send_curves(self, file: Path) -> int:
         """Send at most a mebibyte of an actor's lines, or of the cluster's; return how many."""
         places, writer = self._place.curves_bytes, file.stem
         lines = _whole_lines(file, places.get(writer, 0))
-        for line in lines:
-            self._send(_point_of_line(line), writer)
-            places[writer] = places.get(writer, 0) + len(line)
-        if lines:
-            self._save()
+        try:
+            for line in lines:
+                self._send(_point_of_line(line), writer)
+                places[writer] = places.get(writer, 0) + len(line)
+        finally:
+            if lines:
+                self._save()
         return len(lines)
 
     def _send(self, point: Point | None, writer: str = "") -> None:
