@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ from tidemill.config.load import read_document
 from tidemill.curves import CLUSTER, CURVES
 from tidemill.errors import DataLoss
 from tidemill.loggers.interface import LoggedRun, RunLogger, make_logger
+from tidemill.process import stop_event
 from tidemill.scores import Score, read_scores
 from tidemill.services.launcher.run.folder import check_is_run, is_running
 from tidemill.settings.argument_parser import ArgumentParser
@@ -52,8 +52,7 @@ def log(argv: Sequence[str]) -> int:
     if not arguments.every_s > 0:
         parser.error(f"--every-s is {arguments.every_s}, allowed: more than 0")
     check_is_run(arguments.run)
-    stop = threading.Event()
-    _stop_gently(stop)
+    stop = stop_event()  # what is written by then is sent
     follower = Follower(arguments.run, arguments.to)
     try:
         points = _follow(follower, arguments.run, stop, arguments.every_s, forever=arguments.follow)
@@ -76,18 +75,6 @@ def _follow(follower: Follower, run: Path, stop: threading.Event, every_s: float
         if has_ended:
             return points
         stop.wait(every_s)
-
-
-def _stop_gently(stop: threading.Event) -> None:
-    """Have SIGTERM or Ctrl-C set `stop`, so that what is written is sent; a second one ends the process at once."""
-
-    def handle(number: int, frame: object) -> None:
-        del frame
-        stop.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle)
 
 
 METRICS = "metrics.jsonl"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +13,7 @@ from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.installation import typed
+from tidemill.process import stop_event
 from tidemill.services.launcher.page.run_document import with_status_page
 from tidemill.services.launcher.run.folder import check_is_run, check_names_run, is_running, with_run_paths
 from tidemill.services.launcher.view.endpoints import AskedEndpoints
@@ -45,9 +44,7 @@ def page(argv: Sequence[str]) -> int:
     run = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     config = _config_of(run, arguments) if run else load(RunConfig, arguments, prog="tidemill page", description=_ABOUT)
     config = replace(config, launcher=replace(config.launcher, status_page=True))
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_event()
     told: deque[str] = deque(maxlen=_TOLD)
     endpoints = config.launcher.endpoints
     asked = AskedEndpoints(endpoints, told.append) if endpoints else AskedServices(config.cluster)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +16,7 @@ from tidemill.config.yaml_text import written
 from tidemill.errors import ConfigError, FailedPrecondition, TidemillError
 from tidemill.file_lock import lock, unlock
 from tidemill.installation import command_name
-from tidemill.process import survive_without_output
+from tidemill.process import stop_event, survive_without_output
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import is_running
 from tidemill.services.tools.sweep import gpus
@@ -91,13 +89,10 @@ class _Loop:
         self._forks: ForkClient | None = None
         self._failures = 0
         self._awaited = Path()
-        self._stop = threading.Event()
+        self._stop = stop_event()
 
     def run(self) -> int:
         """Run until all trials have ended, or the sweep is stopped; return the exit code."""
-        heard = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        signals = [number for number in heard if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has it
-        previous = {number: signal.signal(number, lambda *_: self._stop.set()) for number in signals}
         self._forks = fork_client(self._plan.config({}))
         try:
             while not self._stop.is_set() and self._step():
@@ -106,8 +101,6 @@ class _Loop:
             stop(self._running)
             if self._forks is not None:
                 self._forks.close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
         return self._end()
 
     def _step(self) -> bool:
