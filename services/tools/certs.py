@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.atomic_files import is_there, replacing
-from tidemill.errors import FatalError
+from tidemill.errors import ConfigError, FatalError
 from tidemill.file_lock import locked
 from tidemill.rpc.access import ACTOR, EVALUATOR, LEARNER, OPERATOR, ROLES, digest_line
 from tidemill.settings.argument_parser import ArgumentParser
@@ -64,6 +65,7 @@ SERVICES = {
 }
 """The services of a cluster in containers, and the person who steers it."""
 
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _TOKEN_BYTES = 32
 _LOCK = ".lock"
 
@@ -111,6 +113,8 @@ def certs(argv: Sequence[str]) -> int:
     )  # fmt: skip
     options = parser.parse_args(list(argv))
     folder: Path = options.folder.resolve()
+    for host in options.host:
+        _check_host(host)
     keep = options.keep or bool(options.rotate or options.retire)  # tokens change alone, whatever the hosts were
     _change_tokens(folder, options.rotate, options.retire)
     if options.services:
@@ -121,6 +125,18 @@ def certs(argv: Sequence[str]) -> int:
         make(folder, options.host, keep=keep)
         print(_advice(folder))
     return 0
+
+
+def _check_host(host: str) -> None:
+    """Raise a `ConfigError` if a certificate cannot hold a name or an address."""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return
+    if not _HOST.fullmatch(host):
+        raise ConfigError(
+            f"--host {host!r} is neither a host name nor an address: write it without a scheme or a port, and a name "
+            "with letters beyond ASCII in its xn-- form"
+        )
 
 
 def make(folder: Path, hosts: Sequence[str] = (), *, keep: bool = False) -> None:
@@ -277,7 +293,13 @@ def _change_tokens(folder: Path, rotated: Sequence[str], retired: Sequence[str])
         new = {role: secrets.token_hex(_TOKEN_BYTES) for role in rotated}
         lines += [f"{role} {token}" for role, token in new.items()]
         for role in retired:
-            newest = new.get(role) or (folder / f"{role}.token").read_text(encoding="ascii").strip()
+            own = folder / f"{role}.token"
+            if not (role in new or is_there(own)):
+                raise FatalError(
+                    f"{own} is not there, so the newest token of {role} is not known: put the file back, or also give "
+                    f"--rotate {role}"
+                )
+            newest = new.get(role) or own.read_text(encoding="ascii").strip()
             lines = [line for line in lines if line.split() in ([role, newest], []) or line.split()[0] != role]
         _write_changed(file, "\n".join([*lines, ""]).encode())
         for role, token in new.items():  # after the servers' file: nobody has a token that no server knows

@@ -12,7 +12,7 @@ import pytest
 from cryptography import x509
 
 from tests.support.naming import naming
-from tidemill.errors import FatalError
+from tidemill.errors import ConfigError, FatalError
 from tidemill.rpc.access import ROLES, Tokens
 from tidemill.services.tools import certs as module
 from tidemill.services.tools.certs import (
@@ -167,3 +167,21 @@ def test_token_cannot_be_rotated_before_it_is_made(tmp_path: Path) -> None:
     """The message says what to do first."""
     with pytest.raises(FatalError, match=naming("--rotate --retire")):
         certs([str(tmp_path / "none"), "--rotate", "actor"])
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3:7401", "https://box1", "[::1]:7401", "müller-box", "box 1", ""])
+def test_host_that_is_not_a_name_or_an_address_is_refused(host: str, tmp_path: Path) -> None:
+    """By its value, before anything is written."""
+    with pytest.raises(ConfigError, match=naming(f"--host {host!r}")):
+        certs([str(tmp_path / "none"), "--host", host])
+    assert not (tmp_path / "none").exists()
+
+
+def test_token_that_was_moved_away_cannot_be_retired(tmp_path: Path) -> None:
+    """The message names its file, and nothing changes."""
+    certs([str(tmp_path)])
+    (tmp_path / "operator.token").unlink()
+    first = _files(tmp_path)
+    with pytest.raises(FatalError, match=naming("operator.token")):
+        certs([str(tmp_path), "--retire", "operator"])
+    assert _files(tmp_path) == first
