@@ -15,6 +15,8 @@ _NETWORKS = """
     import torch
     from torch import nn
 
+    print("{'greeting': 1}")
+
     class Good(nn.Module):
         def __init__(self, env_spec, rng, width):
             super().__init__()
