@@ -180,10 +180,10 @@ def advice(options: PlanOptions, rates_: Rates, found: Plan) -> list[str]:
         if not options.gpus:
             lines.append("  --learner.threads: updates on several cores, whose rate was not measured")
     if options.gpus > 1:
-        n, share = options.gpus, options.batch_size // options.learners
+        n, items = options.gpus, options.batch_size
         lines += [
             f"{n} GPUs do not make more updates/s than one: all learners take part in each update. Use them for",
-            f"  larger batches: plan again with --learners {n} --batch-size {share * n}, {share} items on each GPU",
+            f"  larger batches: plan again with --learners {n} --batch-size {items * n}, {items} items on each GPU",
             f"  {n} runs at the same time: `tidemill sweep` with parallel: {n} gives each a GPU",
             f"  inference for the actors: --launcher.inference {n}",
         ]

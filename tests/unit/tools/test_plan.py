@@ -120,7 +120,7 @@ def test_learners_make_every_update_together() -> None:
     assert make_plan(several, _RATES).updates_per_s == make_plan(alone, _RATES).updates_per_s == 100.0
     assert not any("GPU" in line for line in advice(alone, _RATES, make_plan(alone, _RATES)))
     said = "\n".join(advice(several, _RATES, make_plan(several, _RATES)))
-    for use in ("--learners 4 --batch-size 128", "`tidemill sweep` with parallel: 4", "--launcher.inference 4"):
+    for use in ("--learners 4 --batch-size 512", "`tidemill sweep` with parallel: 4", "--launcher.inference 4"):
         assert use in said
 
 
