@@ -189,6 +189,32 @@ def test_page_is_used_by_keyboard_and_read_aloud(browser: Browser, page: StatusP
         assert pressed == expected
 
 
+def test_request_without_an_answer_is_told(browser: Browser, page: StatusPage, tmp_path: Path) -> None:
+    """A button whose time is up works again, and settings that cannot be read are asked for when next unfolded."""
+    _open(browser, page.url)
+    browser.run(
+        "const timeout = AbortSignal.timeout.bind(AbortSignal);"
+        "AbortSignal.timeout = (ms) => ms > 60000 ? AbortSignal.abort() : timeout(ms);"
+        "document.querySelector('[data-verb=pause]').click()"
+    )
+    said = "return document.querySelector('[role=status]').textContent"
+    wait_until(lambda: browser.run(said) == "pause failed: the run does not answer", "what the button did")
+    assert browser.run("return !document.querySelector('[data-verb=pause]').disabled")
+    (tmp_path / "small" / "config.yaml").rename(tmp_path / "moved")
+    settings = "return document.getElementById('settings-text').textContent"
+    toggle = "document.querySelector('#settings summary').click()"
+    browser.run(toggle)
+    wait_until(lambda: "cannot be read" in browser.run(settings), "why there are no settings")
+    (tmp_path / "moved").rename(tmp_path / "small" / "config.yaml")
+    browser.run(toggle)
+    browser.run(toggle)
+    wait_until(lambda: browser.run(settings) == "agent: {gamma: 0.99}", "the settings")
+    page.close()
+    browser.run(toggle)
+    browser.run(toggle)
+    wait_until(lambda: "cannot be read" in browser.run(settings), "why there are no settings")
+
+
 def test_page_without_its_token_only_shows(browser: Browser, page: StatusPage) -> None:
     """The buttons are dim, and what to do is said."""
     _open(browser, page.url.partition("#")[0])
