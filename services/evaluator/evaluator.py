@@ -103,6 +103,8 @@ class Evaluator:
         self._longest_s = 0.0
         """Of the evaluations so far."""
         self._due_s = now()
+        self._tried = self._awaited = 0
+        """Decisions behind the version tried last, which may have no score, and those that the next one waits for."""
         self._ending = ""  # why the run is over, once it is
         self._verdict: RunVerdict | None = None
         self._next_confirmation_seed = 0  # also after a confirmation that was not completed and is in no file
@@ -174,19 +176,29 @@ class Evaluator:
         return self._at_its_place(params)
 
     def _at_its_place(self, newest: Params) -> Params | None:
-        """Return the first version after the next multiple of `every_env_steps`; None, after a pause, without one."""
+        """Return the first version after the next multiple of `every_env_steps` that was not missed.
+
+        None, after a pause, without one.
+        """
         every, scores = self._config.evaluator.every_env_steps, self._logs.scores.rows
         if not every or self._over(newest.version.metadata):
             return newest
-        due = (scores[-1].env_steps // every + 1) * every if scores else every
-        if newest.version.metadata.env_steps < due:
-            self._stop.wait(_PAUSE_S)
-            return None
-        return self._source.first_after(due) or newest
+        tried = max(self._tried, scores[-1].env_steps if scores else 0)
+        due = max(tried // every + 1, math.ceil(self._config.evaluator.start_env_steps / every)) * every
+        if newest.version.metadata.env_steps >= due:
+            if params := self._source.first_after(due, every):
+                return params
+            if due == self._awaited:  # too few versions are kept to tell
+                return newest
+            self._tried = newest.version.metadata.env_steps  # all multiples so far were missed
+        self._awaited = due
+        self._stop.wait(_PAUSE_S)
+        return None
 
     def _evaluate(self, params: Params) -> RunVerdict | None:
         """Evaluate a version, no longer than the run's time lasts; return how the run ends if it is solved."""
         self._due_s = self._now() + self._config.evaluator.min_interval_s
+        self._tried = params.version.metadata.env_steps
         score = self._measure(params, lambda: self._stop.is_set() or bool(self._over(ParamsMetadata())))
         if score is None or not reaches_target(self._config.run, score.mean):
             return None

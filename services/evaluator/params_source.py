@@ -67,12 +67,21 @@ class ParamsSource:
         self._is_unavailable = False
         return params
 
-    def first_after(self, env_steps: int) -> Params | None:
-        """Return the first version that is still there of those made after so many decisions; None without one."""
+    def first_after(self, env_steps: int, every: int) -> Params | None:
+        """Return the first version made after so many decisions, or after a later multiple of `every`.
+
+        A multiple whose first version may be deleted, as the one before it is, is left out. None without a version.
+        """
         try:
             versions = self._client.list_versions().versions
-            made = [version.version for version in versions if version.metadata.env_steps >= env_steps]
-            return self._client.fetch(min(made)) if made else None
+            made = {version.version: version.metadata.env_steps for version in versions}
+            before = {number + 1: steps for number, steps in made.items()} | {1: 0}
+            first = [
+                number
+                for number, steps in made.items()
+                if steps >= env_steps and before.get(number, steps) // every < steps // every
+            ]
+            return self._client.fetch(min(first)) if first else None
         except TidemillError as error:  # it may be deleted by now
             _log.warning("cannot fetch parameters", env_steps=env_steps, reason=str(error))
             return None

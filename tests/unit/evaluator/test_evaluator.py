@@ -60,8 +60,9 @@ class Source:
         self.stop.set()
         return None
 
-    def first_after(self, env_steps: int) -> Params | None:
-        """Return the first version made after so many decisions."""
+    def first_after(self, env_steps: int, every: int) -> Params | None:
+        """Return the first version made after so many decisions; every version is kept."""
+        del every
         return next((_params(number) for number in self.numbers if 100 * number >= env_steps), None)
 
     def newest(self, _wait_s: float = 0.0) -> Params | None:
@@ -325,6 +326,49 @@ def test_evaluations_are_made_at_the_same_decisions_in_every_run(tmp_path: Path)
     )
     scene.evaluator.run()
     assert [row.env_steps for row in scene.logs.scores.rows] == [300, 500, 800, 1000, 1300]
+
+
+def _every_250(folder: Path, newest: Sequence[int], start: int = 0) -> Scene:
+    settings = EvaluatorSettings(every_env_steps=250, start_env_steps=start, min_interval_s=0.0, video=False)
+    scene = _scene(folder, {number: [1.0] for number in range(1, 20)}, settings)
+    numbers, ask = iter(newest), scene.source.newer_than
+    scene.source.newer_than = lambda number: (  # type: ignore[method-assign]
+        _params(following) if (following := next(numbers, 0)) else ask(99)
+    )
+    return scene
+
+
+def test_version_without_a_score_is_not_tried_twice(tmp_path: Path) -> None:
+    """The next evaluation is due at the next multiple, as if the version had a score."""
+    scene = _every_250(tmp_path, [3, 4, 4, 5])
+    play, played = scene.runner.run, list[int]()
+
+    def failing_once(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        played.append(params.number)
+        if params.number == 3:
+            raise EpisodesFailed("no episode could be played to its end")
+        return play(params, seeds, is_stopped)
+
+    scene.runner.run = failing_once  # type: ignore[method-assign]
+    scene.evaluator.run()
+    assert played == [3, 5]
+
+
+def test_first_evaluation_is_at_a_multiple_behind_start_env_steps(tmp_path: Path) -> None:
+    """Versions 4 and 5 are made before the first multiple of 250 decisions that is at least 600."""
+    scene = _every_250(tmp_path, [4, 5, 7, 8, 9], start=600)
+    scene.evaluator.run()
+    assert [row.env_steps for row in scene.logs.scores.rows] == [800]
+
+
+@pytest.mark.parametrize("newest, evaluated", [([9, 9, 10], [1000]), ([2, 9], [900])], ids=["missed", "awaited"])
+def test_missed_multiple_is_left_out(tmp_path: Path, newest: list[int], evaluated: list[int]) -> None:
+    """Its versions are deleted; where it was waited for, the server keeps too few, and the newest has to do."""
+    scene = _every_250(tmp_path, newest)
+    every_version = scene.source.first_after
+    scene.source.first_after = lambda steps, every: every_version(steps, every) if steps >= 1000 else None  # type: ignore[method-assign]
+    scene.evaluator.run()
+    assert [row.env_steps for row in scene.logs.scores.rows] == evaluated
 
 
 @pytest.mark.parametrize("mean", [-10.0, 5.0])
