@@ -94,6 +94,7 @@ def _status_rows(learner: LearnerStatus) -> dict[str, str]:
         }
     checkpoint = f"at {learner.checkpoint_steps:,} learner steps" if learner.checkpoint_steps else "none yet"
     limit = f" of {learner.max_learner_steps:,}" if learner.max_learner_steps else ""
+    nothing = "nothing yet" if learner.state is LearnerState.STARTING else "nothing, a fresh start"
     rows = {
         "state": learner.state.name.lower(),
         "learner steps": f"{learner.learner_steps:,}{limit} ({learner.steps_per_s:,.1f}/s)",
@@ -103,7 +104,7 @@ def _status_rows(learner: LearnerStatus) -> dict[str, str]:
         "params version": f"{learner.params_version} (fencing token {learner.fencing_token})",
         "checkpoint": checkpoint,
         "up": f"{learner.uptime_s:,.0f} s",
-        "restored": learner.restored or "nothing, a fresh start",
+        "restored": learner.restored or nothing,
     }
     rows |= describe_shards(learner.shards) | describe_sources(learner.sources)
     return rows | {name: f"{value:.4g}" for name, value in sorted(learner.metrics.items())}

@@ -214,7 +214,7 @@ async def run_with_view(
         if not has_told and (restored := folder.restored):
             has_told = True
             view.event(f"learner restored {restored}")
-        if (learner := status.learner) is not None:
+        if (learner := status.counting) is not None:
             if learner.learner_steps < reached and not learner.restored:
                 view.event("learner starts from scratch: it had not written a checkpoint (learner.checkpoint_every_s)")
             reached = learner.learner_steps

@@ -83,9 +83,9 @@ class ClusterCurves:
         self._rates: defaultdict[int, tuple[RateMeter, RateMeter]] = defaultdict(lambda: (RateMeter(), RateMeter()))
 
     def add(self, status: ClusterStatus) -> None:
-        """Write a point if it is time and the learner answers."""
-        now_s = self._clock()
-        if not self._every_s or now_s < self._next_s or status.learner is None or not status.learner_answers:
+        """Write a point if it is time and the learner answers with its counts."""
+        now_s, learner = self._clock(), status.counting
+        if not self._every_s or now_s < self._next_s or learner is None:
             return
         self._next_s = now_s + self._every_s
         scalars = {"actors/env_steps_per_s": status.env_steps_per_s}
@@ -98,7 +98,7 @@ class ClusterCurves:
             if table.config.name == self._table
         }:
             scalars |= self._of_table(parts, now_s)
-        self._curves.write(scalars, env_steps=status.learner.env_steps, learner_steps=status.learner.learner_steps)
+        self._curves.write(scalars, env_steps=learner.env_steps, learner_steps=learner.learner_steps)
 
     def close(self) -> None:
         """Close the files."""

@@ -45,7 +45,7 @@ class JsonView:
         if status.newest and status.newest != self._newest:
             self._newest = status.newest
             self._print("evaluation", **dataclasses.asdict(status.newest))
-        if status.elapsed_s >= self._next_progress_s and status.learner and status.learner_answers:
+        if status.elapsed_s >= self._next_progress_s and status.counting:
             self._next_progress_s = status.elapsed_s + _PROGRESS_EVERY_S
             self._print("progress", **progress_fields(status, self._run))
 

@@ -86,6 +86,12 @@ class ClusterStatus:
     """Items with which the learner may begin, if `learner.updates_per_env_step` limits its updates; 0 if not."""
 
     @property
+    def counting(self) -> LearnerStatus | None:
+        """The learner's status just now; None without an answer, or while it starts and has not restored its counts."""
+        is_known = self.learner_answers and self.learner and self.learner.state is not LearnerState.STARTING
+        return self.learner if is_known else None
+
+    @property
     def waiting(self) -> str:
         """Which services wait for which, as a phrase."""
         if self._learner_ends:

@@ -101,9 +101,9 @@ class PlainView:
         if status.newest and status.newest != self._newest:
             self._newest = status.newest
             self._print(f"evaluation  {describe_score(status.newest)}")
-        if status.elapsed_s >= self._next_progress_s and status.learner and status.learner_answers:
+        if status.elapsed_s >= self._next_progress_s and (learner := status.counting):
             self._next_progress_s = status.elapsed_s + _PLAIN_EVERY_S
-            self._print(describe_progress(status, status.learner, self._run))
+            self._print(describe_progress(status, learner, self._run))
 
     def end(self, folder: Path, exit_code: int, result: dict[str, Any], lines: Sequence[str]) -> None:
         """Print the summary."""

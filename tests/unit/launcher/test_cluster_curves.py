@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.event_files import scalars
 from tests.support.replay_streams import make_config, make_replay
-from tidemill.learner.status import POLICY_LAG, LearnerStatus
+from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus
 from tidemill.replay.table_config import TableDescription
 from tidemill.services.launcher.view.curves import ClusterCurves
 from tidemill.services.launcher.view.status import ClusterStatus
@@ -23,10 +23,13 @@ def _table(**values: int) -> TableDescription:
 
 
 def _status(
-    env_steps: int, *tables: TableDescription | tuple[TableDescription, ...], answers: bool = True
+    env_steps: int,
+    *tables: TableDescription | tuple[TableDescription, ...],
+    answers: bool = True,
+    state: LearnerState = LearnerState.TRAINING,
 ) -> ClusterStatus:
     """Return a status in which each shard has a table, or several."""
-    learner = LearnerStatus(env_steps=env_steps, learner_steps=env_steps // 2, metrics={POLICY_LAG: 1.5})
+    learner = LearnerStatus(state, env_steps=env_steps, learner_steps=env_steps // 2, metrics={POLICY_LAG: 1.5})
     shards = tuple(each if isinstance(each, tuple) else (each,) for each in tables)
     return ClusterStatus(1.0, (), learner, env_steps_per_s=50.0, tables=shards, learner_answers=answers)
 
@@ -43,6 +46,7 @@ def test_shards_are_added_up_and_rates_are_of_the_time_between(tmp_path: Path) -
     curves.add(_status(200, _table(items=50, inserts=50, samples=80), (_table(items=50, inserts=70, samples=0), other)))
     now_s = 8.0
     curves.add(_status(300, answers=False))
+    curves.add(_status(0, state=LearnerState.STARTING))  # its counts are not restored yet
     curves.close()
     curves.add(_status(400))
     assert scalars(tmp_path / "tensorboard" / "cluster", "replay/fill") == [(100, 0.25), (200, 0.5)]

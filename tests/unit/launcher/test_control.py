@@ -1,13 +1,17 @@
-"""`tidemill status` and `ctl` where no learner answers."""
+"""`tidemill status` and `ctl` where no learner answers, or one that starts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.naming import naming
 from tidemill.errors import Unavailable
+from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.services.launcher.commands import control
 from tidemill.services.launcher.commands.control import ctl, status
 
 
@@ -16,3 +20,13 @@ def test_learner_that_does_not_answer_is_named(command: Callable[[Sequence[str]]
     """As one of a cluster of containers that is starting; what gRPC says comes last."""
     with pytest.raises(Unavailable, match=naming("learner 127.0.0.1:1")):
         command([*words, "--learner", "127.0.0.1:1"])
+
+
+def test_learner_that_starts_is_not_said_to_start_fresh(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may restore a checkpoint yet."""
+    client = SimpleNamespace(get_status=lambda: LearnerStatus(LearnerState.STARTING))
+    monkeypatch.setattr(control, "learner_at", lambda _: nullcontext(client))
+    assert status(["--learner", "127.0.0.1:1"]) == 0
+    assert "nothing yet" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.learner.status import LearnerStatus
+from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.services.launcher.commands.train import run_with_view
 from tidemill.services.launcher.view.status import ClusterStatus
 
@@ -46,10 +46,10 @@ class _Run:
 def test_learner_that_was_killed_before_its_first_checkpoint_is_said_to_start_from_scratch(
     restored: str, told: int
 ) -> None:
-    """Once; otherwise scores that fall back would have no reason. One that restored a checkpoint is not."""
-    run: Any = _Run(
-        [LearnerStatus(learner_steps=n, restored=r) for n, r in ((900, ""), (10, restored), (20, restored))]
-    )
+    """Once; otherwise scores that fall back would have no reason. One that restored a checkpoint, or still may, is not."""
+    training = LearnerState.TRAINING
+    statuses = [LearnerStatus(training, n, restored=r) for n, r in ((900, ""), (10, restored), (20, restored))]
+    run: Any = _Run([statuses[0], LearnerStatus(LearnerState.STARTING), *statuses[1:]])
     asyncio.run(run_with_view(run, run, run, run, run, 0.0))
     assert len(run.events) == told
     assert all("from scratch" in event and "learner.checkpoint_every_s" in event for event in run.events)

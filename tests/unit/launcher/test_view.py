@@ -350,6 +350,17 @@ def test_plain_view_prints_events_scores_once_and_progress_every_ten_seconds() -
     assert all(line.endswith("learner is busy, about 1:01 left") for line in progress)
 
 
+@pytest.mark.parametrize("view", [PlainView, JsonView])
+def test_progress_of_a_learner_that_still_starts_is_not_printed(view: type[PlainView | JsonView]) -> None:
+    """It has not restored its counts, and would seem to have begun again at 0."""
+    stream = io.StringIO()
+    shown = view(RunSettings(), stream)
+    shown.show(ClusterStatus(1.0, (), LearnerStatus(LearnerState.STARTING)))
+    assert stream.getvalue() == ""
+    shown.show(ClusterStatus(2.0, (), _LEARNER))
+    assert "24" in stream.getvalue()
+
+
 def test_plain_view_prints_a_warning_when_it_comes_not_each_time() -> None:
     """Numbers in it may change; it is reported again when it had gone."""
     stream = io.StringIO()
