@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tidemill.rpc.addresses import host_and_port, joined
 from tidemill.services.launcher.supervise.supervisor import Phase
@@ -36,6 +36,8 @@ class _Process:
     restarts: int = 0
     cpu_s: float = 0.0
     asked_s: float = 0.0
+    life: list[tuple[str, str]] = field(default_factory=list)
+    """The host and the start time that it says."""
     usage: ProcessUsage | None = None
     lines: tuple[str, ...] = ()
 
@@ -122,13 +124,15 @@ class AskedEndpoints:
 
     def _note(self, process: _Process, metrics: str, port: int) -> None:
         """Read the state of a process from its metrics."""
-        for labels, start in _START.findall(metrics):
-            found = _HOST.search(labels)
-            lives = self._lives.setdefault((found[1] if found else "", port), [])
+        starts = _START.findall(metrics)
+        life = [(found[1] if (found := _HOST.search(labels)) else "", start) for labels, start in starts]
+        if life != process.life:  # another process, with a CPU time of its own
+            process.life, process.asked_s = life, 0.0
+        for host, start in life:
+            lives = self._lives.setdefault((host, port), [])
             if start not in lives:
                 lives.append(start)
                 if len(lives) > 1:
-                    process.asked_s = 0.0
                     self._event(f"{process.name} was restarted")
             process.restarts = len(lives) - 1
         numbers = {name: float(value) for name, value in _SERIES.findall(metrics)}

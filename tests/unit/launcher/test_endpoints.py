@@ -113,6 +113,17 @@ def test_restart_and_silence_are_events(two: tuple[_Process, _Process]) -> None:
     assert told == ["actor-0 was restarted", "actor-0 was restarted", "actor-1 does not answer"]
 
 
+@pytest.mark.parametrize("cpu_s", [0.5, 5_000.0])
+def test_host_that_takes_over_an_address_has_no_cpu_share_yet(two: tuple[_Process, _Process], cpu_s: float) -> None:
+    """Its CPU time, shorter or longer, is not compared with that of the process before it."""
+    with closing(AskedEndpoints([f"actor:{two[0].server.server_port}"], every_s=0.0)) as asked:
+        asked()
+        two[0].host, two[0].start, two[0].cpu_s = "three", "1.8e+09", cpu_s
+        usages = {row.name: row.usage for row in asked()}
+    assert usages["actor-0"] is not None
+    assert usages["actor-0"].cpu_fraction == 0.0
+
+
 def test_processes_of_one_host_are_told_apart() -> None:
     """As services started by hand on one machine, which have its name and may share their own, or change it."""
     told: list[str] = []
