@@ -71,14 +71,17 @@ def open_curves(
 class ActorMetrics:
     """Counts steps and episodes and logs a line of progress every few seconds."""
 
-    def __init__(self, log_every_s: float, curves: ActorCurves | None = None) -> None:
+    def __init__(
+        self, log_every_s: float, curves: ActorCurves | None = None, is_past: Callable[[], bool] = lambda: False
+    ) -> None:
         """Start counting now.
 
         Args:
             log_every_s: Seconds between two lines of progress.
             curves: Gets a point with each of them.
+            is_past: Whether a step repeats one that was counted by an earlier process; such steps are left out.
         """
-        self._curves = curves
+        self._curves, self._is_past = curves, is_past
         self._log_every_s = log_every_s
         self._returns: collections.deque[float] = collections.deque(maxlen=_RECENT_EPISODES)
         self._env_steps = self._logged_steps = self._episodes = 0
@@ -87,6 +90,9 @@ class ActorMetrics:
 
     def count(self, step: VectorStep, params_version: int, learner_steps: int = 0) -> None:
         """Count one step of every environment, acted with parameters of a version and the updates behind it."""
+        if self._is_past():
+            self._logged_at = time.monotonic()
+            return
         decisions = len(step.is_reset_step) - int(np.count_nonzero(step.is_reset_step))
         self._env_steps += decisions
         _STEPS.inc(decisions)

@@ -88,7 +88,8 @@ def act_in_lock_step(config: ActorConfig, seed: int, server: BackgroundServer, s
         watcher = stack.enter_context(ParamsWatcher(config.cluster.params, folder=config.run.params_folder))
         params = PolicyParams(watcher, policy)
         pacer = RoundPacer(_lock_step(config), index, policy, writer, history, file)
-        metrics = ActorMetrics(settings.log_every_s, open_curves(config, actor_id, pacer.env_steps, stack))
+        curves = open_curves(config, actor_id, pacer.env_steps, stack)
+        metrics = ActorMetrics(settings.log_every_s, curves, pacer.is_past)
         loop = _loop(config, env, policy, params, writer, metrics, partial(pacer.wait, params), stop)
         if pacer.load(params, stop):
             server.set_serving(True)

@@ -55,9 +55,13 @@ class RoundPacer:
         self._kept = RoundEnd.read(file)
         self._number, self._place = 1, 0
 
+    def is_past(self) -> bool:
+        """True while rounds are played again that were stored."""
+        return self._number < self._past
+
     def env_steps(self) -> int | None:
         """Return the decisions of all actors up to here; None while rounds are played again that were stored."""
-        if self._number < self._past:
+        if self.is_past():
             return None
         before = self._lock_step.turn(self._number, 0)
         return before + self._place * self._lock_step.num_envs * self._lock_step.actors
@@ -96,12 +100,12 @@ class RoundPacer:
     def _begin(self) -> None:
         is_recorded = self._number <= self._past
         given = self._history.read(self._number) if is_recorded else None
-        self._policy.begin(self._number, given, is_past=self._number < self._past)
+        self._policy.begin(self._number, given, is_past=self.is_past())
 
     def _finish(self, params: PolicyParams, stop: threading.Event) -> bool:
         number = self._number
         messages = self._writer.take_held(self._lock_step.turn(number, self._actor_index))
-        if number < self._past:
+        if self.is_past():
             return True
         if number > self._past:
             self._history.write(self._policy.outputs())

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from prometheus_client import REGISTRY
 
 from tests.support.event_files import scalars
 from tidemill.envs.interface import EpisodeSummary, VectorStep
@@ -39,3 +40,19 @@ def test_line_of_progress_is_a_point_as_well(tmp_path: Path) -> None:
     assert [
         step for step, rate in scalars(tmp_path / "tensorboard" / "actor-3", "actor/env_steps_per_s") if rate > 0
     ] == [10, 20]
+
+
+def test_steps_that_are_played_again_are_not_counted_again() -> None:
+    """An actor in lock-step that restarts plays its whole history first."""
+
+    def counted() -> float | None:
+        return REGISTRY.get_sample_value("tidemill_actor_env_steps_total")
+
+    is_past = iter([True, False])
+    metrics, before = ActorMetrics(1e9, is_past=lambda: next(is_past)), counted()
+    no = np.zeros(2, np.bool_)
+    step = VectorStep(np.zeros((2, 1)), np.zeros(2, np.float32), no, no, no, no, ())
+    metrics.count(step, 7)
+    assert counted() == before
+    metrics.count(step, 7)
+    assert counted() == before + 2
