@@ -217,7 +217,12 @@ def _summarise(
         params_version=score.params_version if score else newest.version if newest is not None else 0,
         confirmed_mean=confirmation.mean if confirmation else None,
         confirm_episodes=confirmation.episodes if confirmation else 0,
-        failed_confirmations=sum(not reaches_target(config.run, row.mean) for row in logs.confirmations.rows),
+        failed_confirmations=sum(
+            not reaches_target(config.run, row.mean)
+            and (reached := logs.scores.of_version(row.params_version)) is not None
+            and reaches_target(config.run, reached.mean)
+            for row in logs.confirmations.rows
+        ),
         best_mean=best.mean if best else None,
         best_version=best.params_version if best else 0,
         evaluations=len(logs.scores.rows),

@@ -542,6 +542,18 @@ def test_confirmation_that_held_counts_after_a_restart(tmp_path: Path) -> None:
     assert (result["confirmed_mean"], result["failed_confirmations"]) == (240.0, 0)
 
 
+@pytest.mark.parametrize("target, failed", [({}, 0), ({"target_return": 300.0}, 0), ({"target_return": 245.0}, 1)])
+def test_confirmation_fails_only_if_its_version_reached_the_present_target(
+    tmp_path: Path, target: dict[str, float], failed: int
+) -> None:
+    """The confirmation held at the target that the run had before it was resumed with another one, or without."""
+    scene = _scene(tmp_path, {4: [250.0, 240.0]}, _SETTINGS, target_return=200.0)
+    scene.evaluator.run()
+    scene.logs.close()
+    again = _scene(tmp_path, {4: []}, _SETTINGS, **target)
+    assert again.report(RunVerdict(False, "training has ended", 4))["failed_confirmations"] == failed
+
+
 def test_run_that_is_stopped_while_the_parameter_server_is_away_has_no_result(tmp_path: Path) -> None:
     """It can be resumed."""
     scene = _scene(tmp_path, {}, _SETTINGS)
