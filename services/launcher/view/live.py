@@ -245,6 +245,8 @@ def _way_to_target(status: ClusterStatus, target: float) -> tuple[str, str]:
     if fraction is None or status.first is None or status.best is None:
         return "", ""
     if status.best.mean >= target:
+        if status.has_failed_confirmation(target):
+            return "100%", "reached, but fresh episodes did not confirm it"
         return "100%", "reached; to be confirmed by fresh episodes"
     return f"{fraction:.0%}", f"from {status.first.mean:.1f}, with {target - status.best.mean:.1f} to go"
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
+from tidemill.config.lock_step import lock_step_of
 from tidemill.config.sections import RunConfig
 from tidemill.errors import TidemillError
 from tidemill.learner.client import LearnerClient
@@ -77,8 +78,8 @@ class StatusPoller:
         waits_for_simulators = config.inference.simulators and not config.launcher.actors
         simulators_at = config.inference.server.address if waits_for_simulators else ""
         before = env_failures(folder) if is_new_session else None
-        self._tracker = WarningTracker(folder, config.learner.publish_every, simulators_at, before)
-        self._folder, self._scores_file = folder, folder / "scores.csv"
+        self._tracker = WarningTracker(folder, _publish_every(config), simulators_at, before)
+        self._folder = folder
         self._processes = processes
         self._env_rate = RateMeter()
         self._learner: LearnerStatus | None = None
@@ -91,7 +92,7 @@ class StatusPoller:
         processes = self._processes()
         answer = None if _has_ended("learner", processes) else self._learner_status()
         self._learner = answer or self._learner
-        scores = self._scores()
+        scores = self._scores("scores.csv")
         failed = env_failures(self._folder)
         tables = () if _has_ended("replay", processes) else self._tables.describe()
         sample = ClusterSample(answer, tuple(chain(*tables)), _free_bytes(self._folder), failed)
@@ -107,6 +108,7 @@ class StatusPoller:
             best=max(scores, key=lambda score: score.mean, default=None),
             first=scores[0] if scores else None,
             scores=tuple(scores),
+            confirmations=tuple(self._scores("confirmations.csv")),
             training_return=training_return(self._folder),
             evaluating=_evaluating(self._folder),
             is_disk_full=sample.is_disk_full,
@@ -136,10 +138,18 @@ class StatusPoller:
             return self._client.get_status()
         return None
 
-    def _scores(self) -> list[Score]:
+    def _scores(self, file: str) -> list[Score]:
         with contextlib.suppress(TidemillError):
-            return read_scores(self._scores_file)
+            return read_scores(self._folder / file)
         return []
+
+
+def _publish_every(config: RunConfig) -> int:
+    """Return the updates from one version to the next: those of a round in lock-step."""
+    if not config.run.deterministic:
+        return config.learner.publish_every
+    actors = max(config.actor.count, config.launcher.actors)
+    return lock_step_of(config.run, config.table, config.learner, config.env.num_envs, actors).updates
 
 
 def _has_ended(kind: str, processes: Sequence[ProcessRow]) -> bool:

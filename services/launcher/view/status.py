@@ -66,6 +66,8 @@ class ClusterStatus:
     first: Score | None = None
     scores: tuple[Score, ...] = ()
     """Every evaluation so far, the oldest first."""
+    confirmations: tuple[Score, ...] = ()
+    """Every confirmation on fresh episodes so far, the oldest first."""
     learner_answers: bool = True
     """Whether the learner answered just now."""
     tables: tuple[tuple[TableDescription, ...], ...] = ()
@@ -156,6 +158,12 @@ class ClusterStatus:
         if self.best.mean >= target or self.first.mean >= target:
             return 1.0
         return (self.best.mean - self.first.mean) / (target - self.first.mean)
+
+    def has_failed_confirmation(self, target: float) -> bool:
+        """True if fresh episodes did not confirm the newest version whose evaluation reached the target."""
+        reached = [score.params_version for score in self.scores if score.mean >= target]
+        played = [score.mean for score in self.confirmations if score.params_version in reached[-1:]]
+        return bool(played) and max(played) < target
 
     def _ways(self, limits: RunSettings) -> tuple[tuple[float, float, float], ...]:
         """Return for each limit how far the run is, the limit (0 for none), and its rate per second."""

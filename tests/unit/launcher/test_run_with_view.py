@@ -46,7 +46,7 @@ class _Run:
 def test_learner_that_was_killed_before_its_first_checkpoint_is_said_to_start_from_scratch(
     restored: str, told: int
 ) -> None:
-    """Once; otherwise scores that fall back would have no reason. One that restored a checkpoint, or still may, is not."""
+    """Once, as scores fall back. Not one that restored a checkpoint, nor one that starts and may restore one yet."""
     training = LearnerState.TRAINING
     statuses = [LearnerStatus(training, n, restored=r) for n, r in ((900, ""), (10, restored), (20, restored))]
     run: Any = _Run([statuses[0], LearnerStatus(LearnerState.STARTING), *statuses[1:]])

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.naming import naming
+from tidemill.config.load import load_config
 from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
@@ -26,6 +27,7 @@ from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, Sha
 from tidemill.replay.client import ReplayClient
 from tidemill.scores import Score
 from tidemill.services.launcher.supervise.supervisor import Phase
+from tidemill.services.launcher.view import poller as poller_module
 from tidemill.services.launcher.view.curves import by_kind, env_failures, training_return
 from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.live import LiveView, render, sparkline
@@ -281,6 +283,25 @@ def test_live_view_before_the_first_evaluation_shows_no_score() -> None:
 
 
 @pytest.mark.parametrize(
+    "confirmed, words",
+    [
+        ([], "reached; to be confirmed by fresh episodes"),
+        ([(40, 90.0)], "reached; to be confirmed by fresh episodes"),
+        ([(40, 90.0), (50, 95.0)], "reached, but fresh episodes did not confirm it"),
+    ],
+)
+def test_live_view_says_that_a_confirmation_failed(confirmed: list[tuple[int, float]], words: str) -> None:
+    """Until another version reaches the target, whose confirmation is under way then."""
+    status = dataclasses.replace(
+        _STATUS,
+        first=_SCORE,
+        scores=(_BEST, _SCORE),
+        confirmations=tuple(dataclasses.replace(_SCORE, params_version=n, mean=mean) for n, mean in confirmed),
+    )
+    assert words in _rendered(status, RunSettings(target_return=100.0))
+
+
+@pytest.mark.parametrize(
     "first, best, target, fraction",
     [(-120.0, 40.0, 200.0, 0.5), (-120.0, -120.0, 200.0, 0.0), (-120.0, 210.0, 200.0, 1.0), (250.0, 250.0, 200.0, 1.0)],
 )
@@ -497,6 +518,31 @@ def test_poller_knows_of_earlier_sessions_and_no_rate_of_counts_that_are_restore
     assert [status.env_steps_per_s for status in polled] == [0.0, 0.0, 0.0]
     assert polled[-1].earlier_s == 300.0
     assert "new steps" in polled[-1].waiting
+
+
+def test_poller_reads_confirmations(tmp_path: Path) -> None:
+    """Of the file that the evaluator writes beside scores.csv."""
+    cells = (f"{name},{value}" for name, value in dataclasses.asdict(_SCORE).items() if value is not None)
+    names, values = zip(*(cell.split(",") for cell in cells), strict=True)
+    (tmp_path / "confirmations.csv").write_text(f"{','.join(names)}\n{','.join(values)}\n")
+    config = RunConfig(cluster=ClusterSettings(learner="unix:///nowhere"))
+    with contextlib.closing(StatusPoller(config, tmp_path, tuple)) as poller:
+        assert poller.poll().confirmations == (_SCORE,)
+
+
+def test_poller_expects_a_version_a_round_in_lock_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`learner.publish_every` does not count there; 2 actors of 4 environments play 256 steps in a round."""
+    made: list[int] = []
+    monkeypatch.setattr(poller_module, "WarningTracker", lambda _folder, every, *_: made.append(every))
+    lock_step = {
+        "run": {"deterministic": True, "round_steps": 32},
+        "env": {"id": "CartPole-v1", "num_envs": 4},
+        "agent": {"algorithm": "dqn", "network": "mlp"},
+        "learner": {"updates_per_env_step": 0.25, "publish_every": 10},
+        "launcher": {"actors": 2},
+    }
+    StatusPoller(load_config(lock_step), tmp_path, tuple).close()
+    assert made == [64]
 
 
 def test_poller_asks_no_service_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
