@@ -334,7 +334,8 @@ class EvaluatorSettings:
     """Agent decisions before the first evaluation. 0: evaluate from the start."""
     every_env_steps: int = 0
     """Agent decisions from one evaluation to the next. The first version published after each multiple is evaluated, so
-    that runs with different seeds are measured at the same points. 0: by `min_interval_s` alone."""
+    that runs with different seeds are measured at the same points. Multiples below `start_env_steps` are left out, and
+    those that a slow evaluator misses. 0: by `min_interval_s` alone."""
     last_timeout_s: float = 120.0
     """Longest time for the evaluation that ends a run, in seconds, or twice the longest evaluation so far if that is
     more. The run then ends with the scores it has."""
