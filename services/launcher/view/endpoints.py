@@ -126,7 +126,7 @@ class AskedEndpoints:
         """Read the state of a process from its metrics."""
         starts = _START.findall(metrics)
         life = [(found[1] if (found := _HOST.search(labels)) else "", start) for labels, start in starts]
-        if life != process.life:  # another process, with a CPU time of its own
+        if life != process.life:  # another process, whose CPU time is counted separately
             process.life, process.asked_s = life, 0.0
         for host, start in life:
             lives = self._lives.setdefault((host, port), [])

@@ -45,8 +45,8 @@ def test_line_of_progress_is_a_point_as_well(tmp_path: Path) -> None:
 def test_steps_that_are_played_again_are_not_counted_again() -> None:
     """An actor in lock-step that restarts plays its whole history first."""
 
-    def counted() -> float | None:
-        return REGISTRY.get_sample_value("tidemill_actor_env_steps_total")
+    def counted() -> float:
+        return REGISTRY.get_sample_value("tidemill_actor_env_steps_total") or 0.0
 
     is_past = iter([True, False])
     metrics, before = ActorMetrics(1e9, is_past=lambda: next(is_past)), counted()

@@ -366,7 +366,9 @@ def test_missed_multiple_is_left_out(tmp_path: Path, newest: list[int], evaluate
     """Its versions are deleted; where it was waited for, the server keeps too few, and the newest has to do."""
     scene = _every_250(tmp_path, newest)
     every_version = scene.source.first_after
-    scene.source.first_after = lambda steps, every: every_version(steps, every) if steps >= 1000 else None  # type: ignore[method-assign]
+    scene.source.first_after = lambda env_steps, every: (  # type: ignore[method-assign]
+        every_version(env_steps, every) if env_steps >= 1000 else None
+    )
     scene.evaluator.run()
     assert [row.env_steps for row in scene.logs.scores.rows] == evaluated
 
