@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,17 @@ from tidemill.services.launcher.cli import COMMANDS
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+_LOGGER = """
+import tidemill
+
+class Recorder(tidemill.RunLogger):
+    def __init__(self, run):
+        self.id = "here"
+
+    def log(self, step, scalars, time_s):
+        pass
+"""
 
 _SERVICES = ("replay", "paramserver", "learner", "inference")
 
@@ -77,6 +91,50 @@ def test_cluster_by_hand_is_looked_at_and_steered(tmp_path: Path) -> None:
         for service in reversed(services.values()):
             service.send(signal.SIGTERM)
             assert service.wait() == 0, service.output
+
+
+_SIGNALLED_AS_IT_WAITS = """
+import os, signal, threading
+from tidemill.services.launcher import cli
+
+wait = threading.Event.wait
+
+def signalled(event, timeout=None):
+    if timeout == {every_s} and threading.current_thread() is threading.main_thread():
+        with event._cond:  # as at the start and the end of the wait
+            os.kill(os.getpid(), signal.SIGTERM)  # a handler runs before the next instruction
+    return wait(event, timeout)
+
+threading.Event.wait = signalled
+raise SystemExit(cli.main())
+"""
+
+
+@pytest.mark.parametrize(
+    "every_s, command",
+    [
+        (0.5, "sweep sweep.yaml"),
+        (7.25, "page --launcher.view_every_s 7.25"),
+        (7.25, "log . --to recorder:Recorder --follow --every-s 7.25"),
+    ],
+    ids=["sweep", "page", "log"],
+)
+def test_signal_at_the_start_of_a_wait_stops_a_command(every_s: float, command: str, tmp_path: Path) -> None:
+    """In order, though its main thread holds the lock of the event just then."""
+    (tmp_path / "sweep.yaml").write_text("{base: quickstart, space: {agent.n_step: [1, 2]}}")
+    (tmp_path / "config.yaml").write_text("env: {id: CartPole-v1}")
+    (tmp_path / "recorder.py").write_text(_LOGGER)
+    script = _SIGNALLED_AS_IT_WAITS.format(every_s=every_s)
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *command.split()],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_plan_names_the_settings_for_a_machine() -> None:
