@@ -40,9 +40,9 @@ import os, signal, sys
 from pathlib import Path
 from tidemill.services.replay.log.segments import LogFolder
 folder = LogFolder(Path(sys.argv[1]))
-if (child := os.fork()) == 0:
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
     signal.pause()
-print(child, flush=True)
 sys.stdin.readline()
 if sys.argv[2] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
