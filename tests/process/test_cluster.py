@@ -165,10 +165,10 @@ async def test_service_that_cannot_be_started_is_started_later(
         return await start(spec, *arguments)
 
     monkeypatch.setattr(Child, "start", failing)
-    cluster, recorder = scene.cluster_of(scene.spec("replay"), scene.spec("learner"))
+    settings = replace(_SETTINGS, restart_backoff_s=0.1)
+    cluster, recorder = scene.cluster_of(scene.spec("replay"), scene.spec("learner"), settings=settings)
     running = asyncio.create_task(cluster.run())
-    told = "learner could not be started: no file left; restarting in "
-    await recorder.until(lambda messages: any(message.startswith(told) for message in messages))
+    await recorder.until(lambda messages: "learner could not be started: no file left; restarting in 0.1 s" in messages)
     if failures == 1:
         await _ready(recorder, "learner", "replay")
         os.kill(os.getpid(), signal.SIGTERM)
