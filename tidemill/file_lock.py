@@ -37,6 +37,31 @@ def lock(descriptor: int, path: Path, *, wait: bool = False) -> bool:
     return True
 
 
+def open_locked(
+    path: Path, access: int = os.O_RDWR | os.O_CREAT, *, mode: int = 0o644, wait: bool = False
+) -> int | None:
+    """Open a file and lock it; return its descriptor for `unlock`, or None if another process holds the lock.
+
+    Args:
+        path: The file.
+        access: How it is opened: flags of `os.open`.
+        mode: Who may open one that is made.
+        wait: Whether to wait until the other process unlocks it.
+
+    Raises:
+        FatalError: Its file system has no locks.
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(path, access | os.O_CLOEXEC, mode)
+    is_locked = False
+    try:
+        is_locked = lock(descriptor, path, wait=wait)
+    finally:
+        if not is_locked:
+            os.close(descriptor)
+    return descriptor if is_locked else None
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a file, which is made if it is not there; wait for the process that holds it.
@@ -48,12 +73,8 @@ def locked(path: Path) -> Iterator[None]:
         FatalError: Its file system has no locks.
         OSError: It cannot be opened.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        lock(descriptor, path, wait=True)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    descriptor = open_locked(path, mode=0o600, wait=True)
+    assert descriptor is not None  # it has waited
     try:
         yield
     finally:

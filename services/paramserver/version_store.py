@@ -21,7 +21,6 @@ description holds the size and SHA-256 of each encoding.
 from __future__ import annotations
 
 import datetime
-import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ import structlog
 
 from tidemill.atomic_files import TEMPORARY, make_folder, remove, sync_folder, write_all_atomically
 from tidemill.errors import FatalError
-from tidemill.file_lock import lock, unlock
+from tidemill.file_lock import open_locked, unlock
 from tidemill.params.version import Precision, Version
 from tidemill.services.paramserver.catalog import Catalog
 from tidemill.services.paramserver.state_file import State, StateFile
@@ -288,13 +287,9 @@ def _rebuilt(versions: Mapping[int, Version], tags: Mapping[str, int]) -> State:
 def _lock(folder: Path) -> int:
     try:
         make_folder(folder)
-        descriptor = os.open(folder / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_locked(folder / "lock")
     except OSError as error:
         raise FatalError(f"cannot use the folder {folder}: {error.strerror}") from error
-    try:
-        if not lock(descriptor, folder / "lock"):
-            raise FatalError(f"another parameter server uses the folder {folder}; stop it, or choose another run.name")
-    except FatalError:
-        os.close(descriptor)
-        raise
+    if descriptor is None:
+        raise FatalError(f"another parameter server uses the folder {folder}; stop it, or choose another run.name")
     return descriptor

@@ -17,7 +17,7 @@ from tidemill.config.load import read_document, write_document
 from tidemill.config.run import RESTORED
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError, TidemillError
-from tidemill.file_lock import lock, unlock
+from tidemill.file_lock import open_locked, unlock
 from tidemill.installation import typed, versions
 from tidemill.params.run_end import RESULT, clear_divergence, set_result_aside
 
@@ -38,15 +38,12 @@ class RunFolder(Closing):
         """
         self.path = path
         with _writing(path):
-            self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            if not lock(self._lock, path / _LOCK):
-                raise FailedPrecondition(
-                    f"{path} is running; see `{typed('status', path)}`, or end it with `{typed('ctl', 'stop', path)}`"
-                )
-        except TidemillError:
-            os.close(self._lock)
-            raise
+            descriptor = open_locked(path / _LOCK)
+        if descriptor is None:
+            raise FailedPrecondition(
+                f"{path} is running; see `{typed('status', path)}`, or end it with `{typed('ctl', 'stop', path)}`"
+            )
+        self._lock = descriptor
 
     @classmethod
     def create(cls, config: RunConfig, *, fresh: bool) -> RunFolder:
@@ -193,21 +190,16 @@ def is_running(path: Path) -> bool:
     """True if a launcher holds the run at `path`, or if the system cannot tell just now."""
     for access in (os.O_RDWR, os.O_RDONLY):  # the lock of another user's run may be read only
         try:
-            descriptor = os.open(path / _LOCK, access | os.O_CLOEXEC)
+            descriptor = open_locked(path / _LOCK, access)
         except _MISSING:
             return False
         except OSError:
             continue
-        try:
-            is_free = lock(descriptor, path / _LOCK)
         except FatalError:  # nor can a launcher have locked it, unless that takes the right to write
-            os.close(descriptor)
             return access == os.O_RDONLY
-        if is_free:
+        if descriptor is not None:
             unlock(descriptor)
-        else:
-            os.close(descriptor)
-        return not is_free
+        return descriptor is None
     return True
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tidemill import formats, linux
 from tidemill.atomic_files import is_there, make_folder, sync_file
 from tidemill.errors import FatalError
-from tidemill.file_lock import lock, unlock
+from tidemill.file_lock import open_locked, unlock
 from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTES, format_of
 
 _SEGMENT = re.compile(r"(\d{8,})\.(log|copies)")
@@ -69,26 +69,11 @@ class LogFolder:
                 make_folder(path)
             elif not is_there(path / _LOCK):
                 return
-            self._lock = self._open_lock(path / _LOCK, read_only=read_only)
+            self._lock = _open_lock(path / _LOCK, read_only=read_only)
         except OSError as error:
             raise FatalError(f"cannot use {path} for the replay log: {error.strerror}") from error
-        try:
-            if not lock(self._lock, path / _LOCK):
-                raise FatalError(f"another replay service uses the log in {path}; {advice}")
-        except FatalError:
-            os.close(self._lock)
-            raise
-
-    @staticmethod
-    def _open_lock(path: Path, *, read_only: bool) -> int:
-        if not read_only:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC)  # NFS locks nothing that is open to read alone
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if self._lock is None:
+            raise FatalError(f"another replay service uses the log in {path}; {advice}")
 
     def check_there(self) -> None:
         """Raise OSError if this is no longer the folder that was locked, as after its disk was unmounted."""
@@ -149,6 +134,17 @@ class LogFolder:
         """Unlock."""
         if self._lock is not None:
             unlock(self._lock)
+
+
+def _open_lock(path: Path, *, read_only: bool) -> int | None:
+    if not read_only:
+        return open_locked(path)
+    try:
+        return open_locked(path, os.O_RDWR)  # NFS locks nothing that is open to read alone
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return open_locked(path, os.O_RDONLY)
 
 
 class SegmentPair:

@@ -13,8 +13,8 @@ from typing import Any
 from tidemill.atomic_files import is_there, write_atomically
 from tidemill.config.load import read_document
 from tidemill.config.yaml_text import written
-from tidemill.errors import ConfigError, FailedPrecondition, TidemillError
-from tidemill.file_lock import lock, unlock
+from tidemill.errors import ConfigError, FailedPrecondition
+from tidemill.file_lock import open_locked, unlock
 from tidemill.installation import command_name
 from tidemill.process import stop_event, survive_without_output
 from tidemill.programs.fork_client import ForkClient
@@ -208,14 +208,9 @@ def _locked(folder: Path) -> Iterator[None]:
         FatalError: Its file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        if not lock(descriptor, path):
-            raise FailedPrecondition(f"{folder} is being run by another `{command_name()} sweep`")
-    except TidemillError:
-        os.close(descriptor)
-        raise
+    descriptor = open_locked(folder / ".lock")
+    if descriptor is None:
+        raise FailedPrecondition(f"{folder} is being run by another `{command_name()} sweep`")
     try:
         yield
     finally:
