@@ -256,9 +256,10 @@ def has_log(folder: Path) -> bool:
 def check_new_log(config: RunConfig, *, fresh: bool) -> None:
     """Raise `AlreadyExists` if a new run would find the experience of an earlier one in the folder of its log.
 
-    A run that never trained may start again with its own log, unless `fresh` asks for a new one.
+    A run that never trained may start again with its own log, unless `fresh` asks for a new one. The log of a run that
+    has one of its sources on its own replay service is there before it.
     """
-    if not fresh and _starts_again(config):
+    if _has_own_source(config) or (not fresh and _starts_again(config)):
         return
     run = config.run.folder.resolve()
     for folder in log_folders(config):
@@ -268,6 +269,12 @@ def check_new_log(config: RunConfig, *, fresh: bool) -> None:
                 "an earlier run, which this one would train on: name an empty folder, or one for each run by {run}, "
                 "such as '{run}/replay'. To continue the earlier run, use `tidemill resume`"
             )
+
+
+def _has_own_source(config: RunConfig) -> bool:
+    """True if one of `learner.sources` is another table of the run's own replay service."""
+    sources = config.learner.sources.items()
+    return any(not source.replay and (source.table or name) != config.table.name for name, source in sources)
 
 
 def _starts_again(config: RunConfig) -> bool:

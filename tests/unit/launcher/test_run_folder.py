@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,7 +16,8 @@ from tests.support.naming import naming
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
-from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
+from tidemill.config.services import LauncherSettings, LearnerSettings, ReplaySettings, StorageSettings
+from tidemill.config.sources import SourceSettings
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError
 from tidemill.services.launcher.commands.train import resume
 from tidemill.services.launcher.run.folder import (
@@ -297,6 +299,26 @@ def test_run_that_never_trained_finds_its_own_log(tmp_path: Path) -> None:
     _trained(config.run.folder)
     with pytest.raises(AlreadyExists, match=naming("replay.storage.folder", "an earlier run")):
         check_new_log(config, fresh=False)
+
+
+@pytest.mark.parametrize(
+    "source, is_taken",
+    [
+        (SourceSettings(), True),
+        (SourceSettings(table="walks"), True),
+        (SourceSettings(table="replay"), False),
+        (SourceSettings(replay=("127.0.0.1:7411",)), False),
+    ],
+)
+def test_log_may_hold_a_source_of_the_run(tmp_path: Path, source: SourceSettings, is_taken: bool) -> None:
+    """Another table than the one that the run fills, on the same replay service."""
+    (tmp_path / "00000001.log").touch()
+    config = replace(
+        _with_log(tmp_path / "runs", str(tmp_path)), learner=LearnerSettings(sources={"demonstrations": source})
+    )
+    refused = pytest.raises(AlreadyExists, match=naming("replay.storage.folder", tmp_path))
+    with nullcontext() if is_taken else refused:
+        check_new_log(config, fresh=True)
 
 
 def test_log_in_the_folder_of_a_run_is_its_own(tmp_path: Path) -> None:
