@@ -48,7 +48,7 @@ _NOTES = f"""
   Sample Factory were measured earlier, when the machine was a fifth faster. In Hopper, one seed of Tidemill was
   measured apart, and in Pong with DQN one of Stable-Baselines3, an hour before.
 - Tidemill's learner takes denormal numbers for zero ([why](performance.md#denormal-numbers)); the others do not. Its
-  rows of LunarLander with DQN, Pendulum and HalfCheetah are older than that.
+  rows of Pendulum and HalfCheetah are older than that.
 - The trainings of Pong are too short to learn anything, so their rows compare rates. Each has one evaluation of 5 games
   and a test of 10 fresh games.
 - LunarLander with PPO: Stable-Baselines3 slows to a third of its speed during training. In a repeated training, 11 of
