@@ -79,6 +79,7 @@ def test_run_that_has_trained_keeps_its_environment_and_algorithm(tmp_path: Path
         (["--env.id", "MountainCarContinuous-v0"], "env.id 'MountainCarContinuous-v0' (it was 'Pendulum-v1')"),
         (["--agent.algorithm", "td3"], "agent.algorithm 'td3' (it was 'sac')"),
         (["--agent.hidden-sizes", "32"], "agent.hidden_sizes [32] (it was [256, 256])"),
+        (["--agent.n-step", "3", "--replay.storage.memory-only"], "agent.n_step 3 (it was 1)"),  # the service keeps it
     ):
         code, output = _checked(tmp_path, *arguments)
         assert code == 2, output

@@ -24,8 +24,11 @@ def check(argv: Sequence[str]) -> int:
     _check_addresses(config)
     file = config.run.folder / "config.yaml"
     before = from_document(RunConfig, read_document(file)) if file.exists() and has_trained(config.run.folder) else None
-    # an engine may let the learner alone reach the servers of sources
-    check_settings(replace(config, learner=replace(config.learner, sources={})), None, before)
+    # an engine starts the replay service, and may let the learner alone reach the servers of sources
+    started_elsewhere = replace(
+        config, launcher=replace(config.launcher, replay=False), learner=replace(config.learner, sources={})
+    )
+    check_settings(started_elsewhere, None, before)
     keep_settings(config)
     print(f"the settings are fine: {config.agent.algorithm} on {config.env.id}, written to {file}", file=sys.stderr)
     return 0
