@@ -168,6 +168,43 @@ def test_interrupt_ends_the_run_in_order_and_keeps_its_result(tmp_path: Path) ->
     assert list((tmp_path / "run" / "checkpoints").glob("checkpoint-*.safetensors"))
 
 
+_UNGUARDED = """
+from dataclasses import dataclass
+
+import gymnasium, tidemill
+from tidemill.rl.settings.q_learning import DQNConfig
+
+def make():
+    return gymnasium.make("CartPole-v1")
+
+@dataclass(frozen=True)
+class Own(DQNConfig):
+    algorithm: str = "mine:Own"
+    build_agent = build_policy = print
+
+tidemill.train({!r}, algorithm={!r}, settings={{"run.max_learner_steps": 10}})
+"""
+
+
+@pytest.mark.parametrize("env, algorithm", [("mine:make", "dqn"), ("CartPole-v1", "mine:Own")])
+def test_script_that_trains_when_it_is_imported_is_told(env: str, algorithm: str, tmp_path: Path) -> None:
+    """Its run imports it for its environment or algorithm, and would start another run, which imports it, too."""
+    (tmp_path / "mine.py").write_text(_UNGUARDED.format(env, algorithm))
+    done = subprocess.run(
+        [sys.executable, "mine.py"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
+    assert re.search(naming("ConfigError", "mine:", 'if __name__ == "__main__":'), last)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_run_of_a_script_that_ignores_interrupts_is_stopped_in_order(tmp_path: Path) -> None:
     """A shell starts `python my.py &` with SIGINT ignored, and the run inherits that."""
     heard = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -27,7 +27,7 @@ from tidemill.envs.observations import flattened, select
 from tidemill.envs.parts import BatchPart, GymnasiumPart, Part
 from tidemill.envs.settings import OBSERVATION, EnvSettings
 from tidemill.envs.surviving_env import SurvivingEnv
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, FailedPrecondition
 from tidemill.installation import how_to_install
 from tidemill.settings.check import closest, nearest
 from tidemill.settings.user_code import import_user_module
@@ -199,7 +199,7 @@ def _function(env_id: str) -> Callable[..., Any] | None:
         return None
     try:
         module = import_user_module(module_name)
-    except ImportError as error:
+    except (ImportError, FailedPrecondition) as error:
         is_absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
         advice = f": install it, or put it into {os.getcwd()}" if is_absent else ""
         raise ConfigError(f"env.id is {env_id!r}, but importing {module_name} failed: {error}{advice}") from error

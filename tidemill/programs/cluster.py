@@ -22,6 +22,7 @@ from tidemill.learner.status import LearnerStatus
 from tidemill.process import ENDS_WITH_INPUT, NAMES_ERRORS
 from tidemill.programs.result import RunResult
 from tidemill.rpc.channel import DEADLINE_S
+from tidemill.settings.user_code import imported_for_a_run
 from tidemill.temporary_folder import temporary_folder
 
 _POLL_S = 0.2
@@ -69,8 +70,13 @@ class Cluster(Closing):
         """Start the processes in the background; returns at once.
 
         Raises:
-            FailedPrecondition: They were started already.
+            FailedPrecondition: They were started already, or a run imports the module that makes this call.
         """
+        if module := imported_for_a_run.get():  # by that run's processes, too, so that each run would start another
+            raise FailedPrecondition(
+                f"a run imports the module {module}, which starts a run itself: put the call that does under "
+                '`if __name__ == "__main__":`'
+            )
         if self._process is not None:
             raise FailedPrecondition(f"the cluster of {self.folder} was started already")
         self._scratch = temporary_folder("cluster")

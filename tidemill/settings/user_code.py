@@ -11,11 +11,15 @@ import importlib
 import importlib.util
 import os
 import sys
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
 from tidemill.errors import ConfigError, described
 from tidemill.settings.check import nearest
+
+imported_for_a_run: ContextVar[str] = ContextVar("imported_for_a_run", default="")
+"""Name of the user's module that is being imported; empty if none is."""
 
 
 def import_user_module(name: str) -> ModuleType:
@@ -25,7 +29,11 @@ def import_user_module(name: str) -> ModuleType:
         ImportError: There is no such module, or importing it failed.
     """
     _search_working_directory()
-    return importlib.import_module(name)
+    before = imported_for_a_run.set(name)
+    try:
+        return importlib.import_module(name)
+    finally:
+        imported_for_a_run.reset(before)
 
 
 def check_user_module(setting: str, path: str) -> None:

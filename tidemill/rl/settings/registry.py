@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 from typing import Protocol, cast, runtime_checkable
 
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, FailedPrecondition
 from tidemill.settings.check import nearest
 from tidemill.settings.user_code import import_user_module, user_object
 from tidemill.types import EnvSpec, Signature, WindowSpec, column_names, signature_of
@@ -133,7 +133,7 @@ def config_class(algorithm: str) -> type[AgentConfig]:
     name = f"{algorithm}.config"
     try:
         module = import_user_module(name)
-    except ImportError as error:
+    except (ImportError, FailedPrecondition) as error:
         raise ConfigError(f"agent.algorithm is {algorithm!r}, but importing {name} failed: {error}") from error
     for value in vars(module).values():
         is_settings = isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == name
