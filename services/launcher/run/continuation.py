@@ -112,8 +112,8 @@ def _reasons(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings],
     exponents = {each.table.priority_exponent for each in (before, now) if each.table.sampler == "prioritized"}
     if len(exponents) > 1:
         yield (
-            "its table keeps the exponent that it was made with; `tidemill replay update` changes that of a running "
-            "table, and another --table.name makes a new table"
+            "the setting is for a new table, such as that of another --table.name. The run's own keeps the exponent "
+            "that it was made with or that `tidemill replay update` gave it, and accepts the setting as it was"
         )
 
 
