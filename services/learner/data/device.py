@@ -258,10 +258,11 @@ def _largest_products(agent: Any, spec: EnvSpec) -> int:  # noqa: ANN401
     inputs = spec.frame_stack * math.prod(spec.observation_shape)
     layers = [0]
     for field in fields(agent):
-        if field.name.endswith("_sizes"):
-            widths = (inputs, *getattr(agent, field.name))
+        sizes = getattr(agent, field.name)
+        if field.name.endswith("_sizes") and isinstance(sizes, tuple | list):
+            widths = (inputs, *sizes)
             layers += [wide * next_wide for wide, next_wide in pairwise(widths)]
     if lstm := getattr(agent, "lstm_size", 0):
         layers.append(4 * lstm * 2 * lstm)
-    steps = agent.unroll if lstm or isinstance(agent, LearnsOnPolicy) else 1
+    steps = agent.window(spec.frame_stack).steps if lstm or isinstance(agent, LearnsOnPolicy) else 1
     return int(agent.batch_size * steps // getattr(agent, "minibatches", 1) * max(layers))

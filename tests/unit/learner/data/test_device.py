@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,10 @@ from tidemill.services.learner.data.device import (
     learner_device,
     resolve_device,
     torch_threads,
+    why_gpu,
 )
 from tidemill.services.learner.distributed.learner_group import RankInfo
-from tidemill.types import EnvSpec, ObservationPart
+from tidemill.types import EnvSpec, ObservationPart, WindowSpec
 
 BUSY_CYCLES = 100_000_000
 """Of a GPU: a twentieth of a second and more."""
@@ -136,6 +137,39 @@ def test_learner_takes_a_gpu_by_itself_where_that_pays(
         assert learner_device(asked, spec, RankInfo()) == torch.device("cuda:0")
         assert learner_device(config, spec, RankInfo(3, 8, 3)) == torch.device("cuda:3")
     assert logs == []
+
+
+@dataclass(frozen=True)
+class _Own:
+    """Settings of a user's algorithm: what `AgentConfig` promises, and fields of another meaning."""
+
+    algorithm: str = "own:Own"
+    batch_size: int = 64
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    group_sizes: int = 3
+    lstm_size: int | None = None
+
+    def window(self, frame_stack: int) -> WindowSpec:
+        """Return 32 transitions."""
+        return WindowSpec(frame_stack, 32)
+
+    def validate_env(self, env_spec: EnvSpec) -> None:
+        """Take every environment."""
+
+
+class _OwnOnPolicy(_Own):
+    """The same, with which each item is learned from once."""
+
+    rollout_rows = 33
+
+
+@pytest.mark.parametrize(
+    "agent, why", [(_Own(), ""), (_Own(lstm_size=128), "268 million"), (_OwnOnPolicy(), "134 million")]
+)
+def test_algorithm_of_a_user_is_weighed_by_its_window(agent: _Own, why: str) -> None:
+    """Its settings need no field that only those of the project have."""
+    said = why_gpu(agent, _VECTORS, is_deterministic=False)
+    assert said.startswith(why) if why else not said
 
 
 @pytest.mark.parametrize("how, device", [("auto", "cpu"), ("cuda-graphs", "cuda:0")])
