@@ -13,7 +13,8 @@ from tests.support.replay_streams import SIGNATURE, append, make_chunk, make_con
 from tests.support.replay_streams import open_streams as opened
 from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.replay.codec import decode
-from tidemill.replay.sampling.pending_batch import Part, merge
+from tidemill.replay.sampling.pending_batch import PendingBatch
+from tidemill.replay.sampling.plan import Plan
 
 T = TypeVar("T")
 
@@ -30,6 +31,14 @@ def sample_of(stream: int, items: int, payloads: bool = False) -> SampledBatch:
     return replace(drawn, stored={"": StoredSteps(1, 8)})
 
 
+def merge(samples: list[SampledBatch], weights: list[float], rotation: int) -> SampledBatch:
+    """Return the batch that the samples of shards 10, 11, ... of these weights make up."""
+    plan = Plan({str(i): weight for i, weight in enumerate(weights)}, ())
+    pending = PendingBatch(plan, [], [(10 + i, str(i), sample) for i, sample in enumerate(samples)])
+    stored = {"a": StoredSteps(1, 3), "b": StoredSteps(2, 4)}
+    return pending.batch(table_items=70, total_weight=7.0, rotation=rotation, random=True, stored=stored)
+
+
 def steps(batch: SampledBatch) -> list[tuple[int, int, int]]:
     """Return (stream, first step, second step) of each item."""
     rows = decode(SIGNATURE, batch, 2)
@@ -42,12 +51,13 @@ def steps(batch: SampledBatch) -> list[tuple[int, int, int]]:
 def test_items_of_a_merged_batch_are_those_of_its_parts(sizes: list[int], rotation: int) -> None:
     """Every item keeps its steps, its key beside its shard's number, and its probability times the fraction."""
     samples = [sample_of(stream, size) for stream, size in enumerate(sizes)]
-    parts = [Part(10 + i, 0.25 * (i + 1), sample) for i, sample in enumerate(samples)]
-    merged = merge(parts, 70, 7.0, rotation, {"a": StoredSteps(1, 3), "b": StoredSteps(2, 4)})
+    weights = [i + 1.0 for i in range(len(samples))]
+    merged = merge(samples, weights, rotation)
     assert steps(merged) == _rolled([item for sample in samples for item in steps(sample)], rotation)
     keys = [[key, 10 + i] for i, sample in enumerate(samples) for key in sample.keys.tolist()]
     assert merged.keys.tolist() == _rolled(keys, rotation)
-    probabilities = [p * 0.25 * (i + 1) for i, sample in enumerate(samples) for p in sample.probabilities.tolist()]
+    fractions = [weight / sum(weights) for weight in weights]
+    probabilities = [p * f for f, sample in zip(fractions, samples, strict=True) for p in sample.probabilities.tolist()]
     np.testing.assert_allclose(merged.probabilities, _rolled(probabilities, rotation))
     assert (merged.table_items, merged.total_weight, merged.env_steps) == (70, 7.0, 7)
 
@@ -55,7 +65,7 @@ def test_items_of_a_merged_batch_are_those_of_its_parts(sizes: list[int], rotati
 def test_payloads_stay_with_their_items_when_only_some_parts_have_them() -> None:
     """An item of a part without payloads has an empty one."""
     with_payloads, without = sample_of(3, 4, payloads=True), sample_of(4, 2)
-    merged = merge([Part(0, 0.5, with_payloads), Part(1, 0.5, without)], 14, 14.0, 1, {})
+    merged = merge([with_payloads, without], [1.0, 1.0], 1)
     assert merged.payloads == (b"", *with_payloads.payloads, b"")
     assert [stream for stream, _, _ in steps(merged)] == [4, 3, 3, 3, 3, 4]
 

@@ -2,65 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.replay.sampling.plan import Draw, Plan
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Part of a batch from one shard.
-
-    Attributes:
-        incarnation: Number of the shard, which goes with every key.
-        fraction: Probability with which an item of the batch was to come from this shard; 1 if not at random.
-        sample: Its items.
-    """
-
-    incarnation: int
-    fraction: float
-    sample: SampledBatch
-
-
-def merge(
-    parts: Sequence[Part], table_items: int, total_weight: float, rotation: int, stored: Mapping[str, StoredSteps]
-) -> SampledBatch:
-    """Return one batch with the items and chunks of all parts, in their order, rotated.
-
-    An item's probability is that of its shard times that within the shard: exact for the split that was used, however
-    old the weights were that it went by.
-
-    Args:
-        parts: At least one, with the same columns.
-        table_items: Items of all shards together.
-        total_weight: Total weight of all shards together.
-        rotation: By how many places the items move on. A random one gives each place of the batch the same chances.
-        stored: What each shard ever stored, by name.
-    """
-    rotated = SampledBatch.joined([_of_union(part) for part in parts]).roll(rotation)
-    return replace(
-        rotated,
-        table_items=table_items,
-        total_weight=total_weight,
-        stored=stored,
-        limiter_diff=0.0,
-        epoch=None,
-        number=0,
-        received_at=min(part.sample.received_at for part in parts),
-    )
-
-
-def _of_union(part: Part) -> SampledBatch:
-    """Return a part's sample with the keys and probabilities of all shards together."""
-    keys = part.sample.keys
-    shard = np.full(len(keys), part.incarnation, dtype=np.uint64)
-    return replace(
-        part.sample, keys=np.stack((keys, shard), axis=1), probabilities=part.sample.probabilities * part.fraction
-    )
 
 
 @dataclass(slots=True, eq=False)
@@ -76,16 +24,6 @@ class PendingBatch:
     plan: Plan
     waiting: list[Draw]
     answers: list[tuple[int, str, SampledBatch]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, plan: Plan) -> PendingBatch:
-        """Begin a batch."""
-        return cls(plan, list(plan.draws))
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every draw is answered."""
-        return not self.waiting
 
     def answer(self, draw: Draw, incarnation: int, answer: SampledBatch) -> None:
         """Take the answer to a draw; one without items was only to be counted."""
@@ -119,9 +57,36 @@ class PendingBatch:
         random: bool,
         stored: Mapping[str, StoredSteps],
     ) -> SampledBatch:
-        """Return the batch, see `merge`; `random` says whether the sampler is one that draws at random."""
-        parts = [
-            Part(incarnation, self.plan.fraction(shard) if random else 1.0, answer)
-            for incarnation, shard, answer in self.answers
-        ]
-        return merge(parts, table_items, total_weight, rotation, stored)
+        """Return one batch with the items and chunks of all answers, in their order, rotated.
+
+        An item's probability is that of its shard times that within the shard: exact for the split that was used,
+        however old the weights were that it went by.
+
+        Args:
+            table_items: Items of all shards together.
+            total_weight: Total weight of all shards together.
+            rotation: By how many places the items move on. A random one gives each place of the batch the same chances.
+            random: Whether the sampler draws at random; if not, every probability is as its shard gave it.
+            stored: What each shard ever stored, by name.
+        """
+        parts = []
+        for incarnation, shard, sample in self.answers:
+            numbers = np.full(len(sample.keys), incarnation, dtype=np.uint64)
+            fraction = self.plan.fraction(shard) if random else 1.0
+            parts.append(
+                replace(
+                    sample,
+                    keys=np.stack((sample.keys, numbers), axis=1),
+                    probabilities=sample.probabilities * fraction,
+                )
+            )
+        return replace(
+            SampledBatch.joined(parts).roll(rotation),
+            table_items=table_items,
+            total_weight=total_weight,
+            stored=stored,
+            limiter_diff=0.0,
+            epoch=None,
+            number=0,
+            received_at=min(part.received_at for part in parts),
+        )

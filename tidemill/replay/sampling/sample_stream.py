@@ -428,7 +428,7 @@ class SampleStream:
         pending.answer(draw, incarnation, batch)
         if self._settles and draw.items and pending not in self._underway:
             self._shards[draw.shard].next_request.returned.append(batch.number)
-        if pending.is_complete and pending in self._underway:
+        if not pending.waiting and pending in self._underway:
             self._underway.remove(pending)
             self._ready.append(pending)
             self._changed.notify_all()
@@ -481,7 +481,7 @@ class SampleStream:
                 plan = self._planner.plan(self._batch_size)
                 if plan is None:
                     break
-                pending = PendingBatch.of(plan)
+                pending = PendingBatch(plan, list(plan.draws))
                 self._underway.append(pending)
                 for draw in plan.draws:
                     self._ask(draw, pending)
