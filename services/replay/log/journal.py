@@ -24,7 +24,7 @@ from tidemill.services.replay.log.changes import (
 from tidemill.services.replay.log.frame import CRC_BYTES, HEADER_BYTES, Blob, Kind, Record
 from tidemill.services.replay.log.logged_blocks import Locations, logged
 from tidemill.services.replay.log.writer import Command, Delete, Write
-from tidemill.services.replay.state.change_sink import NewChunks
+from tidemill.services.replay.state.change_sink import ChangeSink, NewChunks
 from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.state.streams import Epoch
 from tidemill.services.replay.tables.table import Table
@@ -49,8 +49,8 @@ class LogPosition:
     removed: dict[int, int] = field(default_factory=dict)
 
 
-class Journal:
-    """A `ChangeSink` that hands records to the writer in the order of the changes they report."""
+class Journal(ChangeSink):
+    """Hands records to the writer in the order of the changes they report."""
 
     def __init__(
         self,
@@ -133,16 +133,13 @@ class Journal:
         meta = json.dumps(document).encode()
         self._write(kind, meta, copy=meta)
 
-    def log_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> int:
+    def log_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> None:
         """Write what changed: new chunks, and for each table what was emptied and which new slots it has.
 
         Args:
             env_steps: Agent decisions stored so far.
             chunks: The new chunks.
             tables: Tables that changed, each with the slots of new items, [N].
-
-        Returns:
-            The record's sequence number.
         """
         where = self._reserve(chunks) if chunks is not None else None
         columns = self._chunk_columns(chunks, where.ids) if chunks is not None and where is not None else None
@@ -157,7 +154,6 @@ class Journal:
             )
         for table, slots in tables:
             table.items.segments[slots] = self.segment
-        return self.sequence
 
     def log_moved(self, env_steps: int, chunks: NewChunks) -> Locations:
         """Write chunks again that the log has in an old segment; return where they will be once that is written."""

@@ -1,10 +1,9 @@
-"""Interface through which a state reports its changes, so that it does not depend on the log."""
+"""What a state reports its changes to, so that it does not depend on the log."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tidemill.arrays import Ints
 from tidemill.replay.table_config import TableConfig
@@ -28,68 +27,34 @@ class NewChunks:
     blobs: Sequence[bytes]
 
 
-class ChangeSink(Protocol):
-    """Takes every change of a state, in order."""
+class ChangeSink:
+    """Takes every change of a state, in order. This one keeps none of them, for a state without a log."""
 
     @property
     def sequence(self) -> int:
         """Number of the newest change; 0 before the first."""
-        ...
+        return 0
 
     def begin(self) -> None:
         """Note that a change is about to be made: what is described of the state now is without it."""
-        ...
 
     def know_table(self, name: str, number: int, size: int = 0) -> None:
         """Note the number of a table, and how many items it has if it was not known before."""
-        ...
 
     def log_table(self, number: int, table: Table) -> None:
         """Report a new table, a new configuration of one, or when its newest items came."""
-        ...
 
     def log_drop(self, number: int, table: Table, names: Mapping[int, TableConfig]) -> None:
         """Report that a table was dropped, and the dropped tables whose numbers still name chunks."""
-        ...
 
     def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:
         """Report a new epoch, and the numbers of those it has closed."""
-        ...
 
-    def log_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> int:
+    def log_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> None:
         """Report new chunks, and for each table the slots of new items, [N]; it knows itself which went.
 
         Args:
             env_steps: Agent decisions stored so far.
             chunks: The new chunks.
             tables: Tables that changed.
-
-        Returns:
-            The number of the change.
         """
-        ...
-
-
-class NoLog:
-    """A sink for a state that is kept in memory only."""
-
-    sequence = 0
-
-    def begin(self) -> None:
-        """Do nothing."""
-
-    def know_table(self, name: str, number: int, size: int = 0) -> None:
-        """Do nothing."""
-
-    def log_table(self, number: int, table: Table) -> None:
-        """Do nothing."""
-
-    def log_drop(self, number: int, table: Table, names: Mapping[int, TableConfig]) -> None:
-        """Do nothing."""
-
-    def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def log_changes(self, env_steps: int, chunks: NewChunks | None, tables: Sequence[tuple[Table, Ints]]) -> int:  # noqa: ARG002 - the interface's
-        """Do nothing."""
-        return 0

@@ -25,7 +25,7 @@ from tidemill.services.replay.state.append import (
     apply_append,
     plan_append,
 )
-from tidemill.services.replay.state.change_sink import ChangeSink, NewChunks, NoLog
+from tidemill.services.replay.state.change_sink import ChangeSink, NewChunks
 from tidemill.services.replay.state.memory import MemoryBudget, StoredMemory
 from tidemill.services.replay.state.streams import Epoch, StreamRegistry
 from tidemill.services.replay.tables.insertion_times import LOGGED_EVERY_S
@@ -78,7 +78,7 @@ class ReplayState:
         self.budget = budget or MemoryBudget(0)
         self._make_blocks = make_blocks
         self._durable = make_blocks is not None
-        self._sink: ChangeSink = NoLog()
+        self._sink = ChangeSink()
         self._unconfirmed: set[str] = set()  # restored tables that no call has named yet
         self._tables: dict[str, Table] = {}
         self._numbers: dict[str, int] = {}  # of each table in the log
