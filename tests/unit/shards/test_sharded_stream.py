@@ -19,7 +19,7 @@ from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.reconnecting_call import ReconnectingCall
 from tidemill.replay.sampling import sample_stream
-from tidemill.replay.sampling.sample_call import SampleCall, SampleCallOwner
+from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.sampling.sample_stream import SILENT_S, SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
@@ -37,7 +37,7 @@ class _Link:
         address: str,
         table: TableConfig,
         opening: pb.SampleOpen,
-        owner: SampleCallOwner,
+        owner: SampleStream,
         *,
         deadline_s: float,
         must_exist: bool,

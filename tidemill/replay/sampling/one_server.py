@@ -1,4 +1,4 @@
-"""One server that has a whole table: it decides when a batch is drawn, or a schedule does (`Planner`)."""
+"""One server that has a whole table: it decides when a batch is drawn, or a schedule does."""
 
 from __future__ import annotations
 

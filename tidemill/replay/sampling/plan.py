@@ -1,10 +1,9 @@
-"""Plan of a batch: the number of items to draw from each server, and the interface of its planners."""
+"""Plan of a batch: the number of items to draw from each server."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from tidemill.replay.v1 import replay_pb2 as pb
 
@@ -50,25 +49,3 @@ class Plan:
     def fraction(self, shard: str) -> float:
         """Return the probability with which an item of the batch comes from a server."""
         return self.weights[shard] / sum(self.weights.values())
-
-
-class Planner(Protocol):
-    """Decides what of a batch comes from which server, and when. Decisions only, without I/O."""
-
-    def join(self, shard: str, /) -> None:
-        """A server is live."""
-
-    def leave(self, shard: str, /) -> None:
-        """A server is no longer live: what it was asked for is forgotten."""
-
-    def asked(self, draw: Draw, /) -> None:
-        """A live server was asked for something."""
-
-    def answered(self, draw: Draw, items: int, total_weight: float, diff: float, /) -> None:
-        """A live server answered, and said how its table is now."""
-
-    def plan(self, batch_size: int, /) -> Plan | None:
-        """Return how the next batch is drawn; None while it has to wait."""
-
-    def replan(self, plan: Plan, lost: Collection[Draw], /) -> Plan | None:
-        """Return how the lost draws of a batch are made up for by other servers; None if by none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,26 +16,13 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import pack_epoch
 from tidemill.rpc.channel import DEADLINE_S
 
+if TYPE_CHECKING:
+    from tidemill.replay.sampling.sample_stream import SampleStream
+
 _SETTLE_S = 0.5
 """How long a server may take to hear which batches were handed on, when a call is closed."""
 
 _NO_KEYS = np.zeros(0, np.uint64)
-
-
-class SampleCallOwner(Protocol):
-    """Whom a call reports to, in the call's thread."""
-
-    def opened(self, call: SampleCall, created: bool, /) -> None:
-        """The call was opened, on a table that was there, or that was created just now and is empty."""
-
-    def answered(self, call: SampleCall, answer: pb.SampleResponse, /) -> None:
-        """The server has sent the next response."""
-
-    def lost(self, call: SampleCall, /) -> None:
-        """The call is over; what was not answered never will be."""
-
-    def failed(self, error: BaseException, /) -> None:
-        """Something happened that another attempt does not cure; no call follows."""
 
 
 class SampleCall:
@@ -54,7 +41,7 @@ class SampleCall:
         address: str,
         table: TableConfig,
         opening: pb.SampleOpen,
-        owner: SampleCallOwner,
+        owner: SampleStream,
         *,
         deadline_s: float = DEADLINE_S,
         must_exist: bool = False,
@@ -68,7 +55,8 @@ class SampleCall:
             table: Its table, or its part of one.
             opening: What begins each call, without seed and epoch. A call that `settles` is ended so that the server
                 hears which batches the owner has handed on.
-            owner: Who sends and takes the answers.
+            owner: Sends, and takes the answers; its `opened`, `answered`, `lost` and `failed` are called in the call's
+                thread.
             deadline_s: Of the client's calls, in seconds.
             must_exist: Whether the table is never created: a server that has none ends the calls.
             fencing_token: Of the learner that samples, which the server is told before each call; 0 for none.

@@ -22,7 +22,7 @@ from tidemill.replay.limits import LEAST_MESSAGE_BYTES, MAX_DRAWS
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.one_server import OneServer
 from tidemill.replay.sampling.pending_batch import PendingBatch
-from tidemill.replay.sampling.plan import Draw, Planner
+from tidemill.replay.sampling.plan import Draw
 from tidemill.replay.sampling.priority_calls import PriorityCalls
 from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.sampling.schedule import Schedule
@@ -63,7 +63,7 @@ def seed_of(seed: int, part: int) -> int:
 class SampleStream:
     """Batches of a table, of which at most `max_in_flight_batches` are under way or ready.
 
-    A `Planner` decides what each server is asked for: `OneServer` where a single one has the whole table, which holds
+    A planner decides what each server is asked for: `OneServer` where a single one has the whole table, which holds
     samples back itself, and `ShardedTable` where several have a part each. When a call breaks, the batches under way
     are lost and count as sampled, and the table is created again if the server lost it. With `max_times_sampled` the
     items of batches that were not taken are in the table again when a call breaks or is closed, so what is ready then
@@ -169,7 +169,7 @@ class SampleStream:
         self._open_at_s: float | None = None  # until then all shards are waited for
         self._one: OneServer | None = None
         self._union: ShardedTable | None = None
-        self._planner: Planner
+        self._planner: OneServer | ShardedTable
         self._priorities = PriorityCalls(table, self.client_of)
         self._thread: threading.Thread | None = None
         if not servers.is_sharded:
@@ -320,7 +320,7 @@ class SampleStream:
             call.close()
 
     def opened(self, call: SampleCall, created: bool) -> None:
-        """Ask the only server for what may be under way, and a shard how it is first (`SampleCallOwner`)."""
+        """Ask the only server for what may be under way, and a shard how it is first."""
         if self._schedule is not None:
             if created:
                 raise FatalError(
@@ -369,7 +369,7 @@ class SampleStream:
             self._advance()
 
     def lost(self, call: SampleCall) -> None:
-        """Leave a server out, and have the others make up for what it did not give (`SampleCallOwner`)."""
+        """Leave a server out, and have the others make up for what it did not give."""
         with self._changed:
             if (shard := self._of(call)) is None:
                 return
@@ -379,7 +379,7 @@ class SampleStream:
             self._advance()
 
     def failed(self, error: BaseException) -> None:
-        """Keep what ended the calls to a server for good; `take` raises it (`SampleCallOwner`)."""
+        """Keep what ended the calls to a server for good; `take` raises it."""
         with self._changed:
             self._error = error
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""One table over several shards: what of a batch comes from which, and when (`Planner`)."""
+"""One table over several shards: what of a batch comes from which, and when."""
 
 from __future__ import annotations
 
