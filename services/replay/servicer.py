@@ -16,6 +16,7 @@ import numpy as np
 
 from tidemill.errors import InvalidArgument, NotFound, Unimplemented
 from tidemill.logger import LateLogger
+from tidemill.replay.argument_types import check_range
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.chunk import check_priorities
 from tidemill.replay.limits import MAX_BATCH_SIZE, MAX_KEYS, least_slots
@@ -439,8 +440,7 @@ class ReplayServicer:
         if not request.HasField("open"):
             raise InvalidArgument("the first message of Sample must have `open`")
         opening = request.open
-        if not 1 <= opening.batch_size <= MAX_BATCH_SIZE:
-            raise InvalidArgument(f"batch_size is {opening.batch_size}, must be 1 .. {MAX_BATCH_SIZE}")
+        check_range("batch_size", opening.batch_size, 1, MAX_BATCH_SIZE)
         table = self._replay.find(opening.table)
         steps = opening.batch_size * table.config.max_item_steps
         if steps > _MAX_BATCH_STEPS:
@@ -477,12 +477,8 @@ class ReplayServicer:
 
 def _open_mirror(opening: pb.SampleOpen, table: Table) -> ChunkMirror:
     asked = opening.mirror
-    for name, value, low, high in (
-        ("slot_steps", asked.slot_steps, 1, MAX_CHUNK_LENGTH),
-        ("hold", asked.hold, 0, _MAX_HOLD),
-    ):
-        if not low <= value <= high:
-            raise InvalidArgument(f"mirror.{name} is {value}, must be {low} .. {high}")
+    check_range("mirror.slot_steps", asked.slot_steps, 1, MAX_CHUNK_LENGTH)
+    check_range("mirror.hold", asked.hold, 0, _MAX_HOLD)
     least = least_slots(opening.batch_size, table.config.max_item_steps, asked.slot_steps, asked.hold)
     if not least <= asked.slots <= _MAX_SLOTS:
         raise InvalidArgument(

@@ -32,6 +32,13 @@ def check_integer(name: str, value: Any) -> None:  # noqa: ANN401 - what is chec
         raise TypeError(f"{name} is {_shown(value)}, must be an integer") from None
 
 
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    """Raise TypeError unless a value is an integer, InvalidArgument unless it is `low` .. `high`."""
+    check_integer(name, value)
+    if not low <= value <= high:
+        raise InvalidArgument(f"{name} is {value}, must be {low} .. {high}")
+
+
 def check_at_least_1(name: str, value: int) -> None:
     """Raise TypeError unless a value is an integer, InvalidArgument unless it is at least 1."""
     check_integer(name, value)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.closing import Closing
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
-from tidemill.replay.argument_types import check_address, check_number, check_type
+from tidemill.replay.argument_types import check_address, check_number, check_range, check_type
 from tidemill.replay.table_config import TableConfig, TableDescription, TableUpdate
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -181,8 +181,8 @@ class ReplayClient(Reopened, Closing):
             NotFound: no such table, or no streams of the actor are known.
         """
         for field, value, most in (("env_index", env_index, 2**32 - 1), ("min_age", min_age, 2**63 - 1)):
-            if value is not None and not 0 <= value <= most:
-                raise InvalidArgument(f"{field} is {value}, must be 0 .. {most}")
+            if value is not None:
+                check_range(field, value, 0, most)
         self.check_times(table, since_s, until_s)
         request = pb.DeleteMatchingItemsRequest(
             table=_named(table),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tidemill.errors import InvalidArgument
-from tidemill.replay.argument_types import check_integer, check_type
+from tidemill.replay.argument_types import check_integer, check_range, check_type
 from tidemill.types import ColumnSpec, Signature
 
 DTYPES = frozenset(
@@ -161,13 +161,13 @@ class TableConfig:
             instead = "a SelectorConfig, such as SelectorConfig(SelectorKind.UNIFORM)"
             check_type(name, getattr(self, name), SelectorConfig, instead)
         check_type("rate_limiter", self.rate_limiter, RateLimiterConfig, "a RateLimiterConfig")
-        _check_range("max_items", self.max_items, 1, MAX_ITEMS)
-        _check_range("max_item_steps", self.max_item_steps, 1, MAX_ITEM_STEPS)
-        _check_range("max_times_sampled", self.max_times_sampled, 0, _MAX_UINT32)
-        _check_range("max_bytes", self.max_bytes, 0, 2**63 - 1)
-        _check_range("payload_bytes", self.payload_bytes, 0, MAX_PAYLOAD_BYTES)
+        check_range("max_items", self.max_items, 1, MAX_ITEMS)
+        check_range("max_item_steps", self.max_item_steps, 1, MAX_ITEM_STEPS)
+        check_range("max_times_sampled", self.max_times_sampled, 0, _MAX_UINT32)
+        check_range("max_bytes", self.max_bytes, 0, 2**63 - 1)
+        check_range("payload_bytes", self.payload_bytes, 0, MAX_PAYLOAD_BYTES)
         for name in ("min_size", "queue_size"):
-            _check_range(f"rate_limiter.{name}", getattr(self.rate_limiter, name), 0, self.max_items)
+            check_range(f"rate_limiter.{name}", getattr(self.rate_limiter, name), 0, self.max_items)
 
     @property
     def least_priority(self) -> float:
@@ -213,7 +213,7 @@ class TableUpdate:
             ("queue_size", 0, MAX_ITEMS),
         ):
             if (value := getattr(self, name)) is not None:
-                _check_range(name, value, least, most)
+                check_range(name, value, least, most)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -358,7 +358,7 @@ def check_signature(signature: Signature) -> None:
     """Raise InvalidArgument unless `signature` may be a table's, TypeError unless it has columns."""
     instead = "a tuple of ColumnSpec, such as signature_like(step) of an example"
     check_type("signature", signature, (tuple, list), instead)
-    _check_range("number of columns", len(signature), 1, MAX_COLUMNS)
+    check_range("number of columns", len(signature), 1, MAX_COLUMNS)
     for column in signature:
         check_type("a column of the signature", column, ColumnSpec, instead)
         _check_column(column)
@@ -378,10 +378,4 @@ def _check_column(column: ColumnSpec) -> None:
             "each at least 1"
         )
     step_bytes = math.prod(column.shape) * np.dtype(column.dtype).itemsize
-    _check_range(f"bytes of a step of column {column.name!r}", step_bytes, 1, MAX_STEP_BYTES)
-
-
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-    check_integer(name, value)
-    if not low <= value <= high:
-        raise InvalidArgument(f"{name} is {value}, must be {low} .. {high}")
+    check_range(f"bytes of a step of column {column.name!r}", step_bytes, 1, MAX_STEP_BYTES)

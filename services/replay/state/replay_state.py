@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.arrays import Ints
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason, ResourceExhausted
+from tidemill.replay.argument_types import check_range
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig, TableUpdate
@@ -313,9 +314,9 @@ class ReplayState:
         """
         if not _ACTOR_ID.fullmatch(actor_id):
             raise InvalidArgument(f"actor_id is {actor_id!r}, must match {_ACTOR_ID.pattern}")
-        _check_range("env_count", env_count, MAX_ENV_COUNT)
-        _check_range("chunk_length", chunk_length, MAX_CHUNK_LENGTH)
-        _check_range("number of tables", len(tables), MAX_APPEND_TABLES)
+        check_range("env_count", env_count, 1, MAX_ENV_COUNT)
+        check_range("chunk_length", chunk_length, 1, MAX_CHUNK_LENGTH)
+        check_range("number of tables", len(tables), 1, MAX_APPEND_TABLES)
         if len(set(tables)) != len(tables):
             raise InvalidArgument(f"tables is {list(tables)}, must name each once")
         found = tuple(self.find(name) for name in tables)
@@ -423,11 +424,6 @@ class ReplayState:
     def _make_store(self, signature: Signature, number: int) -> ChunkStore:
         blocks = self._make_blocks(signature, number) if self._make_blocks is not None else None
         return ChunkStore(signature, blocks)
-
-
-def _check_range(name: str, value: int, high: int) -> None:
-    if not 1 <= value <= high:
-        raise InvalidArgument(f"{name} is {value}, must be 1 .. {high}")
 
 
 def _check_signature(table: Table, signature: Signature) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tidemill.errors import FatalError, InvalidArgument
 from tidemill.logger import LateLogger
-from tidemill.replay.argument_types import check_integer
+from tidemill.replay.argument_types import check_range
 from tidemill.replay.batch import EpochPlace, Lease, SampledBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.limits import LEAST_MESSAGE_BYTES, MAX_DRAWS
@@ -50,9 +50,7 @@ _log = LateLogger()
 def check_seed(seed: int | None) -> None:
     """Raise InvalidArgument unless it may be a seed, TypeError unless it is an integer or None."""
     if seed is not None:
-        check_integer("seed", seed)
-        if not 0 <= seed < 2**64:
-            raise InvalidArgument(f"seed is {seed}, must be 0 .. {2**64 - 1}")
+        check_range("seed", seed, 0, 2**64 - 1)
 
 
 def seed_of(seed: int, part: int) -> int:

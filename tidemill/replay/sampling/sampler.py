@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.closing import Closing
-from tidemill.errors import InvalidArgument
-from tidemill.replay.argument_types import check_at_least_1, check_integer
+from tidemill.replay.argument_types import check_at_least_1, check_range
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.limits import MAX_BATCH_SIZE
 from tidemill.replay.named_table import Servers, read_servers, read_table
@@ -98,9 +97,7 @@ class ReplaySampler(Reopened, Closing, Iterator[SampledBatch]):
         """
         self._owner = OwnerProcess("ReplaySampler")
         servers = read_servers(addresses)
-        check_integer("batch_size", batch_size)
-        if not 1 <= batch_size <= MAX_BATCH_SIZE:
-            raise InvalidArgument(f"batch_size is {batch_size}, must be 1 .. {MAX_BATCH_SIZE}")
+        check_range("batch_size", batch_size, 1, MAX_BATCH_SIZE)
         check_at_least_1("max_in_flight_batches", max_in_flight_batches)
         table = read_table(servers, table, create=create)
         self._stop, self._closed = stop or threading.Event(), threading.Event()

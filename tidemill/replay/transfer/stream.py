@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tidemill.arrays import Array, Ints
 from tidemill.errors import InvalidArgument, Unavailable
+from tidemill.replay.argument_types import check_range
 from tidemill.replay.codec import decode_chunks
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.v1 import replay_pb2 as pb
@@ -112,8 +113,8 @@ def open_export(
     if newest is not None and newest < 1:
         raise InvalidArgument(f"newest is {newest}, must be at least 1, or None for all items")
     for name, value in (("newest", newest), ("min_age", min_age), ("max_age", max_age)):
-        if value is not None and not 0 <= value < 2**63:
-            raise InvalidArgument(f"{name} is {value}, must be 0 .. {2**63 - 1}")
+        if value is not None:
+            check_range(name, value, 0, 2**63 - 1)
     request = pb.ExportRequest(
         table=table, newest=newest or 0, min_age=min_age, max_age=max_age, since_s=since_s, until_s=until_s
     )

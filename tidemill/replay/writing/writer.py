@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, TidemillError, Unavailable
 from tidemill.logger import LateLogger
-from tidemill.replay.argument_types import check_integer, check_number, check_type
+from tidemill.replay.argument_types import check_integer, check_number, check_range, check_type
 from tidemill.replay.chunk import Chunk, ItemBatch, check_priorities
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import encode
@@ -240,9 +240,7 @@ class ReplayWriter(Reopened):
         """
         self._check_open()
         envs = self._envs_of(env)
-        check_integer("params_version", params_version)
-        if not 0 <= params_version < 2**64:
-            raise InvalidArgument(f"params_version is {params_version}, must be 0 .. {2**64 - 1}")
+        check_range("params_version", params_version, 0, 2**64 - 1)
         batch = self._batch if env is None else ()
         columns = self._reader.read(step, batch)
         if self._wants_beside or self._payload_bytes or payload is not None:
@@ -687,14 +685,9 @@ class ReplayWriter(Reopened):
         for table in self._tables:
             if table.signature != first.signature:
                 raise InvalidArgument(f"tables {first.name!r} and {table.name!r} differ in signature, must be equal")
-        for name, value, low, high in (
-            ("num_envs", self._num_envs, 1, MAX_ENV_COUNT),
-            ("chunk_length", chunk_length, 1, 1024),
-            ("max_message_bytes", self._max_message_bytes, LEAST_MESSAGE_BYTES, CHANNEL_MESSAGE_BYTES),
-        ):
-            check_integer(name, value)
-            if not low <= value <= high:
-                raise InvalidArgument(f"{name} is {value}, must be {low} .. {high}")
+        check_range("num_envs", self._num_envs, 1, MAX_ENV_COUNT)
+        check_range("chunk_length", chunk_length, 1, 1024)
+        check_range("max_message_bytes", self._max_message_bytes, LEAST_MESSAGE_BYTES, CHANNEL_MESSAGE_BYTES)
 
     def _table(self, name: str) -> int:
         check_type("table", name, str, "the name of one of the writer's tables")
@@ -705,9 +698,7 @@ class ReplayWriter(Reopened):
     def _envs_of(self, env: int | None) -> NDArray[np.int64]:
         if env is None:
             return self._rows.all
-        check_integer("env", env)
-        if not 0 <= env < self._num_envs:
-            raise InvalidArgument(f"env is {env}, must be 0 .. {self._num_envs - 1}")
+        check_range("env", env, 0, self._num_envs - 1)
         return np.array([env])
 
     def _waiting(self) -> NDArray[np.int64]:
