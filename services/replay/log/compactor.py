@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from tidemill.logger import LateLogger
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.log.blob_reader import BlobReader
 from tidemill.services.replay.log.changes import ITEM
+from tidemill.services.replay.log.commits import Commits
 from tidemill.services.replay.log.journal import Journal
 from tidemill.services.replay.log.logged_blocks import logged
 from tidemill.services.replay.state.change_sink import NewChunks
@@ -77,18 +77,6 @@ _MOVED_ITEMS = 65_536
 _log = LateLogger()
 
 
-class Writing(Protocol):
-    """State of the log's writer that the compactor reads."""
-
-    def room(self) -> Awaitable[None]:
-        """Wait until its queue has room for another record."""
-        ...
-
-    def written(self, sequence: int) -> Awaitable[None]:
-        """Wait until a record and all before it are written."""
-        ...
-
-
 class Compactor:
     """Carries out what `Garbage` finds, a little at a time, so that no call waits long."""
 
@@ -96,13 +84,13 @@ class Compactor:
         self,
         replay: ReplayState,
         journal: Journal,
-        writing: Writing,
+        commits: Commits,
         blobs: BlobReader,
         segment_bytes: int,
         changed: Callable[[], None],
     ) -> None:
         """Clean the log of a state; `changed` is called after items were dropped because their bytes are corrupt."""
-        self._replay, self._journal, self._writing, self._blobs = replay, journal, writing, blobs
+        self._replay, self._journal, self._commits, self._blobs = replay, journal, commits, blobs
         self._garbage = Garbage(replay, journal, segment_bytes)
         self._changed = changed
 
@@ -136,7 +124,7 @@ class Compactor:
                 await self._move_chunks(store, slots[: max(1, int(np.searchsorted(sizes, _MOVED_BYTES)))])
         for table in self._replay.tables:
             while len(items := items_in(table, segment)[:_MOVED_ITEMS]):
-                await self._writing.room()
+                await self._commits.room()
                 if table.dropped:
                     break
                 self._journal.begin()
@@ -147,13 +135,13 @@ class Compactor:
         blocks = logged(store)
         store.acquire(slots)  # before the first wait, in which their items may leave and others take the slots
         try:
-            await self._writing.room()
+            await self._commits.room()
             blobs, corrupt = await self._blobs.blobs(blocks, slots)
             whole = ~np.isin(slots, corrupt)
             self._journal.begin()
             moved = NewChunks(store, slots[whole], [blob for blob in blobs if blob is not None])
             where = self._journal.log_moved(self._replay.env_steps, moved)
-            await self._writing.written(self._journal.sequence)
+            await self._commits.written(self._journal.sequence)
             blocks.relocate(moved.slots, where)
             self._replay.drop_chunks(store, corrupt)
             blocks.lose(corrupt)  # a call that still holds one keeps the segment no longer

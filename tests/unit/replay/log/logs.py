@@ -16,6 +16,7 @@ import pytest
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.wire import config_to_json
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
+from tidemill.services.replay.log.commits import Commits
 from tidemill.services.replay.log.compactor import Compactor
 from tidemill.services.replay.log.journal import Journal, describe_state
 from tidemill.services.replay.log.logged_blocks import LoggedBlocks
@@ -31,14 +32,11 @@ NOW_S = 1_700_000_000.0
 """The time of day where a test sets none: what is logged depends on it."""
 
 
-class AtOnce:
+class AtOnce(Commits):
     """A writer that never keeps anybody waiting."""
 
-    async def room(self) -> None:
-        """Return."""
-
-    async def written(self, sequence: int) -> None:
-        """Return."""
+    def __init__(self) -> None:
+        super().__init__(wait_for_sync=False, max_pending_bytes=1, reached=2**63)
 
 
 class BlobBudget(MemoryBudget):
