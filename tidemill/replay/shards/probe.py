@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -12,21 +12,6 @@ from tidemill.rpc.channel import open_channel
 
 _EVERY_S = 1.0
 _DEADLINE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """Result of one probe.
-
-    Attributes:
-        shard: Who was asked.
-        asked_s: When.
-        serves: Whether it answered that it serves.
-    """
-
-    shard: str
-    asked_s: float
-    serves: bool
 
 
 @dataclass(slots=True)
@@ -46,31 +31,35 @@ class ShardProbe:
         """Ask nobody yet."""
         self._probes: dict[str, _Probe] = {}
 
-    def poll(self, shards: Mapping[str, str], now_s: float) -> list[ProbeResult]:
-        """Collect the answers that have arrived, and send a probe to each shard (address by name) that is due."""
-        results = [result for name in list(self._probes) if (result := self._collect(name)) is not None]
+    def poll(self, shards: Mapping[str, str], now_s: float) -> list[tuple[str, float, bool]]:
+        """Collect the answers that have arrived, and send a probe to each shard (address by name) that is due.
+
+        Returns:
+            For each answer the shard, when it was asked, and whether it said that it serves.
+        """
+        answers = list(self._collect())
         self._forget(name for name, asked in self._probes.items() if shards.get(name) != asked.address)
         for name, address in shards.items():
             known = self._probes.get(name)
             if known is None or (known.answer is None and now_s - known.asked_s >= _EVERY_S):
                 channel = known.channel if known else open_channel(address)
                 self._probes[name] = _Probe(channel, address, now_s, _ask(channel))
-        return results
+        return answers
 
     def close(self) -> None:
         """End every probe."""
         self._forget(list(self._probes))
 
-    def _collect(self, name: str) -> ProbeResult | None:
-        probe = self._probes[name]
-        if probe.answer is None or not probe.answer.done():
-            return None
-        answer, probe.answer = probe.answer, None
-        try:
-            serves = answer.result().status == health_pb2.HealthCheckResponse.SERVING
-        except (grpc.RpcError, grpc.FutureCancelledError):
-            serves = False
-        return ProbeResult(name, probe.asked_s, serves)
+    def _collect(self) -> Iterator[tuple[str, float, bool]]:
+        for name, probe in self._probes.items():
+            if probe.answer is None or not probe.answer.done():
+                continue
+            answer, probe.answer = probe.answer, None
+            try:
+                serves = answer.result().status == health_pb2.HealthCheckResponse.SERVING
+            except (grpc.RpcError, grpc.FutureCancelledError):
+                serves = False
+            yield name, probe.asked_s, serves
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in list(names):

@@ -308,8 +308,8 @@ class StreamAppender(Closing):
                 with self._lock:
                     addresses = self._addresses()
                     watched = {name: addresses[name] for name in self._placement.to_probe(addresses)}
-                    for result in self._probe.poll(watched, time.monotonic()):
-                        self._placement.record_probe(result.shard, result.asked_s, answered=result.serves)
+                    for shard, asked_s, serves in self._probe.poll(watched, time.monotonic()):
+                        self._placement.record_probe(shard, asked_s, answered=serves)
         except BaseException as error:  # raised by the next `append`
             self._error = error
 
