@@ -52,19 +52,6 @@ Records = NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ItemColumns:
-    """Items as the log keeps them.
-
-    Attributes:
-        items: `ITEM` [N].
-        payloads: One for each, or empty.
-    """
-
-    items: Records
-    payloads: tuple[bytes, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class TableChanges:
     """Changes of one table: first the removed items, then the inserted ones.
 
@@ -72,7 +59,8 @@ class TableChanges:
         table: Number of the table.
         stats: Its counters afterwards, int64 [STATS_FIELDS].
         removed: Slots that were emptied, [R].
-        inserted: Items that came and are still there.
+        inserted: Items that came and are still there, `ITEM` [N].
+        payloads: One for each of these, or empty.
         size: Items in the table afterwards.
         removed_so_far: Slots ever reported as emptied, including these.
     """
@@ -80,7 +68,8 @@ class TableChanges:
     table: int
     stats: Ints
     removed: Ints
-    inserted: ItemColumns
+    inserted: Records
+    payloads: tuple[bytes, ...] = ()
     size: int = 0
     removed_so_far: int = 0
 
@@ -109,12 +98,11 @@ def encode_changes(env_steps: int, chunks: ChunkColumns | None, tables: Sequence
         pieces = [_PREFIX.pack(env_steps, chunks.table, width, len(chunks.chunks), len(tables))]
         pieces += [chunks.chunks.tobytes(), chunks.packed_sizes.astype(SIZE).tobytes()]
     for changes in tables:
-        payloads = b"".join(changes.inserted.payloads)
-        items = changes.inserted.items
-        counts = (len(changes.removed), len(items), len(payloads), changes.size, changes.removed_so_far)
+        payloads = b"".join(changes.payloads)
+        counts = (len(changes.removed), len(changes.inserted), len(payloads), changes.size, changes.removed_so_far)
         pieces.append(_SECTION.pack(changes.table, *counts))
         pieces.append(changes.stats.astype(STAT).tobytes())
-        pieces += [changes.removed.astype(SLOT).tobytes(), items.tobytes(), payloads]
+        pieces += [changes.removed.astype(SLOT).tobytes(), changes.inserted.tobytes(), payloads]
     return b"".join(pieces)
 
 

@@ -16,7 +16,7 @@ from tidemill.services.replay.log.changes import (
     CHUNK,
     ITEM,
     ChunkColumns,
-    ItemColumns,
+    Records,
     TableChanges,
     encode_changes,
     encode_leaving,
@@ -197,11 +197,13 @@ class Journal(ChangeSink):
         removed_so_far = self._position.removed.get(number, 0) + len(removed)
         self._position.removed[number] = removed_so_far
         self._sizes[number] = table.held_count
+        columns, payloads = _item_columns(table, slots)
         return TableChanges(
             table=number,
             stats=table.stats.to_array(),
             removed=removed,
-            inserted=_item_columns(table, slots),
+            inserted=columns,
+            payloads=payloads,
             size=table.held_count,
             removed_so_far=removed_so_far,
         )
@@ -219,7 +221,7 @@ class Journal(ChangeSink):
         return start
 
 
-def _item_columns(table: Table, slots: Ints) -> ItemColumns:
+def _item_columns(table: Table, slots: Ints) -> tuple[Records, tuple[bytes, ...]]:
     found = table.items.export(slots)
     columns = np.empty(len(slots), dtype=ITEM)
     columns["slot"], columns["number"], columns["times_sampled"] = slots, found.numbers, found.times_sampled
@@ -229,7 +231,7 @@ def _item_columns(table: Table, slots: Ints) -> ItemColumns:
     columns["payload"] = 0
     if found.new.payloads:
         columns["payload"] = [len(payload) for payload in found.new.payloads]
-    return ItemColumns(columns, found.new.payloads)
+    return columns, found.new.payloads
 
 
 def describe_state(replay: ReplayState) -> dict[str, Any]:
