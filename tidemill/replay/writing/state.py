@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -25,19 +24,6 @@ from tidemill.replay.writing.stream_rows import StreamRows
 _WORDS = b"tidemill writer "
 _MAGIC = _WORDS + b"%d\n" % formats.NEWEST[formats.WRITER]
 _DOCUMENT = "document"
-
-
-@dataclass(frozen=True, slots=True)
-class WriterProgress:
-    """State of a writer besides its rows and items.
-
-    Attributes:
-        name: Its name.
-        appender: Where its appender was; None for a new writer.
-    """
-
-    name: str
-    appender: AppenderState | None = None
 
 
 def new_name() -> str:
@@ -59,13 +45,14 @@ def arguments_of(
     }
 
 
-def pack_writer(arguments: Mapping[str, Any], progress: WriterProgress, rows: StreamRows, items: StreamItems) -> bytes:
-    """Return the state of a writer, whose appender is at `progress.appender`."""
-    appender = progress.appender or AppenderState(0, ())
+def pack_writer(
+    arguments: Mapping[str, Any], name: str, appender: AppenderState, rows: StreamRows, items: StreamItems
+) -> bytes:
+    """Return the state of a writer: its arguments, its name, where its appender is, its rows and its items."""
     waiting, next_start = items.state()
     document = {
         "arguments": dict(arguments),
-        "name": progress.name,
+        "name": name,
         "params_version": int(rows.params_versions.max()),  # of an older Tidemill, which has one for all
         "epoch": appender.epoch,
         "sizes": [len(message) for message in appender.unacknowledged],
@@ -77,8 +64,8 @@ def pack_writer(arguments: Mapping[str, Any], progress: WriterProgress, rows: St
 
 def unpack_writer(
     state: bytes, arguments: Mapping[str, Any], name: str, rows: StreamRows, items: StreamItems
-) -> WriterProgress:
-    """Put a state into the rows and items of a writer that has done nothing yet; return the rest.
+) -> tuple[str, AppenderState]:
+    """Put a state into the rows and items of a writer that has done nothing yet.
 
     Args:
         state: What `pack_writer` returned.
@@ -86,6 +73,9 @@ def unpack_writer(
         name: Its name; empty for that of the state.
         rows: Its rows.
         items: Its items.
+
+    Returns:
+        The name of the writer, and where its appender was.
 
     Raises:
         InvalidArgument: The bytes are not a state, of another version, or of a writer with other arguments.
@@ -99,8 +89,7 @@ def unpack_writer(
     rows.restore({"params_versions": np.array(document["params_version"], np.uint64)} | arrays)
     items.restore(document["items"], arrays["next_start"])
     ends, messages = np.cumsum([0, *document["sizes"]]).tolist(), arrays["messages"].tobytes()
-    appender = AppenderState(document["epoch"], tuple(messages[a:b] for a, b in pairwise(ends)))
-    return WriterProgress(document["name"], appender)
+    return document["name"], AppenderState(document["epoch"], tuple(messages[a:b] for a, b in pairwise(ends)))
 
 
 def _pack(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:

@@ -33,7 +33,7 @@ from tidemill.replay.writing.append_call import AppenderState, AppendOverdue, St
 from tidemill.replay.writing.append_message import AppendMessage, messages_of
 from tidemill.replay.writing.appender import StreamAppender
 from tidemill.replay.writing.held_inserts import ASK_S, why_held_back
-from tidemill.replay.writing.state import WriterProgress, arguments_of, new_name, pack_writer, unpack_writer
+from tidemill.replay.writing.state import arguments_of, new_name, pack_writer, unpack_writer
 from tidemill.replay.writing.steps import StepReader
 from tidemill.replay.writing.stream_items import PAYLOAD, ItemWindow, StreamItems
 from tidemill.replay.writing.stream_rows import StreamRows
@@ -180,10 +180,9 @@ class ReplayWriter(Reopened):
         self._repeated: dict[int, Mapping[str, NDArray[Any]]] = {}
         """Rows that chunks begin with after a flush, by environment, as far as the chunks have not taken them yet."""
         self._arguments = arguments_of(self._batch, chunk_length, self._tables, self._items.windows)
-        before = WriterProgress(name or new_name(), appender=AppenderState(epoch, ()) if epoch else None)
+        self._name, before = name or new_name(), AppenderState(epoch, ()) if epoch else None
         if state is not None:
-            before = unpack_writer(state, self._arguments, name, self._rows, self._items)
-        self._name = before.name
+            self._name, before = unpack_writer(state, self._arguments, name, self._rows, self._items)
         self._held: list[AppendMessage] | None = [] if hold else None
         self._clients: dict[str, ReplayClient] = {}
         self._clients_lock = threading.Lock()  # so that `close` misses none that a thread opens at that moment
@@ -198,7 +197,7 @@ class ReplayWriter(Reopened):
             max_message_bytes=max_message_bytes,
             stop=self._stop,
             prepare=self._create_tables,
-            state=before.appender,
+            state=before,
         )
         self._connect(timeout_s)
         if (state is not None or (epoch and not hold)) and not replays:
@@ -451,8 +450,7 @@ class ReplayWriter(Reopened):
         self._owner.check()
         self._check_not_held()
         self._repeat(0.0)
-        progress = WriterProgress(self._name, self._appender.state())
-        return pack_writer(self._arguments, progress, self._rows, self._items)
+        return pack_writer(self._arguments, self._name, self._appender.state(), self._rows, self._items)
 
     @property
     def interrupted(self) -> NDArray[np.bool_]:
