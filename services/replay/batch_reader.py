@@ -6,6 +6,7 @@ A draw with a seed is refused instead once anything was found corrupt: it would 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -109,7 +110,7 @@ class BatchReader:
             Unavailable: The log could not be read.
         """
         table, mirror = opened.table, opened.mirror
-        held: list[SampledItems] = []  # by the draw itself: a call that is cancelled just then must release it
+        held: list[SampledItems] = []
         counted = wanted.items
 
         def draw() -> SampledItems:
@@ -117,8 +118,7 @@ class BatchReader:
             if wanted.seed is not None:
                 self.check_intact(table)
             limiter_counts = wanted.counted_by(table.limiter)
-            drawn = self._drawn(opened, wanted.items, limiter_counts, wanted.seed)
-            held.append(drawn)
+            drawn = self._draw(opened, held, wanted.items, limiter_counts, wanted.seed)
             counted = len(drawn.batch.keys) if limiter_counts is None else limiter_counts
             size = drawn.size_bytes(table.store, mirror)
             _check_size(len(drawn.batch.keys), size, opened.most_bytes, room)
@@ -204,24 +204,20 @@ class BatchReader:
             gone = ~np.isin(keys, kept_keys)
             table.arrived(keys[gone], drawn.eras[gone])  # what was used up does not come back corrupt
             if opened.epochs is None or not len(kept_keys):  # an epoch's batch is smaller without them
-                more = await self._draw_more(opened, count - len(kept_keys), held)
-                kept = kept.concat(more)
+                lost = count - len(kept_keys)
+                redraw = partial(self._draw, opened, held, lost, 0)  # the rate limiter has counted them
+                kept = kept.concat(
+                    await self._admission.sample(table, lost, without_replacement, redraw, limited=False)
+                )
             drawn = kept
 
-    async def _draw_more(self, opened: OpenedSample, count: int, held: list[SampledItems]) -> SampledItems:
-        """Draw replacements for corrupt items, which the rate limiter has already counted."""
-        table, without_replacement = opened.table, opened.without_replacement
-        return await self._admission.sample(
-            table,
-            count,
-            without_replacement,
-            lambda: _kept(held, self._drawn(opened, count, 0)),
-            limited=False,
-        )
-
-    def _drawn(self, opened: OpenedSample, items: int, counted: int | None, seed: int | None = None) -> SampledItems:
+    def _draw(
+        self, opened: OpenedSample, held: list[SampledItems], items: int, counted: int | None, seed: int | None = None
+    ) -> SampledItems:
+        """Draw, and note it in `held` at once: a call that is cancelled just then must release it."""
         rng, now_s = opened.rng, self._replay.now_s()
-        return opened.table.draw(items, opened.without_replacement, counted, seed, rng, opened.epochs, now_s)
+        held.append(opened.table.draw(items, opened.without_replacement, counted, seed, rng, opened.epochs, now_s))
+        return held[-1]
 
     def _drop(self, table: Table, chunks: Ints) -> None:
         dropped = self._replay.drop_chunks(table.store, chunks)
@@ -244,11 +240,6 @@ def _check_size(items: int, size: int, most_bytes: int, room: BatchRoom) -> None
             raise InvalidArgument(
                 f"a batch of {items} items has {size} bytes, at most {limit} {what}", reason=Reason.TOO_LARGE
             )
-
-
-def _kept(held: list[SampledItems], drawn: SampledItems) -> SampledItems:
-    held.append(drawn)
-    return drawn
 
 
 def _lacked(drawn: SampledItems, mirror: ChunkMirror | None) -> Ints:
