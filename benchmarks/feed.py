@@ -35,7 +35,7 @@ from tidemill.envs.make import spec_of
 from tidemill.process import keep_freed_memory
 from tidemill.replay.sampling.dataset import Decoding, ReplayDataset
 from tidemill.replay.sampling.mirror import TableMirror
-from tidemill.replay.sampling.mirror_memory import MirrorMemory, open_mirror
+from tidemill.replay.sampling.mirror_memory import open_mirror
 from tidemill.replay.sampling.source import Connect, OpenedSource, SampleShape
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.build import build_agent
@@ -118,9 +118,10 @@ class FeedRows:
         mirror = open_mirror(
             table,
             shape,
-            MirrorMemory(_MIRROR_BYTES * self.what.mirrored, elsewhere=keep if self.what.rows else None),
             stride=self.stride,
             chunk_length=self.chunk_length,
+            limit_bytes=_MIRROR_BYTES * self.what.mirrored,
+            elsewhere=keep if self.what.rows else None,
         )
         if mirror is not None:
             self.what.opened(mirror)

@@ -10,7 +10,7 @@ import torch
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError
 from tidemill.replay.sampling.mirror import Reserve, TableMirror
-from tidemill.replay.sampling.mirror_memory import MirrorMemory, free_bytes, open_mirror
+from tidemill.replay.sampling.mirror_memory import free_bytes, open_mirror
 from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.sampling.source import SampleShape
 from tidemill.replay.table_config import TableConfig
@@ -93,9 +93,11 @@ def open_rows_on_device(
         mirror = open_mirror(
             table,
             shape,
-            MirrorMemory(limit_bytes, elsewhere=keep, must_be_whole=config.learner.mirror_device == "auto"),
             stride=stride,
             chunk_length=config.table.chunk_length,
+            limit_bytes=limit_bytes,
+            elsewhere=keep,
+            must_be_whole=config.learner.mirror_device == "auto",
         )
     except torch.OutOfMemoryError as error:
         _log.warning("too little device memory for the mirror", reason=str(error))
@@ -133,9 +135,10 @@ def open_own_mirror(
     mirror = open_mirror(
         table,
         shape,
-        MirrorMemory(limit_bytes, reserve),
         stride=stride,
         chunk_length=config.table.chunk_length,
+        limit_bytes=limit_bytes,
+        reserve=reserve,
     )
     if mirror is not None:
         metrics.MIRROR_BYTES.labels("this_rank").set(mirror.size_bytes)

@@ -57,56 +57,48 @@ class HostRows:
         return OpenedSource(connect(mirror, shape.in_flight), mirror)
 
 
-@dataclass(frozen=True, slots=True)
-class MirrorMemory:
-    """Memory that a mirror may use.
-
-    Attributes:
-        limit_bytes: Most bytes of its rows; 0 for no mirror.
-        reserve: Gives it.
-        elsewhere: Returns what keeps some of the columns, given how many rows there are; None if all are kept here.
-        must_be_whole: Whether a mirror of a part of the table is not wanted.
-    """
-
-    limit_bytes: int
-    reserve: Reserve = reserve_private
-    elsewhere: Callable[[int], RowKeeper] | None = None
-    must_be_whole: bool = False
-
-
 def open_mirror(
-    table: TableConfig, shape: SampleShape, memory: MirrorMemory, *, stride: int, chunk_length: int
+    table: TableConfig,
+    shape: SampleShape,
+    *,
+    stride: int,
+    chunk_length: int,
+    limit_bytes: int,
+    reserve: Reserve = reserve_private,
+    elsewhere: Callable[[int], RowKeeper] | None = None,
+    must_be_whole: bool = False,
 ) -> TableMirror | None:
     """Return a mirror of the table, or of a part of it; None if the memory allowed is too small to be useful.
 
     Args:
         table: The whole table.
         shape: What is sampled into it.
-        memory: What it may have.
         stride: Steps from the start of an item to that of the next.
         chunk_length: Steps of a chunk.
+        limit_bytes: Most bytes of its rows; 0 for no mirror.
+        reserve: Gives the
+        elsewhere: Returns what keeps some of the columns, given how many rows there are; None if all are kept here.
+        must_be_whole: Whether a mirror of a part of the table is not wanted.
     """
-    if not memory.limit_bytes:
+    if not limit_bytes:
         return None
     servers = max(shape.shards, 1)
     step_bytes = sum(column.step_bytes for column in table.signature)
     least = least_slots(shape.batch_size, table.max_item_steps, chunk_length, shape.hold)
     of_table = -(-int(_SPARE * table.max_items * stride) // (chunk_length * servers))
     parts = 2 * shape.shards or 1
-    taking = servers if memory.elsewhere is None else parts  # a GPU's memory is taken whole, the host's as it is filled
-    affordable = memory.limit_bytes // (taking * chunk_length * step_bytes)
+    taking = servers if elsewhere is None else parts  # a GPU's memory is taken whole, the host's as it is filled
+    affordable = limit_bytes // (taking * chunk_length * step_bytes)
     slots = min(of_table + least, affordable, _MOST_SLOTS)
-    useful = of_table + least if memory.must_be_whole else least
+    useful = of_table + least if must_be_whole else least
     if slots < useful:
         needed = taking * useful * chunk_length * step_bytes
-        _log.info(
-            "no mirror of the table: too little memory", needed_mib=needed >> 20, allowed_mib=memory.limit_bytes >> 20
-        )
+        _log.info("no mirror of the table: too little memory", needed_mib=needed >> 20, allowed_mib=limit_bytes >> 20)
         return None
     taken = taking * slots * chunk_length * step_bytes
-    keeper = memory.elsewhere(parts * slots * chunk_length) if memory.elsewhere is not None else None
+    keeper = elsewhere(parts * slots * chunk_length) if elsewhere is not None else None
     _log.info("mirror of the table", mib=taken >> 20, share=round(min(slots / of_table, 1.0), 2))
-    return TableMirror(table.signature, MirrorSize(slots, chunk_length, shape.hold), parts, memory.reserve, keeper)
+    return TableMirror(table.signature, MirrorSize(slots, chunk_length, shape.hold), parts, reserve, keeper)
 
 
 def free_bytes(meminfo: Path = linux.PROC / "meminfo") -> int:
