@@ -168,11 +168,11 @@ class SimulatorClient(Closing):
         if mask is not None:
             seen = dataclasses.replace(seen, action_mask=np.asarray(mask, np.bool_))
         if action is not None:
-            given = np.asarray(action)
-            if given.dtype.kind not in ("biu" if self._spec.action_options else "biuf"):
-                kind = "whole numbers" if self._spec.action_options else "numbers"
-                raise InvalidArgument(f"action is {action!r}, allowed: {kind}")
-            taken = given.astype(self._spec.action_dtype)
+            given, is_whole = np.asarray(action), bool(self._spec.action_options)
+            with np.errstate(invalid="ignore"):  # of NaN and infinity, which are then not equal
+                taken = given.astype(self._spec.action_dtype) if given.dtype.kind in "biuf" else None
+            if taken is None or (is_whole and (taken != given).any()):
+                raise InvalidArgument(f"action is {action!r}, allowed: {'whole numbers' if is_whole else 'numbers'}")
             if taken.shape != self._spec.action_shape:
                 raise InvalidArgument(f"action has shape {taken.shape}, allowed: {self._spec.action_shape}")
             seen = dataclasses.replace(seen, reported=taken)

@@ -734,10 +734,11 @@ def test_client_names_what_it_cannot_take() -> None:
             for reward in (None, "much"):
                 with pytest.raises(InvalidArgument, match=naming("reward finite", repr(reward))):
                     client.step(np.zeros(2, np.float32), reward)  # type: ignore[arg-type]
-            for action in (1.5, "left"):
+            for action in (1.5, "left", float("nan"), float("inf")):
                 with pytest.raises(InvalidArgument, match=naming("action whole numbers", repr(action))):
                     client.step(np.zeros(2, np.float32), 1.0, action=action)
-            assert client.step(np.zeros(2, np.float32), 1.0, action=True) == 1
+            for whole in (True, 1.0, np.round(np.float32(0.9))):
+                assert client.step(np.zeros(2, np.float32), 1.0, action=whole) == 1
 
 
 def test_no_service_is_told_after_the_timeout() -> None:
