@@ -96,6 +96,12 @@ def test_environment_that_fits_is_left_alone() -> None:
     assert check_environment(RunConfig()) == ""
 
 
+def test_algorithm_of_a_user_that_fits_is_left_alone() -> None:
+    """Also one that has a list among its settings."""
+    agent = {"algorithm": "tests.support.own_algorithm:OwnConfig"}
+    assert check_environment(load_config({"env": {"id": "CartPole-v1"}, "agent": agent})) == ""
+
+
 def test_environment_without_a_limit_is_noted() -> None:
     """Its evaluation may never end: the note names the setting that ends it, which then ends the note too."""
     env = EnvSettings(id=f"{__name__}:goes_on")

@@ -18,6 +18,7 @@ from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.settings.check import collecting, refuse
 from tidemill.settings.other_names import meant
+from tidemill.settings.overlay import LISTS
 
 _ENVIRONMENT = re.compile(r"[\w./-]+-v\d+")
 """An environment of Gymnasium, whose name ends in its version."""
@@ -102,7 +103,7 @@ def _value(option: str, kind: Any, source: list[str]) -> Any:  # noqa: ANN401 - 
     if kind is bool:
         return _SWITCH[source.pop(0).lower()] if source and source[0].lower() in _SWITCH else True
     words = _values(source)
-    if origin is tuple:
+    if origin in LISTS:
         del source[: len(words)]
         return _listed(words, has_texts=typing.get_args(kind)[0] is str)
     if _is_mapping(kind):

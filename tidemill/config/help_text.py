@@ -16,6 +16,7 @@ from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.rpc.settings import ServerSettings
 from tidemill.settings.check import nearest
+from tidemill.settings.overlay import LISTS
 
 ALL = "all"
 ALGORITHMS = "algorithms"
@@ -189,11 +190,11 @@ def _kind(kind: Any) -> str:  # noqa: ANN401 - what get_type_hints gives
         return "|".join(map(_written, arguments))
     if type(None) in arguments:
         return f"{_kind(next(each for each in arguments if each is not type(None)))}|none"
-    if origin is tuple:
+    if origin in LISTS:
         return f"{_kind(arguments[0])} ..."
     if origin is not None and issubclass(origin, Mapping):
         return "NAME VALUE ..."
-    return {bool: "true|false", int: "INTEGER", float: "NUMBER", str: "TEXT"}[kind]
+    return {bool: "true|false", int: "INTEGER", float: "NUMBER", str: "TEXT"}.get(kind, "VALUE")
 
 
 def _written(value: Any) -> str:  # noqa: ANN401 - any setting's

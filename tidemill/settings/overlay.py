@@ -9,7 +9,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from tidemill.errors import ConfigError
@@ -82,6 +82,10 @@ def to_document(settings: object) -> Any:  # noqa: ANN401 - a tree of YAML's own
     return settings
 
 
+LISTS = (tuple, list, Sequence)
+"""Origins of the types of a setting that is a list, whose first argument is the type of its values."""
+
+_TYPES = "bool, int, float, str, Any, Literal, and tuple, list, Sequence, Mapping and unions of these"
 _DECIMAL = re.compile(r"-?\d+\.\d+")
 _PLAIN = (type(None), bool, int, float, str)
 _PLAIN_WORDS = "numbers, texts, true, false, none, and lists and mappings of them"
@@ -96,16 +100,19 @@ def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: AN
         return _convert_union(value, arguments, path)
     if origin is typing.Literal:
         return _expect(value in arguments, value, path, "one of " + ", ".join(map(repr, arguments)))
-    if origin is tuple:
+    if origin in LISTS:
         if arguments[0] is str and isinstance(value, str):
             value = [value]  # one alone needs no list
         _expect(isinstance(value, list | tuple), value, path, f"a list, such as [{str(value).strip('()[]')}]")
-        return tuple(_convert(item, arguments[0], None, f"{path}[{i}]") for i, item in enumerate(value))
+        items = (_convert(item, arguments[0], None, f"{path}[{i}]") for i, item in enumerate(value))
+        return list(items) if origin is list else tuple(items)
     if origin is not None and issubclass(origin, Mapping):
         _expect(isinstance(value, Mapping), value, path, "a mapping")
         each = arguments[1]
         below = typing.cast(Any, each)() if dataclasses.is_dataclass(each) else None
         return {str(key): _convert(item, each, below, f"{path}.{key}") for key, item in value.items()}
+    if not isinstance(kind, type):
+        raise ConfigError(f"{path} is declared as {kind}, which no setting can be; allowed: {_TYPES}")
     return _convert_scalar(value, kind, path)
 
 

@@ -120,8 +120,8 @@ def try_here(folder: Path) -> int:
     from tidemill.services.launcher.run.continuation import check_continues
     from tidemill.services.launcher.run.random_play import play_random_steps
 
-    config = from_document(RunConfig, read_document(folder / _SETTINGS))
     try:
+        config = from_document(RunConfig, read_document(folder / _SETTINGS))
         _check_callbacks(config)
         notices: list[str] = []
         with contextlib.ExitStack() as stack:

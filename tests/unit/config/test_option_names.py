@@ -117,6 +117,14 @@ def test_help_of_a_setting_says_all_of_it(capsys: pytest.CaptureFixture[str], mo
         _load("--help", "run.sed_")
 
 
+def test_list_of_a_user_s_algorithm_is_an_option_like_a_tuple(capsys: pytest.CaptureFixture[str]) -> None:
+    """In help, too."""
+    algorithm = ("--agent.algorithm", "tests.support.own_algorithm:OwnConfig")
+    config = _load(*algorithm, "--agent.layers", "32", "16")
+    assert config.agent.layers == [32, 16]  # type: ignore[attr-defined]
+    assert "--agent.layers INTEGER ..." in _shown(capsys, *algorithm, "--help", "agent.layers")
+
+
 @pytest.mark.parametrize("word", ["none", "null", "None"])
 @pytest.mark.parametrize("separator", [" ", "="])
 def test_setting_that_may_be_none_says_so_as_files_and_reference_do(tmp_path: Path, word: str, separator: str) -> None:

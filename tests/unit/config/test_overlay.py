@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.settings.overlay import overlay, to_document
 
@@ -46,6 +47,31 @@ def test_one_text_alone_needs_no_list() -> None:
     """A setting that takes several texts takes one without brackets; numbers are still distinguished from lists."""
     assert overlay(Inner(), {"names": "b"}).names == ("b",)
     assert overlay(Inner(), {"names": ["b", "c"]}).names == ("b", "c")
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Settings of a user's algorithm, whose lists have other types than those of the project."""
+
+    sizes: list[int] = field(default_factory=lambda: [1])
+    rates: Sequence[float] = (0.5,)
+    names: list[str] = field(default_factory=list)
+    limits: list[int] | None = None
+    marks: set[str] = field(default_factory=set)
+
+
+def test_list_of_any_type_is_read_as_a_tuple_is() -> None:
+    """Each value has its type, and what is not annotated as a list is a tuple."""
+    settings = overlay(Lists(), {"sizes": ["4", 5], "rates": ["1e-4"], "names": "b", "limits": [6]})
+    assert settings == Lists([4, 5], (1e-4,), ["b"], [6])
+    with pytest.raises(ConfigError, match=naming("sizes[1] 'b' number")):
+        overlay(Lists(), {"sizes": [1, "b"]})
+
+
+def test_type_that_no_setting_can_have_is_named() -> None:
+    """With the setting, and what is allowed: the mistake is in a user's dataclass."""
+    with pytest.raises(ConfigError, match=naming("agent.marks set[str] list tuple")):
+        overlay(Lists(), {"marks": ["a"]}, "agent")
 
 
 _ENDLESS: list[Any] = []
