@@ -265,7 +265,9 @@ def test_run_is_watched_steered_stopped_and_resumed_from_its_checkpoint(config_f
         url = cluster.until(r"http://127\.0\.0\.1:").split("| ")[1]
         _is_training(cluster)
         _shows_a_run(url)
-        assert "training" in tidemill("status", str(folder))
+        said = tidemill("status", str(folder))
+        assert "training" in said
+        assert re.search(r"^replay +unix:///\S+/replay.sock$", said, re.MULTILINE)
         other = stack.enter_context(launched("page", str(folder)))
         assert "paused" in press(other.until(r"http://127\.0\.0\.1:").strip(), "pause")
         wait_until(lambda: shown(url)["state"] == "paused", "a paused learner on the page")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def status(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(list(argv))
     address, folder = target_of(arguments)
     with learner_at(address) as client:
-        rows = _status_rows(client.get_status()) | (_score_rows(folder) if folder else {})
+        rows = _status_rows(client.get_status()) | (_replay_rows(folder) | _score_rows(folder) if folder else {})
     if folder and is_deterministic(folder) and (digest := describe_digest(folder / "params")):
         rows["parameters sha256"] = digest
     width = max(map(len, rows))
@@ -108,6 +109,14 @@ def _status_rows(learner: LearnerStatus) -> dict[str, str]:
     }
     rows |= describe_shards(learner.shards) | describe_sources(learner.sources)
     return rows | {name: f"{value:.4g}" for name, value in sorted(learner.metrics.items())}
+
+
+def _replay_rows(folder: Path) -> dict[str, str]:
+    """Return the address of the run's replay server; of several each has a row from the learner."""
+    with contextlib.suppress(ConfigError):  # the run has ended
+        addresses = from_document(RunConfig, read_document(folder / "cluster.yaml")).cluster.replay
+        return {"replay": addresses[0]} if len(addresses) == 1 else {}
+    return {}
 
 
 def _score_rows(folder: Path) -> dict[str, str]:

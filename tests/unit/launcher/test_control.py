@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support.naming import naming
+from tidemill.config.load import write_document
+from tidemill.config.run import ClusterSettings
+from tidemill.config.sections import RunConfig
 from tidemill.errors import Unavailable
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.services.launcher.commands import control
@@ -30,3 +34,23 @@ def test_learner_that_starts_is_not_said_to_start_fresh(
     monkeypatch.setattr(control, "learner_at", lambda _: nullcontext(client))
     assert status(["--learner", "127.0.0.1:1"]) == 0
     assert "nothing yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("addresses, shown", [(("unix:///replay.sock",), ["replay"]), (("a:1", "b:1"), [])])
+def test_status_shows_the_address_of_the_only_replay_server(
+    addresses: tuple[str, ...],
+    shown: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The learner lists several shards with theirs; of a run that has just ended the rest is shown."""
+    client = SimpleNamespace(get_status=lambda: LearnerStatus(LearnerState.TRAINING))
+    monkeypatch.setattr(control, "learner_at", lambda _: nullcontext(client))
+    words = [str(tmp_path), "--learner", "127.0.0.1:1"]
+    assert status(words) == 0
+    before = capsys.readouterr().out.splitlines()
+    write_document(RunConfig(cluster=ClusterSettings(replay=addresses)), tmp_path / "cluster.yaml")
+    assert status(words) == 0
+    more = [line.split() for line in capsys.readouterr().out.splitlines() if line not in before]
+    assert more == [[name, addresses[0]] for name in shown]
