@@ -80,8 +80,8 @@ class _Authority:
 
 _ABOUT = """Make certificates and tokens for a cluster of several machines: ca.pem, server.pem and server.key for TLS,
 tokens.txt for servers, ROLE.token for the clients of each role, and client.pem and client.key for servers that also ask
-for a certificate. Run it again to renew the certificates: the CA and the tokens stay, and running servers load the new
-certificate. ca.key signs certificates: keep it off the cluster's machines."""
+for a certificate. Run it again to renew the certificates: the CA, the tokens and the servers' names stay, and running
+servers load the new certificate. ca.key signs certificates: keep it off the cluster's machines."""
 
 _ABOUT_SERVICES = """for containers: instead of server.* and client.*, write a folder per service with only the files it
 needs: server.pem, server.key and the digests of all tokens for a server, ca.pem and token for a client"""
@@ -224,13 +224,18 @@ def _authority(folder: Path) -> _Authority:
 def _write_certificate(
     folder: Path, kind: str, authority: _Authority, hosts: Sequence[str] = (), *, keep: bool = False
 ) -> None:
-    """Write KIND.key and KIND.pem; a client's holds no host, so that whoever takes it cannot pass for a server."""
+    """Write KIND.key and KIND.pem; a client's holds no host, so that whoever takes it cannot pass for a server.
+
+    A server's keeps the names of the one that it replaces, by which clients may call it.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    if keep and _is_good(folder, kind, authority, hosts):
+    former = _issued(folder / f"{kind}.pem", authority)
+    names, held = [_alternative(host) for host in hosts], _names_in(former) if former and hosts else []
+    if keep and former and set(names) <= set(held) and _is_good(former, folder / f"{kind}.key"):
         return
     key = ec.generate_private_key(ec.SECP256R1())
     usage = ExtendedKeyUsageOID.SERVER_AUTH if kind == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
@@ -241,29 +246,45 @@ def _write_certificate(
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
     )
     if hosts:
-        names = [_alternative(host) for host in dict.fromkeys(hosts)]
+        names = list(dict.fromkeys([*names, *held]))
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     _write(folder / f"{kind}.key", _pem_of_key(key))
     signed = builder.sign(authority.key, hashes.SHA256())
     _write(folder / f"{kind}.pem", signed.public_bytes(serialization.Encoding.PEM))
 
 
-def _is_good(folder: Path, kind: str, authority: _Authority, hosts: Sequence[str]) -> bool:
-    """True if KIND.pem is of this CA, fits KIND.key, names these hosts and is valid for long enough."""
+def _issued(file: Path, authority: _Authority) -> x509.Certificate | None:
+    """Return the certificate in a file; None if there is none of this CA."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
+
+    try:
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        certificate.verify_directly_issued_by(authority.certificate)
+    except (OSError, ValueError, TypeError, InvalidSignature):
+        return None
+    return certificate
+
+
+def _names_in(certificate: x509.Certificate) -> list[x509.GeneralName]:
+    from cryptography import x509
+
+    try:
+        return list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except (ValueError, x509.ExtensionNotFound):
+        return []
+
+
+def _is_good(certificate: x509.Certificate, key_file: Path) -> bool:
+    """True if a certificate is valid for long enough and the key is its own."""
     from cryptography.hazmat.primitives import serialization
 
     try:
-        certificate = x509.load_pem_x509_certificate((folder / f"{kind}.pem").read_bytes())
-        key = serialization.load_pem_private_key((folder / f"{kind}.key").read_bytes(), None)
-        certificate.verify_directly_issued_by(authority.certificate)
-        held = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value) if hosts else []
-    except (OSError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+    except (OSError, ValueError, TypeError):
         return False
     rest = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
-    has_names = all(_alternative(host) in held for host in hosts)
-    return has_names and key.public_key() == certificate.public_key() and rest.days >= KEEP_DAYS
+    return key.public_key() == certificate.public_key() and rest.days >= KEEP_DAYS
 
 
 def _write_tokens(folder: Path) -> None:

@@ -174,7 +174,7 @@ def test_certificates_are_renewed_while_training_continues(stack: Stack) -> None
     with stack.reached_by_this_machine():
         addresses = [(stack.address("replay-0"), 7401), (stack.address("paramserver"), 7402)]
         before = [fingerprint(*address) for address in addresses]
-        stack.compose("run", "--rm", "-T", "certs", "certs", "/certs", "--services", "--shards", "2")
+        stack.compose("run", "--rm", "-T", "certs", "certs", "/certs", "--services")
         renewed = [fingerprint(*address) for address in addresses]
         assert not set(before) & set(renewed)
         stack.until_above(_UPDATES, stack.value(_UPDATES))

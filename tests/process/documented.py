@@ -235,7 +235,7 @@ ELSEWHERE = (
     ),
     Elsewhere("for s in .*", f"{_STACK}test_run_moves_to_another_box", _DOCKER),
     Elsewhere(
-        "docker compose run --rm certs certs .* --shards 2",
+        "docker compose run --rm certs certs /certs --services",
         f"{_STACK}test_certificates_are_renewed_while_training_continues",
         _DOCKER,
     ),

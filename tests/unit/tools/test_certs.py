@@ -69,6 +69,30 @@ def test_certificate_of_a_service_holds_its_names(tmp_path: Path) -> None:
     assert "10.1.2.3" in map(str, names.value.get_values_for_type(x509.IPAddress))
 
 
+def test_renewed_certificate_keeps_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients may call a server by them; those of a certificate of another CA are not taken over."""
+    pem = tmp_path / "replay" / "server.pem"
+
+    def held() -> set[str]:
+        names = _certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return {str(name.value) for name in names}
+
+    certs([str(tmp_path), "--services", "--shards", "3", "--host", "box1", "10.1.2.3"])
+    names = held()
+    monkeypatch.setattr(module, "KEEP_DAYS", module.CERTIFICATE_DAYS + 1)
+    for words in ([], ["--shards", "2"], ["--keep", "--rotate", "actor"]):
+        before = pem.read_bytes()
+        certs([str(tmp_path), "--services", *words])
+        assert pem.read_bytes() != before
+        assert held() == names
+    certs([str(tmp_path), "--services", "--host", "box2"])
+    assert held() == names | {"box2"}
+    make(tmp_path / "other", ["stranger"])
+    pem.write_bytes((tmp_path / "other" / "server.pem").read_bytes())
+    make_services(tmp_path)
+    assert "stranger" not in held()
+
+
 def test_good_certificates_are_kept_when_asked(tmp_path: Path) -> None:
     """Not a byte changes; without `keep` every certificate and key does, and nothing else."""
     make_services(tmp_path, ["replay-0"])
