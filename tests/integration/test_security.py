@@ -16,6 +16,7 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from tests.support.naming import naming
 from tests.support.security import become, guarded
@@ -333,6 +334,20 @@ def test_files_that_cannot_be_read_for_a_moment_are_reloaded_later(
     for now_s[0] in (0.0, 9.0, 11.0):
         assert failures.tell(OSError())
     assert log.call_count == 2
+
+
+def test_missing_tokens_are_told_and_the_old_ones_kept(tmp_path: Path) -> None:
+    """One line for many calls: without the file the next start of the server would fail."""
+    make(tmp_path)
+    file, token = tmp_path / "tokens.txt", (tmp_path / "actor.token").read_text().strip()
+    tokens = Tokens(str(file))
+    with capture_logs() as lines:
+        away = file.rename(tmp_path / "away")
+        assert [tokens.role_of(token) for _ in range(3)] == ["actor"] * 3
+        away.rename(file)
+        assert tokens.role_of(token) == "actor"
+    assert [line["event"] for line in lines] == ["cannot reload tokens, keeping the old ones", "tokens reloaded"]
+    assert str(file) in lines[0]["reason"]
 
 
 def test_tokens_change_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

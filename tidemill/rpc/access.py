@@ -158,14 +158,11 @@ class Tokens:
     def _refresh(self) -> None:
         try:
             stamp = stamp_of(self._path)
-        except OSError:  # between the removal and the new file; a later call sees that
-            return
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp
             self._entries = self._read()
-        except ConfigError as error:
+        except (OSError, ConfigError) as error:
             if self._failures.tell(error):
                 self._stamp = None
         else:
