@@ -94,6 +94,7 @@ class Writer:
     def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._error: BaseException | None = None
+        self._placement = ShardPlacement(self.name, dead_s=2.0, patience_s=1.0)
         self.appender = StreamAppender(
             self.directory,
             self.name,
@@ -102,7 +103,7 @@ class Writer:
             ("t",),
             CHUNK_LENGTH,
             max_in_flight_chunks=8,
-            placement=ShardPlacement(self.name, dead_s=2.0, patience_s=1.0),
+            placement=self._placement,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -110,7 +111,7 @@ class Writer:
     @property
     def shard(self) -> str:
         """The shard written to."""
-        return str(self.appender.shard)
+        return str(self._placement.shard)
 
     def stop(self) -> None:
         """End the writing once everything is acknowledged."""

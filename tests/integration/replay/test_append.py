@@ -89,7 +89,8 @@ def test_each_step_is_stored_once_over_cut_connections(server: LocalServer, clie
             for env_index in range(2):
                 write(appender, range(first, first + 20), env_index)
             if first % 40 == 0:
-                wait_until(lambda: appender.connected, "a connection")
+                assert appender.opened(WAIT_S)
+                wait_until(lambda: appender.last_failure is None, "a connection")
                 proxy.cut()
         assert appender.flush(WAIT_S)
         assert proxy.connections > 2

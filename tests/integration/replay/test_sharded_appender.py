@@ -16,16 +16,28 @@ from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import Unavailable
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.replay.shards.placement import ranked
+from tidemill.replay.shards.placement import ShardPlacement, ranked
 from tidemill.replay.writing.append_call import StreamRestarted
 from tidemill.replay.writing.appender import StreamAppender
 
 _FIRST, _SECOND = (int(name) for name in ranked("a", ["0", "1"]))
 
 
-def appender_of(directory: ShardDirectory, stop: threading.Event | None = None) -> StreamAppender:
+def appender_of(
+    directory: ShardDirectory, stop: threading.Event | None = None, placement: ShardPlacement | None = None
+) -> StreamAppender:
     """Return the writer of actor `a`, which may have two chunks unacknowledged."""
-    return StreamAppender(directory, "a", 1, SIGNATURE, ("t",), CHUNK_LENGTH, max_in_flight_chunks=2, stop=stop)
+    return StreamAppender(
+        directory,
+        "a",
+        1,
+        SIGNATURE,
+        ("t",),
+        CHUNK_LENGTH,
+        max_in_flight_chunks=2,
+        stop=stop,
+        placement=placement,
+    )
 
 
 def write(appender: StreamAppender, number: int, timeout_s: float = WAIT_S) -> bool:
@@ -48,8 +60,12 @@ def test_actor_writes_to_the_shard_its_name_prefers_and_moves_when_that_is_gone(
     with local_shards(2, make_config()) as servers, Proxy(servers[_FIRST].address) as proxy:
         addresses = [server.address for server in servers]
         addresses[_FIRST] = proxy.address
-        with closing(ShardDirectory(addresses)) as directory, appender_of(directory) as appender:
-            assert appender.shard == str(_FIRST)
+        placement = ShardPlacement("a")
+        with (
+            closing(ShardDirectory(addresses)) as directory,
+            appender_of(directory, placement=placement) as appender,
+        ):
+            assert appender.address == addresses[_FIRST]
             assert appender.opened(WAIT_S)
             assert appender.superseded_epoch == 0
             assert write(appender, 0)
@@ -57,10 +73,10 @@ def test_actor_writes_to_the_shard_its_name_prefers_and_moves_when_that_is_gone(
             with proxy.refusing():
                 assert write(appender, 1)
                 assert write(appender, 2)
-                wait_until(lambda: appender.is_dead, "the shard to be known as dead")
+                wait_until(lambda: placement.is_dead, "the shard to be known as dead")
                 with pytest.raises(StreamRestarted, match=naming("shard", _SECOND)):
                     write(appender, 3)
-                assert (appender.moves, appender.restarts, appender.dropped_chunks) == (1, 1, 2)
+                assert (appender.address, appender.restarts, appender.dropped_chunks) == (addresses[_SECOND], 1, 2)
                 assert write(appender, 0)
                 assert appender.flush(WAIT_S)
         assert [items_at(servers[n].address) for n in (_FIRST, _SECOND)] == [CHUNK_LENGTH, CHUNK_LENGTH]
@@ -77,7 +93,7 @@ def test_flush_leaves_a_dead_shard() -> None:
             with proxy.refusing():
                 assert write(appender, 1)
                 assert appender.flush(WAIT_S)
-            assert (appender.shard, appender.moves, appender.dropped_chunks) == (str(_SECOND), 1, 1)
+            assert (appender.address, appender.restarts, appender.dropped_chunks) == (addresses[_SECOND], 1, 1)
             with pytest.raises(StreamRestarted, match=naming("shard", _SECOND)):
                 write(appender, 2)
 
@@ -95,7 +111,7 @@ def test_shard_that_is_back_soon_keeps_its_actor_and_everything() -> None:
                 wait_until(lambda: proxy.refused > 1, "attempts without success")
                 assert not appender.flush(0.0)
             assert appender.flush(WAIT_S)
-            assert (appender.moves, appender.restarts, appender.dropped_chunks) == (0, 0, 0)
+            assert (appender.address, appender.restarts, appender.dropped_chunks) == (addresses[_FIRST], 0, 0)
         assert items_at(servers[_FIRST].address) == 2 * CHUNK_LENGTH
 
 
@@ -110,7 +126,7 @@ def test_append_waits_for_a_name_to_be_resolved_and_says_when_it_is_not() -> Non
     with closing(directory), appender_of(directory, stop) as appender:
         with pytest.raises(Unavailable, match=naming("0.3")):
             write(appender, 0, timeout_s=0.3)
-        assert (appender.shard, appender.connected, appender.unacknowledged_chunks) == (None, False, 0)
+        assert (appender.address, appender.opened(0.0), appender.unacknowledged_chunks) == (None, False, 0)
         stop.set()
         assert not write(appender, 0)
 

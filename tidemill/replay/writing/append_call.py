@@ -229,11 +229,6 @@ class AppendCall:
         """Chunks dropped because the server lost the streams before it acknowledged them."""
         return self._dropped_chunks
 
-    @property
-    def connected(self) -> bool:
-        """Whether the server has accepted the streams on the present connection."""
-        return self._connected
-
     def _take(self, state: AppenderState) -> None:
         self._epoch = state.epoch
         self._pending = deque(map(AppendMessage.parse, state.unacknowledged))  # in order

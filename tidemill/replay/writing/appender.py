@@ -113,7 +113,7 @@ class StreamAppender(Closing):
         self._appender: AppendCall | None = None
         self._closing: list[threading.Thread] = []
         self._has_moved = False
-        self._moves = self._restarts = self._dropped_chunks = 0
+        self._restarts = self._dropped_chunks = 0
         self._blocked_s = 0.0
         self._next_leave_s = time.monotonic()
         self._closed = threading.Event()
@@ -246,17 +246,6 @@ class StreamAppender(Closing):
         return self._present[1] if self._present else None
 
     @property
-    def shard(self) -> str | None:
-        """Name of the shard written to; None while none is known."""
-        return self._placement.shard
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the shard written to is dead: the next `append` moves, if there is another."""
-        with self._lock:
-            return self._placement.is_dead
-
-    @property
     def epoch(self) -> int:
         """Epoch of the streams on their present shard; 0 before the first connection to it."""
         return self._appender.epoch if self._appender else 0
@@ -282,24 +271,14 @@ class StreamAppender(Closing):
         return self._blocked_s + (self._appender.blocked_s if self._appender else 0.0)
 
     @property
-    def moves(self) -> int:
-        """How often the streams moved to another shard."""
-        return self._moves
-
-    @property
     def restarts(self) -> int:
         """How often the streams restarted: moves, and losses of a shard that kept nothing."""
-        return self._moves + self._restarts + (self._appender.restarts if self._appender else 0)
+        return self._restarts + (self._appender.restarts if self._appender else 0)
 
     @property
     def dropped_chunks(self) -> int:
         """Chunks dropped because their shard died, or lost the streams, before it acknowledged them."""
         return self._dropped_chunks + (self._appender.dropped_chunks if self._appender else 0)
-
-    @property
-    def connected(self) -> bool:
-        """Whether the shard has accepted the streams on the present connection."""
-        return self._appender is not None and self._appender.connected
 
     def _observe(self) -> None:
         """Probe the shards, in a thread: an actor may be busy for long between two chunks."""
@@ -352,8 +331,7 @@ class StreamAppender(Closing):
         if old is None:
             return
         self._has_moved = True
-        self._moves += 1
-        self._restarts += old.restarts
+        self._restarts += 1 + old.restarts
         self._dropped_chunks += old.dropped_chunks + old.unacknowledged_chunks
         self._blocked_s += old.blocked_s
         _log.warning("moving to another replay shard", shard=shard, left=left, dropped_chunks=old.unacknowledged_chunks)
