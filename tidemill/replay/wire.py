@@ -66,48 +66,37 @@ def unpack_signature(columns: Iterable[pb.Column]) -> Signature:
     return tuple(ColumnSpec(column.name, column.dtype, tuple(column.shape), _codec(column)) for column in columns)
 
 
+_LIMITER = tuple(RateLimiterConfig.__dataclass_fields__)
+_NESTED = ("signature", "sampler", "remover", "rate_limiter")
+_PLAIN = tuple(name for name in TableConfig.__dataclass_fields__ if name not in _NESTED)
+"""Fields that a table's configuration and its message have alike."""
+
+
 def pack_config(config: TableConfig) -> pb.TableConfig:
     """Return the message of a table's configuration."""
-    limiter = config.rate_limiter
     return pb.TableConfig(
-        name=config.name,
         signature=pack_signature(config.signature),
         sampler=_pack_selector(config.sampler),
         remover=_pack_selector(config.remover),
-        max_items=config.max_items,
-        max_bytes=config.max_bytes,
-        rate_limiter=pb.RateLimiter(
-            min_size=limiter.min_size,
-            samples_per_insert=limiter.samples_per_insert,
-            error_buffer=limiter.error_buffer,
-            queue_size=limiter.queue_size,
-        ),
-        max_times_sampled=config.max_times_sampled,
-        max_item_steps=config.max_item_steps,
-        payload_bytes=config.payload_bytes,
+        rate_limiter=pb.RateLimiter(**_values(config.rate_limiter, _LIMITER)),
+        **_values(config, _PLAIN),
     )
 
 
 def unpack_config(message: pb.TableConfig) -> TableConfig:
     """Return a table's configuration. InvalidArgument: a field is out of range."""
-    limiter = message.rate_limiter
+    limiter = _values(message.rate_limiter, _LIMITER)
     return TableConfig(
-        name=message.name,
         signature=unpack_signature(message.signature),
         sampler=_unpack_selector("sampler", message.sampler),
         remover=_unpack_selector("remover", message.remover),
-        max_items=message.max_items,
-        max_bytes=message.max_bytes,
-        rate_limiter=RateLimiterConfig(
-            min_size=max(limiter.min_size, 1),
-            samples_per_insert=limiter.samples_per_insert,
-            error_buffer=limiter.error_buffer,
-            queue_size=limiter.queue_size,
-        ),
-        max_times_sampled=message.max_times_sampled,
-        max_item_steps=message.max_item_steps,
-        payload_bytes=message.payload_bytes,
+        rate_limiter=RateLimiterConfig(**limiter | {"min_size": max(limiter["min_size"], 1)}),
+        **_values(message, _PLAIN),
     )
+
+
+def _values(of: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
 
 
 def config_to_json(config: TableConfig) -> dict[str, Any]:
@@ -137,15 +126,16 @@ def unpack_update(message: pb.UpdateTableRequest) -> TableUpdate:
 
 def pack_description(description: TableDescription) -> pb.TableDescription:
     """Return the message of a table's description."""
-    fields = {name: getattr(description, name) for name in _DESCRIPTION_FIELDS}
     return pb.TableDescription(
-        config=pack_config(description.config), samples_per_insert=description.samples_per_insert, **fields
+        config=pack_config(description.config),
+        samples_per_insert=description.samples_per_insert,
+        **_values(description, _DESCRIPTION_FIELDS),
     )
 
 
 def unpack_description(message: pb.TableDescription) -> TableDescription:
     """Return a table's description."""
-    fields = {name: getattr(message, name) for name in _DESCRIPTION_FIELDS}
+    fields = _values(message, _DESCRIPTION_FIELDS)
     fields |= {name: tuple(fields[name]) for name in ("fsync_bounds_s", "fsync_counts", "updated_fields")}
     return TableDescription(config=unpack_config(message.config), **fields)
 
