@@ -21,7 +21,6 @@ class Corruption:
 
     Attributes:
         records: Complete records whose checksum is wrong, stretches in which no record starts, and other corrupt files.
-        record_bytes: Their bytes.
         torn_bytes: Bytes at the end of the last segment that were not written to their end, and are cut.
         missing_records: Records that are lost, as far as can be known; copies of some may exist.
         missing_segments: Numbers of the segments that are missing.
@@ -29,7 +28,6 @@ class Corruption:
     """
 
     records: int = 0
-    record_bytes: int = 0
     torn_bytes: int = 0
     missing_records: int = 0
     missing_segments: list[int] = field(default_factory=list)
@@ -40,10 +38,9 @@ class Corruption:
         """Whether anything was lost except an unfinished record at the end."""
         return bool(self.records or self.missing_records or self.missing_segments)
 
-    def add(self, note: str, records: int = 1, size_bytes: int = 0) -> None:
+    def add(self, note: str) -> None:
         """Count something that is corrupt."""
-        self.records += records
-        self.record_bytes += size_bytes
+        self.records += 1
         if len(self.notes) < _MAX_NOTES:
             self.notes.append(note)
 
@@ -152,7 +149,7 @@ class Continuity:
     def gap(self, last: int) -> None:
         """Note that every record up to one is missing."""
         self.gaps.append(Gap(self.sequence + 1, last))
-        self._doubt(last)
+        self._doubtful.update(dict.fromkeys(self.reports, last))
         self.sequence = last
 
     def report(self, table: int, size: int, removed_before: int, removed_so_far: int) -> None:
@@ -172,6 +169,3 @@ class Continuity:
     def missing_records(self) -> int:
         """Number of missing records."""
         return sum(gap.last - gap.first + 1 for gap in self.gaps)
-
-    def _doubt(self, last: int) -> None:
-        self._doubtful.update(dict.fromkeys(self.reports, last))

@@ -84,11 +84,6 @@ class Journal(ChangeSink):
         return self._position.segment
 
     @property
-    def next_chunk(self) -> int:
-        """Identity of the next chunk."""
-        return self._position.next_chunk
-
-    @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(self.segment_sizes.values())
@@ -110,8 +105,8 @@ class Journal(ChangeSink):
         if position.offset:
             position.segment, position.offset = position.segment + 1, 0
         reported = [[number, size, position.removed.get(number, 0)] for number, size in self._sizes.items()]
-        document = {**self._describe(), "segment": position.segment, "next_chunk": self.next_chunk, "told": reported}
-        self._log(Kind.SEGMENT, document)
+        place = {"segment": position.segment, "next_chunk": position.next_chunk}
+        self._log(Kind.SEGMENT, {**self._describe(), **place, "told": reported})
 
     def log_table(self, number: int, table: Table) -> None:
         """Write a new table, a new configuration of one, or when its newest items came."""

@@ -182,7 +182,7 @@ def _scan(contents: LogContents, path: Path, mark: bytes, number: int, synced: i
         check_format(data, path)
     corruption = contents.corruption
     for start, end in found.corrupt:
-        corruption.add(f"{path.name}: {end - start} bytes at {start} are corrupt", size_bytes=end - start)
+        corruption.add(f"{path.name}: {end - start} bytes at {start} are corrupt")
     named = next((json.loads(bytes(f.meta))["segment"] for f in found.frames if f.kind is Kind.SEGMENT), number)
     is_foreign = not found.frames and (found.corrupt_tail or found.corrupt)
     if named != number or is_foreign:
@@ -194,7 +194,7 @@ def _scan(contents: LogContents, path: Path, mark: bytes, number: int, synced: i
         _cut_torn(contents, data, found, path, synced)
     rest = len(data) - found.end
     if found.corrupt_tail or (rest and not is_last):
-        corruption.add(f"{path.name}: {rest} bytes at its end are corrupt", size_bytes=rest)
+        corruption.add(f"{path.name}: {rest} bytes at its end are corrupt")
     if is_last:
         corruption.torn_bytes += rest
         contents.repairs.append(Repair(path, Mend.CUT, found.end))
