@@ -322,7 +322,7 @@ def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False, receive
         blocks=unpack_blocks(chunks),
         table_items=message.table_items,
         total_weight=message.total_weight,
-        stored={"": unpack_stored(message)},
+        stored={"": StoredSteps(message.store_id, message.env_steps)},
         limiter_diff=message.limiter_diff,
         slots=np.array(chunks.slots, dtype=np.int64) if mirrored else None,
         sent=np.array(chunks.sent, dtype=np.int64) if mirrored else None,
@@ -354,11 +354,6 @@ def pack_epoch(place: EpochPlace) -> pb.EpochPlace:
 def unpack_epoch(message: pb.EpochPlace) -> EpochPlace:
     """Return the epoch from a message of `pack_epoch`."""
     return EpochPlace(message.seed, message.number, message.slots, message.next)
-
-
-def unpack_stored(message: pb.SampleResponse) -> StoredSteps:
-    """Return the amount of data that the answering server has stored."""
-    return StoredSteps(message.store_id, message.env_steps)
 
 
 def _pack_selector(selector: SelectorConfig) -> pb.Selector:

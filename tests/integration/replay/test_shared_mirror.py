@@ -46,7 +46,7 @@ class Machine:
 
     Attributes:
         sampler: The owner's.
-        dealer: Gives the owner its batches.
+        dealer: Gives the others their batches.
         mirror: Where the owner keeps rows.
         others: Sampler and mirror of each other rank.
     """
@@ -112,7 +112,7 @@ def test_every_rank_reads_what_the_owner_keeps(shards: int) -> None:
 
 def taken_by_owner(ranks: Machine) -> SampledBatch:
     """Return the owner's next batch."""
-    batch = ranks.dealer.take(WAIT_S)
+    batch = ranks.sampler.take(WAIT_S)
     assert batch is not None
     return batch
 

@@ -101,7 +101,7 @@ class SharedMirror:
 
 
 class SampleDealer:
-    """Takes batches from the owner's sampler for itself and for the others, as the owner's `SampleSource`."""
+    """Takes batches from the owner's sampler for the others; the owner takes its own from the sampler."""
 
     def __init__(self, sampler: SampleSource, ranks: Sequence[FrameSocket]) -> None:
         """Start a thread for each connection.
@@ -117,10 +117,6 @@ class SampleDealer:
         ]
         for thread in self._threads:
             thread.start()
-
-    def take(self, timeout_s: float) -> SampledBatch | None:
-        """Return the next batch, or None if there is none in time."""
-        return self._sampler.take(timeout_s)
 
     def close(self) -> None:
         """Wait a little for the others to hang up, then end everything. May be called twice."""
