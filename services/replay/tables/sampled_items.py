@@ -36,18 +36,10 @@ class SampledItems:
         assert self.batch.ages is not None
         return self.batch.ages
 
-    def with_times(self, table_s: NDArray[np.float32]) -> SampledItems:
-        """Return the batch with how long each item has been in the table, in seconds, [B]."""
-        return replace(self, batch=replace(self.batch, table_s=table_s))
-
     def size_bytes(self, store: ChunkStore, mirror: ChunkMirror | None = None) -> int:
         """Return about how many bytes the batch has with the blocks that its caller lacks, as a message."""
         sent = self.chunks if mirror is None else self.chunks[mirror.missing(self.chunks)]
         return store.bytes_of(sent) + sum(map(len, self.batch.payloads)) + _ITEM_BYTES * len(self.batch.keys)
-
-    def acquire(self, store: ChunkStore) -> None:
-        """Keep the chunks from being freed, whatever happens to the items."""
-        store.acquire(self.chunks)
 
     def release(self, store: ChunkStore) -> None:
         """Let go of the chunks."""
@@ -85,6 +77,7 @@ def locate(
     probabilities: NDArray[np.float64],
     table: tuple[int, float],
     era: int = 0,
+    table_s: NDArray[np.float32] | None = None,
 ) -> SampledItems:
     """Return drawn items and where they lie.
 
@@ -95,6 +88,7 @@ def locate(
         probabilities: With which each was chosen, [B].
         table: Items in the table and sum of sampler weights at the draw.
         era: Era of the table, if the batch is to be settled.
+        table_s: How long each has been in the table, in seconds, [B]; None for a batch that does not say so.
     """
     spans = store.spans(items.first_chunks[slots].astype(np.int64), items.ends(slots))
     chunks, places = store.in_order(spans)
@@ -115,5 +109,6 @@ def locate(
         ages=items.ages(slots),
         times_sampled=items.times_sampled[slots].astype(np.int64),
         priorities=items.priorities[slots],
+        table_s=table_s,
     )
     return SampledItems(batch, chunks, np.full(len(slots), era))

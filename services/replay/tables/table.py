@@ -197,10 +197,9 @@ class Table:
             slots, probabilities, exhausted = self._sampler.sample(batch_size, without_replacement, rng)
         else:
             slots, probabilities, exhausted = *self._sampler.sample_seeded(batch_size, seed), _NO_SLOTS
-        drawn = locate(self.items, self.store, slots, probabilities, (size, total_weight), self._era)
-        if now_s is not None:
-            drawn = drawn.with_times(self.times.ages_s(drawn.ages, self.items.inserted, now_s))
-        drawn.acquire(self.store)
+        table_s = None if now_s is None else self.times.ages_s(self.items.ages(slots), self.items.inserted, now_s)
+        drawn = locate(self.items, self.store, slots, probabilities, (size, total_weight), self._era, table_s)
+        self.store.acquire(drawn.chunks)
         self.limiter.sampled(len(slots) if counted is None else counted)
         self.counters.samples += len(slots)
         self.counters.sampled_age += int(drawn.ages.sum())
