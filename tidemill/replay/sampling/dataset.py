@@ -23,7 +23,7 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.named_table import Servers, read_servers
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
 from tidemill.replay.sampling.mirror import TableMirror
-from tidemill.replay.sampling.mixture import TablePart, Tables, casts, check_tables, read_parts
+from tidemill.replay.sampling.mixture import TablePart, Tables, casts, read_parts
 from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender
 from tidemill.replay.sampling.replay_batch import Join, ReplayBatch
 from tidemill.replay.sampling.sample_decoder import SampleDecoder, Transform
@@ -181,7 +181,6 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         self._owner = OwnerProcess("ReplayDataset")
         servers = read_servers(addresses)
         check_integer("batch_size", batch_size)
-        check_tables(tables)
         self._parts = read_parts(servers, tables, batch_size, create=create)
         self._timeout_s, self._allow_smaller, self._end_on_timeout = timeout_s, allow_smaller, end_on_timeout
         self._asked_s = -math.inf  # when the wait began in which a smaller batch was asked for last

@@ -83,6 +83,8 @@ def read_parts(
         NotFound: No server has a table.
         Unavailable: No server answered within 10 s.
     """
+    instead = "a TableConfig, the name of a table, or a dict with several and their fractions"
+    check_type("tables", tables, (TableConfig, str, Mapping), instead)
     fractions: Mapping[Any, float] = tables if isinstance(tables, Mapping) else {tables: 1.0}
     if not fractions:
         raise InvalidArgument("tables is empty, must name at least one")
@@ -137,12 +139,6 @@ def casts(signature: Signature, wanted: Signature) -> dict[str, np.dtype[Any]] |
     if own == [(column.name, column.dtype) for column in wanted]:
         return None
     return {column.name: np.dtype(column.dtype) for column in wanted}
-
-
-def check_tables(tables: object) -> None:
-    """Raise TypeError unless tables are given as a dataset takes them."""
-    instead = "a TableConfig, the name of a table, or a dict with several and their fractions"
-    check_type("tables", tables, (TableConfig, str, Mapping), instead)
 
 
 def _described(column: ColumnSpec) -> str:

@@ -25,6 +25,7 @@ from tidemill.replay.writing.held_inserts import why_held_back
 from tidemill.rpc.channel import Backoff
 
 _MAX_IN_FLIGHT = 1024
+_LOST = "the server restarted with nothing on disk, so the imported items are lost: import again"
 _LIMITER_ON = TableUpdate(rate_limiter_on=True)
 
 
@@ -140,9 +141,7 @@ class _Lanes:
         try:
             appender.append(self._chunks(exported, message), [items], self._timeout_s)
         except StreamRestarted as restarted:
-            raise FailedPrecondition(
-                "the server restarted with nothing on disk, so the imported items are lost: import again"
-            ) from restarted
+            raise FailedPrecondition(_LOST) from restarted
         except AppendOverdue:
             raise self._overdue(appender) from None
 
@@ -151,9 +150,7 @@ class _Lanes:
         if self._newest is not None and not self._newest.flush(self._timeout_s):
             raise self._overdue(self._newest)
         if self._newest is not None and self._newest.restarts:
-            raise FailedPrecondition(
-                "the server restarted with nothing on disk, so the imported items are lost: import again"
-            )
+            raise FailedPrecondition(_LOST)
 
     def _overdue(self, appender: StreamAppender) -> Unavailable:
         why = appender.last_failure or why_held_back(self._address, [self._config.name], self._timeout_s)
