@@ -69,19 +69,8 @@ class ExportedTable:
     def rows(self, start: int, stop: int, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return the steps `start` .. `stop` - 1 of some columns, or of each, [stop - start, ...]."""
         specs = [column for column in self.config.signature if names is None or column.name in names]
-        parts: list[dict[str, Array]] = []
-        at = start
-        while at < stop:
-            i = int(np.searchsorted(self._step_ends, at, side="right"))
-            begin = int(self._step_ends[i - 1]) if i else 0
-            end = min(stop, int(self._step_ends[i]))
-            file = self._file(self._step_files[i]["name"])
-            parts.append({spec.name: file.get_slice(spec.name)[at - begin : end - begin] for spec in specs})
-            at = end
-        if len(parts) == 1:
-            return parts[0]
         empty = {spec.name: np.zeros((0, *spec.shape), spec.dtype) for spec in specs}
-        return {name: np.concatenate([none, *(part[name] for part in parts)]) for name, none in empty.items()}
+        return self._tensors(self._step_files, self._step_ends, start, stop, empty)
 
     def rows_of(self, chunk: int) -> tuple[int, int]:
         """Return the first row of a chunk and how many it has."""
@@ -99,19 +88,29 @@ class ExportedTable:
         Returns:
             Priorities [N], payloads, uint8 [N, payload_bytes], and how often each was sampled, int64 [N].
         """
-        found: list[tuple[Array, ...]] = [
-            (np.zeros(0), np.zeros((0, self.config.payload_bytes), np.uint8), np.zeros(0, np.int64))
-        ]
-        at = start
-        while at < stop:
-            i = int(np.searchsorted(self._item_ends, at, side="right"))
-            begin = int(self._item_ends[i - 1]) if i else 0
-            end = min(stop, int(self._item_ends[i]))
-            file, part = self._file(self._item_files[i]["name"]), slice(at - begin, end - begin)
-            found.append(tuple(file.get_slice(name)[part] for name in ("priority", "payload", "times_sampled")))
-            at = end
-        priorities, payloads, times_sampled = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return priorities, payloads, times_sampled
+        empty: dict[str, Array] = {
+            "priority": np.zeros(0),
+            "payload": np.zeros((0, self.config.payload_bytes), np.uint8),
+            "times_sampled": np.zeros(0, np.int64),
+        }
+        found = self._tensors(self._item_files, self._item_ends, start, stop, empty)
+        return found["priority"], found["payload"], found["times_sampled"]
+
+    def _tensors(
+        self, files: Sequence[Mapping[str, Any]], ends: Ints, start: int, stop: int, empty: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Return entries `start` .. `stop` - 1 of tensors, given as empty ones, from files that end at `ends`."""
+        parts: list[dict[str, Array]] = []
+        while start < stop:
+            i = int(np.searchsorted(ends, start, side="right"))
+            begin = int(ends[i - 1]) if i else 0
+            end = min(stop, int(ends[i]))
+            file = self._file(files[i]["name"])
+            parts.append({name: file.get_slice(name)[start - begin : end - begin] for name in empty})
+            start = end
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([none, *(part[name] for part in parts)]) for name, none in empty.items()}
 
     def _file(self, name: str) -> Any:  # noqa: ANN401 - safetensors' handle
         if name in self._open:
