@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,7 +194,7 @@ def _rows(episode: Any) -> Iterator[tuple[dict[str, Any], bool]]:  # noqa: ANN40
         yield (
             {
                 OBSERVATION: _entry(episode.observations, i),
-                ACTION: action if i < count else _zeros(action),
+                ACTION: action if i < count else _mapped(action, np.zeros_like),
                 "reward": np.asarray(episode.rewards[at] * (i < count)),
                 "terminated": episode.terminations[at] & (i < count),
                 "truncated": episode.truncations[at] & (i < count),
@@ -206,17 +206,16 @@ def _rows(episode: Any) -> Iterator[tuple[dict[str, Any], bool]]:  # noqa: ANN40
 
 def _entry(values: Any, index: int) -> Any:  # noqa: ANN401 - a nest of arrays
     """Return one entry of each array of a nest."""
+    return _mapped(values, lambda array: np.asarray(array[index]))  # a float64 would be taken for a float of Python's
+
+
+def _mapped(values: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a nest of arrays
+    """Return a nest of what a function returns for each array."""
     if isinstance(values, dict):
-        return {key: _entry(value, index) for key, value in values.items()}
+        return {key: _mapped(value, function) for key, value in values.items()}
     if isinstance(values, tuple):
-        return tuple(_entry(value, index) for value in values)
-    return np.asarray(values[index])  # a float64 would be taken for a float of Python's
-
-
-def _zeros(values: Any) -> Any:  # noqa: ANN401 - a nest of arrays
-    if isinstance(values, dict):
-        return {key: _zeros(value) for key, value in values.items()}
-    return tuple(map(_zeros, values)) if isinstance(values, tuple) else np.zeros_like(values)
+        return tuple(_mapped(value, function) for value in values)
+    return function(values)
 
 
 def _spaces(config: TableConfig, env: str | None) -> tuple[Space[Any], Space[Any]]:
