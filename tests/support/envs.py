@@ -360,6 +360,11 @@ def image() -> ObservingEnv:
     return ObservingEnv(spaces.Box(0, 255, (2, 3), np.uint8), np.arange(6, dtype=np.uint8).reshape(2, 3))
 
 
+def pixels(shape: list[int]) -> ObservingEnv:
+    """Return an environment that observes black pixels, an array of this shape."""
+    return ObservingEnv(spaces.Box(0, 255, tuple(shape), np.uint8), np.zeros(shape, np.uint8))
+
+
 def scaled() -> EchoEnv:
     """Return an environment that echoes actions of [0, 10] x [-4, -2]."""
     return EchoEnv(spaces.Box(np.array([0, -4], np.float32), np.array([10, -2], np.float32)))

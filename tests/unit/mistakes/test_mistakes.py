@@ -124,6 +124,14 @@ ENVIRONMENTS = [
     (f"{CARTPOLE} --agent.algorithm dqn --agent.network nature", "agent.network 'nature' (4,) auto"),
     (f"{CARTPOLE} --agent.algorithm dqn --agent.network resnet", "agent.network 'resnet' auto"),
     (
+        "--env.id tests.support.envs:pixels --env.kwargs shape '[3, 84, 84]' --agent.algorithm dqn",
+        "(3, 84, 84) [H, W, C]",
+    ),
+    (
+        "--env.id tests.support.envs:pixels --env.kwargs shape '[4, 84, 84, 3]' --agent.algorithm dqn",
+        "(4, 84, 84, 3) env.observation_stack",
+    ),
+    (
         f"{CARTPOLE} --agent.algorithm dqn --env.kwargs lenght 3",
         "env.kwargs {'lenght': 3} CartPole-v1",
     ),

@@ -28,9 +28,9 @@ from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.layers.noisy import NoisyLinear, disable_noise, reset_noise, reset_noise_rows
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.networks.torsos import check_torso, torso_names
+from tidemill.rl.networks.torsos import check_observations, check_torso, chosen_torso, torso_names
 from tidemill.rl.settings.q_learning import DQNConfig
-from tidemill.types import EnvSpec
+from tidemill.types import EnvSpec, ObservationPart
 
 GRAY = EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=6)
 
@@ -127,6 +127,42 @@ def test_colours_and_frames_become_channels_frame_by_frame() -> None:
     torch.testing.assert_close(channels[1, 4], seen[1, 1, :, :, 1].float())
     single = EnvSpec((8, 9, 3), "uint8", num_actions=2)
     torch.testing.assert_close(as_channels(seen[:, 0], single, torch.float32)[0, 2], seen[0, 0, :, :, 2].float())
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 84, 84), (4, 84, 84), (1, 210, 160), (4, 10, 10), (12, 84, 84), (16, 64, 64), (4, 84, 84, 3), (2, 3, 64, 64)],
+)
+@pytest.mark.parametrize("name", ["auto", "impala"])
+def test_image_with_its_channels_first_is_refused(name: str, shape: tuple[int, ...]) -> None:
+    """Also one that a frame-stack wrapper has put behind another axis, and one that is a part."""
+    part = ObservationPart("camera", "uint8", shape)
+    in_parts = EnvSpec((math.prod(shape),), "uint8", num_actions=2, observation_parts=(part,))
+    for spec in (EnvSpec(shape, "uint8", num_actions=2), in_parts):
+        with pytest.raises(ConfigError, match=naming(f"agent.network '{name}' {shape} env.observation_stack mlp")):
+            check_observations(name, spec)
+        for own in ("mlp", "my_torsos:Torso"):
+            check_observations(own, spec)
+
+
+@pytest.mark.parametrize(
+    "shape, torso",
+    [
+        ((84, 84), "nature"),
+        ((84, 84, 12), "nature"),
+        ((10, 10, 4), "impala"),  # MinAtar
+        ((10, 10, 20), "impala"),
+        ((8, 8, 111), "impala"),
+        ((7, 7, 3), "mlp"),  # minigrid
+        ((4, 4, 16), "mlp"),
+        ((4, 4, 4, 2), "mlp"),
+    ],
+)
+def test_image_with_its_channels_last_is_taken(shape: tuple[int, ...], torso: str) -> None:
+    """Grids with many codes, too."""
+    spec = EnvSpec(shape, "uint8", num_actions=2)
+    check_observations("auto", spec)
+    assert chosen_torso("auto", spec) == torso
 
 
 def test_unknown_torso_is_refused_with_the_nearest_name() -> None:

@@ -14,6 +14,9 @@ AUTO, MLP = "auto", "mlp"
 MIN_SIZES = {"nature": 36, "nature_group_norm": 36, "data_efficient": 25, "impala": 8}
 """Pixels of the smallest side of an image that a torso takes."""
 
+_MAX_CHANNELS = 16
+"""Axis in front of two longer ones that is still taken for the channels."""
+
 NetworkSetting = bool | int | float | str | tuple[int, ...]
 """Values that a user-defined network may get from a config file or, except lists, from the command line."""
 
@@ -46,15 +49,23 @@ def chosen_torso(name: str, env_spec: EnvSpec) -> str:
 def check_observations(name: str, env_spec: EnvSpec) -> None:
     """Raise ConfigError unless a torso of ours takes the observations of an environment.
 
-    `mlp` has no convolutions: of an image it would learn next to nothing, slowly.
+    `mlp` has no convolutions: of an image it would learn next to nothing, slowly. Only by its name does it take an
+    image whose axes are in another order.
     """
     parts = [(part.shape, part.is_image) for part in env_spec.observation_parts]
     parts = parts or [(env_spec.observation_shape, env_spec.is_image)]
     images = [shape for shape, is_image in parts if is_image and len(shape) > 1]
-    if name == MLP and images and min(images[0][:2]) >= MIN_SIZES["impala"]:
+    if name == MLP and images and min(images[0][:2]) >= MIN_SIZES["impala"] and not _is_turned(images[0]):
         raise ConfigError(
             f"agent.network is 'mlp', which takes vectors, but the environment observes images {images[0]}: "
             "leave it at auto, set it to nature, impala or your own (module:name), or encode them in the environment"
+        )
+    seen = images if name == AUTO else [shape for shape, _ in parts if name in MIN_SIZES]
+    if turned := [shape for shape in seen if _is_turned(shape)]:
+        raise ConfigError(
+            f"agent.network is {name!r}, which takes images [H, W] or [H, W, C], but the environment observes images "
+            f"{turned[0]}: move the channels to the end, or use env.observation_stack in place of a frame-stack "
+            "wrapper; mlp and your own (module:name) take them as they are"
         )
     if name not in MIN_SIZES:
         return
@@ -66,6 +77,15 @@ def check_observations(name: str, env_spec: EnvSpec) -> None:
             f"agent.network is {name!r}, which takes images [H, W] or [H, W, C] of at least {size}x{size}, but the "
             f"environment observes {found}: leave it at auto, or set it to mlp"
         )
+
+
+def _is_turned(shape: tuple[int, ...]) -> bool:
+    """True if an image has its channels first, by its sides, or axes besides height, width and channels."""
+    least = MIN_SIZES["impala"]
+    if len(shape) != 3:
+        return len(shape) > 3 and sum(side >= least for side in shape) > 1
+    first, *sides = shape
+    return first <= _MAX_CHANNELS and min(sides) >= (least if first < least else 3 * first)
 
 
 def image_channels(network: str, env_spec: EnvSpec) -> tuple[int, int, int]:
