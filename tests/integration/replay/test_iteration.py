@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
+import re
 import signal
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,14 +29,17 @@ from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.replay import (
     Decoding,
     HostRows,
+    ItemWindow,
     RateLimiterConfig,
     ReplayClient,
     ReplayDataset,
+    ReplaySampler,
     ReplayWriter,
     SelectorConfig,
     SelectorKind,
     TableConfig,
 )
+from tidemill.replay.sampling import late_batches
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
 
@@ -293,3 +300,41 @@ def test_table_smaller_than_a_batch_is_told_in_time(server: LocalServer, threads
         with pytest.raises(Unavailable, match=naming("3 items 8 allow_smaller")):
             next(dataset)
         assert time.monotonic() - began_s < WAIT_S
+
+
+@pytest.mark.parametrize("reader", ["next", "anext", "sampler"])
+def test_wait_without_a_timeout_is_explained_once(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    """A writer holds its first steps until a chunk is full: its user reads what the table has, and what sends them."""
+    told: list[str] = []
+    monkeypatch.setattr(late_batches, "_LATE_S", 0.1)
+    monkeypatch.setattr(late_batches._log, "warning", lambda event, **fields: told.append(f"{event} {fields}"))
+    table = steps_table(max_item_steps=1)
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(1))
+        writer = stack.enter_context(ReplayWriter(server.address, table, windows=ItemWindow(1)))
+        opened: Any = ReplaySampler if reader == "sampler" else ReplayDataset
+        source = stack.enter_context(opened(server.address, table, 5))
+        for number in range(10):
+            writer.append(numbered_step(number))
+        reading = threads.submit(lambda: asyncio.run(anext(source)) if reader == "anext" else next(source))
+        wait_until(lambda: bool(told), "the warning")
+        time.sleep(0.3)
+        assert not reading.done()
+        writer.flush(WAIT_S)
+        reading.result(WAIT_S)
+    assert len(told) == 1
+    assert re.search(naming("'t' 0 items 0 inserts min_size 1 chunk flush"), told[0])
+
+
+def test_silent_servers_are_asked_for_the_reason_together() -> None:
+    """However many there are, an overdue batch is refused half a second later."""
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(6)]
+        addresses = [f"127.0.0.1:{port}" for port in silent]
+        dataset = stack.enter_context(ReplayDataset(addresses, _POOL, 1, timeout_s=0.1, create=True))
+        began_s = time.monotonic()
+        with pytest.raises(Unavailable, match=naming(f"{addresses[0]} {addresses[5]}")):
+            next(dataset)
+        assert time.monotonic() - began_s < 2.5

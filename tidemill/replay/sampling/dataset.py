@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.arrays import Keys
 from tidemill.closing import Closing
-from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
+from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tidemill.replay.argument_types import check_at_least_1, check_integer, check_number, check_type
 from tidemill.replay.batch import SampledBatch
-from tidemill.replay.client import ReplayClient
 from tidemill.replay.named_table import Servers, read_servers
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter
+from tidemill.replay.sampling.late_batches import LateBatches
 from tidemill.replay.sampling.mirror import TableMirror
 from tidemill.replay.sampling.mixture import TablePart, Tables, casts, read_parts
 from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender
@@ -33,12 +33,11 @@ from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.sampling.source import EndOfBatches, Keep, OpenedSource, SampleShape, SampleSource
 from tidemill.replay.sampling.table_feed import FedBatch, TableFeed
 from tidemill.replay.shards.directory import ShardDirectory, directory_of
-from tidemill.replay.table_config import TableConfig, TableDescription
+from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import MAX_MESSAGE_BYTES, Backoff
 from tidemill.rpc.fork import OwnerProcess, Reopened
 
 _POLL_S = 0.2  # how soon a waiting thread notices that it shall stop
-_EXPLAIN_S = 0.5
 _SMALLER_S = 1.0
 """Longest wait for a smaller batch that was asked for, in seconds."""
 
@@ -124,7 +123,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                 up to 1. A `TableAt` names a table on other servers. Columns are those of the first table; the others
                 must have them too, and wider types are cast.
             batch_size: Items of a batch.
-            timeout_s: Longest wait for a batch; None waits until `close` or `stop`.
+            timeout_s: Longest wait for a batch; None waits until `close` or `stop`, and after 10 s logs once for what.
             beta: Exponent of the importance weights (Schaul et al., 2016, section 3.4), or a function that returns it.
                 0 makes them all 1.
             transform: Makes what batches have as `columns`, such as tensors, from decoded rows; it runs where those are
@@ -220,7 +219,9 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         hold = ahead + decoding.threads + 2  # under way, being read, and one of another thread
         messages = priorities or PriorityMessages()
         tokens = [0 if part.must_exist else messages.fencing_token for part in self._parts]
-        self._directories: list[ShardDirectory] = []
+        self._late: list[LateBatches] = []
+        self._waits_for = 0  # place of the table that had no batch last
+        directories: list[ShardDirectory] = []
         self._opened: list[OpenedSource] = []
         self._feeds: list[TableFeed] = []
         with ExitStack() as stack:
@@ -251,13 +252,16 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                     casts=casts(table.signature, first.signature),
                 )
                 self._opened.append(opened)
-                self._directories.append(directory)
+                directories.append(directory)
+                is_single = len(self._parts) == 1 and not directory.is_sharded
+                shrinks = self._runs_out and is_single and not allow_smaller
+                self._late.append(LateBatches(directory, table, size, may_shrink=shrinks))
                 told = on_sample if i == 0 and on_sample is not None else _ignore
                 self._feeds.append(stack.enter_context(closing(feed(opened, made, on_sample=told))))
             self.priorities = PrioritySender(
                 [
                     partial(_send, opened, not directory.is_sharded, token)
-                    for opened, directory, token in zip(self._opened, self._directories, tokens, strict=True)
+                    for opened, directory, token in zip(self._opened, directories, tokens, strict=True)
                 ],
                 messages,
                 self._stop,
@@ -276,7 +280,8 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         """
         began_s = time.monotonic()
         while (batch := self._batch_within(_POLL_S, began_s)) is None:
-            pass
+            if self._is_late(began_s):
+                self._late[self._waits_for].tell()
         return batch
 
     async def __anext__(self) -> ReplayBatch:
@@ -288,6 +293,8 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         await asyncio.sleep(0)  # or a loop whose batches are always ready would let no other task run
         try:
             while (batch := self._taken_within(0.0, began_s)) is None:
+                if self._is_late(began_s):
+                    await asyncio.to_thread(self._late[self._waits_for].tell)
                 await asyncio.sleep(pause.next_s())
         except _Overdue as overdue:
             error = await asyncio.to_thread(self._overdue, overdue.table)
@@ -407,6 +414,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                 if part is None and left_s <= 0 and self._timeout_s is not None:
                     raise _Overdue(table)
                 if part is None:
+                    self._waits_for = table
                     return None
                 parts.append(part)
             whole, parts = parts, []
@@ -422,31 +430,16 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
             feed.put_back(part)
         return None
 
+    def _is_late(self, began_s: float) -> bool:
+        return self._timeout_s is None and self._late[self._waits_for].is_due(began_s)
+
     def _overdue(self, table: int) -> Unavailable | EndOfBatches:
         """The exception for a batch that does not come in time: its likely cause, or the end of the batches."""
-        part, directory = self._parts[table], self._directories[table]
-        config, size = part.table, part.items
-        addresses = tuple(directory.current.values()) or directory.addresses
-        message = f"no batch of table {config.name!r} within {self._timeout_s:g} s: "
-        found = list[TableDescription]()
-        for address in addresses:
-            with suppress(TidemillError), ReplayClient(address, deadline_s=_EXPLAIN_S) as client:
-                found.append(client.describe_table(config.name))
-        if not found:
-            return Unavailable(f"{message}no replay server answers at {' or '.join(addresses)}")
-        if self._end_on_timeout:
+        found = self._late[table].ask()
+        if found and self._end_on_timeout:
             return EndOfBatches()
-        limiter = (config if directory.is_sharded else found[0].config).rate_limiter
-        items, inserts = sum(part.items for part in found), sum(part.inserts for part in found)
-        message += (
-            f"it has {items} items after {inserts} inserts and {sum(part.samples for part in found)} samples, with "
-            f"min_size {limiter.min_size} and samples_per_insert {limiter.samples_per_insert:g}"
-        )
-        is_single = len(self._parts) == 1 and not directory.is_sharded
-        may_shrink = self._runs_out and is_single and not self._allow_smaller
-        if may_shrink and 0 < items < size and inserts >= limiter.min_size:
-            message += f"; they are fewer than a batch of {size}: allow_smaller=True takes them"
-        return Unavailable(message)
+        name, why = self._parts[table].table.name, self._late[table].why(found)
+        return Unavailable(f"no batch of table {name!r} within {self._timeout_s:g} s: {why}")
 
 
 class _Overdue(Exception):

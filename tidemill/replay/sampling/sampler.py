@@ -15,6 +15,7 @@ from tidemill.replay.argument_types import check_at_least_1, check_range
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.limits import MAX_BATCH_SIZE
 from tidemill.replay.named_table import Servers, read_servers, read_table
+from tidemill.replay.sampling.late_batches import LateBatches
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.sampling.shard import ShardReport
 from tidemill.replay.sampling.source import EndOfBatches
@@ -103,6 +104,7 @@ class ReplaySampler(Reopened, Closing, Iterator[SampledBatch]):
         self._stop, self._closed = stop or threading.Event(), threading.Event()
         with ExitStack() as stack:
             directory = stack.enter_context(directory_of(servers))
+            self._late = LateBatches(directory, table, batch_size)
             self._stream = SampleStream(
                 directory,
                 table,
@@ -134,16 +136,19 @@ class ReplaySampler(Reopened, Closing, Iterator[SampledBatch]):
         return None
 
     def __next__(self) -> SampledBatch:
-        """Return the next batch, waiting as long as it takes.
+        """Return the next batch, waiting as long as it takes; after 10 s it logs once for what.
 
         Raises:
             StopIteration: The sampler was closed, or `stop` was set.
             TidemillError: As `take` raises.
         """
+        began_s = time.monotonic()
         while not self._is_over():
             batch = self.take(_POLL_S)
             if batch is not None:
                 return batch
+            if self._late.is_due(began_s):
+                self._late.tell()
         raise EndOfBatches
 
     def ask_smaller(self) -> None:
