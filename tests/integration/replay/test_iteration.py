@@ -194,6 +194,20 @@ def test_reader_that_draws_on_demand_leaves_a_queue_to_the_others(server: LocalS
             ReplayDataset(server.address, table, 2, **{"prefetch": 0} | others)
 
 
+def test_interrupted_wait_for_a_draw_on_demand_is_over(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next reader draws one batch, its own, and leaves the rest of the queue."""
+    table = steps_table(max_item_steps=1)
+    with closing(SampleStream(ShardDirectory([server.address]), table, 2, max_in_flight_batches=0)) as stream:
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(stream._changed, "wait_for", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                stream.take(WAIT_S)
+        _write(server.address, table, range(4))
+        assert stream.take(WAIT_S) is not None
+        with ReplayDataset(server.address, table, 2, prefetch=0, timeout_s=5.0) as other:
+            assert _numbers(other, 1) == [[2, 3]]
+
+
 def test_smaller_batch_does_not_wait_behind_a_reader_of_whole_ones(server: LocalServer) -> None:
     """Of three items a reader who waits for four takes none, and one who takes fewer gets them."""
     _write(server.address, steps_table(), range(3))

@@ -193,9 +193,11 @@ class SampleStream:
                 self._takers += 1
                 self._max_in_flight = max(self._max_in_flight, self._takers)
                 self._advance()
-            self._changed.wait_for(lambda: self._ready or self._error or self._closed.is_set(), timeout_s)
-            if self._takers is not None:
-                self._takers -= 1
+            try:
+                self._changed.wait_for(lambda: self._ready or self._error or self._closed.is_set(), timeout_s)
+            finally:  # an interrupt ends the wait, too
+                if self._takers is not None:
+                    self._takers -= 1
             if self._closed.is_set():
                 return None
             if self._error is not None:
