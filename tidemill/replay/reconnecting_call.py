@@ -71,7 +71,8 @@ class ReconnectingCall(Generic[Request, Response]):
         self.closed = threading.Event()
         self.last_failure: TidemillError | None = None
         self._silent_attempts = 0  # before the first answer
-        self._is_answered = self._has_answered = False  # by the present call, and by any
+        self._answers = 0  # of the present call
+        self._has_answered = False  # any call
         self._channel = open_channel(address, max_message_bytes=max_message_bytes)
         self._method = method(replay_pb2_grpc.ReplayServiceStub(self._channel))
         self._lock = threading.Lock()  # guards the two below
@@ -126,7 +127,7 @@ class ReconnectingCall(Generic[Request, Response]):
                 self._failed(error)
 
     def _attempt(self, backoff: Backoff) -> None:
-        self._is_answered = False
+        self._answers = 0
         try:
             self._prepare()
             self._hold()
@@ -135,11 +136,11 @@ class ReconnectingCall(Generic[Request, Response]):
             if not _may_pass(failure):
                 raise failure from error
             self._report(failure)
-            if isinstance(failure, ResourceExhausted):
-                return  # it answered the opening alone, perhaps, and everything is sent again
+            if isinstance(failure, ResourceExhausted) and self._answers == 1:
+                return  # it answered the opening alone, and everything is sent again
         except (Unavailable, NotFound) as failure:
             self._report(failure)
-        if self._is_answered:
+        if self._answers:
             backoff.reset()
 
     def _hold(self) -> None:
@@ -153,7 +154,8 @@ class ReconnectingCall(Generic[Request, Response]):
             self._opened()
             for response in call:
                 self.last_failure = None
-                self._is_answered = self._has_answered = True
+                self._answers += 1
+                self._has_answered = True
                 self._answered(response)
         finally:
             with self._lock:

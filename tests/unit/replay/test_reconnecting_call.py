@@ -118,12 +118,17 @@ def test_call_that_breaks_is_opened_again(how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "status, grows", [(grpc.StatusCode.RESOURCE_EXHAUSTED, True), (grpc.StatusCode.UNAVAILABLE, False)]
+    "status, answers, grows",
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 1, True),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 2, False),
+        (grpc.StatusCode.UNAVAILABLE, 1, False),
+    ],
 )
 def test_pauses_grow_where_a_full_server_answers_and_refuses(
-    monkeypatch: pytest.MonkeyPatch, status: grpc.StatusCode, grows: bool
+    monkeypatch: pytest.MonkeyPatch, status: grpc.StatusCode, answers: int, grows: bool
 ) -> None:
-    """It answers the opening of each call, and everything is sent again after it."""
+    """It answers the opening of each call alone, and everything is sent again after it."""
     pauses_s = list[float]()
 
     class Noting(Backoff):
@@ -135,8 +140,9 @@ def test_pauses_grow_where_a_full_server_answers_and_refuses(
     with serving(status) as address, closing(_Owner(address)) as owner:
         for _ in range(4):
             assert owner.next() == "opened"
-            owner.send(1)
-            assert owner.next() == 1
+            for _ in range(answers):
+                owner.send(1)
+                assert owner.next() == 1
             owner.send(0)
             assert owner.next() == "lost"
     assert pauses_s[:3] == ([0.1, 0.2, 0.4] if grows else [0.1, 0.1, 0.1])
