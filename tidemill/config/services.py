@@ -129,7 +129,8 @@ class InferenceSettings:
     threads: int = 1
     """Torch threads on a CPU, at least 1."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of an image network's forward pass. `auto` times both at the start and takes the faster."""
+    """Number format of the forward pass of image networks with `dqn` and `r2d2`. Other policies act in float32 and
+    refuse `bfloat16`. `auto` times both at the start and takes the faster."""
     max_batch: int = 256
     """Maximum number of environments in one forward pass, at least 1. One actor may not have more environments than
     this."""
@@ -271,7 +272,8 @@ class ActorSettings:
     threads: int = 1
     """Torch threads, at least 1."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of an image network's forward pass. `auto` times both at the start and takes the faster."""
+    """Number format of the forward pass of image networks with `dqn` and `r2d2`. Other policies act in float32 and
+    refuse `bfloat16`. `auto` times both at the start and takes the faster."""
     inference_fallback: Literal["wait", "local"] = "wait"
     """Behaviour while no address of `cluster.inference` answers. `wait`: wait for one. `local`: act with a network of
     the actor, for which it fetches all new parameters."""

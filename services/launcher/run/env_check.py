@@ -25,7 +25,7 @@ from tidemill.programs.fork_client import ForkClient, ForkedPopen
 from tidemill.programs.fork_server import Order
 from tidemill.programs.group_guard import MARK_VARIABLE
 from tidemill.programs.groups import Groups
-from tidemill.rl.settings.registry import AgentConfig, stored_columns
+from tidemill.rl.settings.registry import AgentConfig, require_bfloat16, stored_columns
 from tidemill.services.launcher.run.continuation import changed_settings
 from tidemill.services.launcher.run.paths import with_addresses
 from tidemill.settings.check import check
@@ -128,6 +128,9 @@ def try_here(folder: Path) -> int:
             env = None if config.env.spaces else stack.enter_context(closing(make_env(config.env, 1, training=False)))
             spec = spec_of(config.env) if env is None else env.spec
             config.agent.validate_env(spec)
+            for service in ("actor", "inference"):
+                if getattr(config, service).precision == "bfloat16":
+                    require_bfloat16(f"{service}.precision", config.agent, spec)
             check_signature(stored_columns(config.agent, spec))
             steps = item_window(config.agent, config.table, spec.frame_stack).length
             allowed = f"at most {MAX_ITEM_STEPS}: lower agent.n_step or agent.unroll"

@@ -123,6 +123,8 @@ ENVIRONMENTS = [
     ),
     (f"{CARTPOLE} --agent.algorithm dqn --agent.network nature", "agent.network 'nature' (4,) auto"),
     (f"{CARTPOLE} --agent.algorithm dqn --agent.network resnet", "agent.network 'resnet' auto"),
+    (f"{CARTPOLE} --agent.algorithm ppo --actor.precision bfloat16", "actor.precision 'bfloat16' 'ppo' dqn r2d2"),
+    (f"{CARTPOLE} --agent.algorithm dqn --inference.precision bfloat16", "inference.precision 'bfloat16' images"),
     (
         "--env.id tests.support.envs:pixels --env.kwargs shape '[3, 84, 84]' --agent.algorithm dqn",
         "(3, 84, 84) [H, W, C]",

@@ -221,9 +221,11 @@ class _Mixed(nn.Module):
 
 
 def test_torso_that_does_not_follow_its_parameters_format_acts_in_float32() -> None:
-    """The layers behind it would want bfloat16."""
+    """The layers behind it would want bfloat16, which is refused if it is asked for."""
     observation = torch.zeros((2, 3), dtype=torch.uint8)
     assert acting_dtype(_Mixed(), observation, "auto") == torch.float32
+    with pytest.raises(ConfigError, match=naming("'bfloat16' actor.precision inference.precision auto float32")):
+        acting_dtype(_Mixed(), observation, "bfloat16")
 
 
 def test_own_network_is_a_setting_of_dqn_as_before() -> None:

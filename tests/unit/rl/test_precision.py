@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from tests.support.batches import CASES, IMAGE, policy_input, random_batch, sampled_batch
+from tests.support.naming import naming
+from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.dqn import build_network
 from tidemill.rl.agents.interface import Update
@@ -20,6 +22,7 @@ from tidemill.rl.networks import precision
 from tidemill.rl.networks.layers.noisy import reset_noise
 from tidemill.rl.networks.precision import MatmulPrecision, in_float32, pays
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.types import EnvSpec
 
 _SPEC = EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=6)
@@ -53,6 +56,31 @@ def test_auto_precision_loads_and_acts() -> None:
     policy = build_policy(config, _SPEC, precision="auto", slot=ActorSlot(num_envs=2))
     policy.load({name: value.to(torch.float16) for name, value in build_agent(config, _SPEC).policy_state().items()})
     assert policy.act(policy_input(np.zeros((2, 4, 84, 84), dtype=np.uint8)), evaluation=True).action.shape == (2,)
+
+
+@pytest.mark.parametrize("algorithm", algorithms())
+def test_bfloat16_is_followed_or_refused(algorithm: str) -> None:
+    """Whatever is asked for by name happens; `auto` is float32 for the other policies, and for vectors."""
+    config = config_class(algorithm)()
+    actions: dict[str, Any] = {"num_actions": 3}
+    if getattr(config, "actions", "") == "continuous":
+        actions = {"action_shape": (2,)}
+    specs = [
+        EnvSpec((36, 40), "uint8", **actions),
+        EnvSpec((5,), "float32", **actions),
+        EnvSpec((5,), "uint8", **actions),
+    ]
+    for spec in specs:
+        build_policy(config, spec, precision="auto")
+    if algorithm in ("dqn", "r2d2"):
+        followed: Any = build_policy(config, specs[0], precision="bfloat16")
+        assert torch.bfloat16 in {parameter.dtype for parameter in followed._network.parameters()}
+        specs, named = specs[1:], "'mlp'"
+    else:
+        named = f"'{algorithm}' dqn r2d2"
+    for spec in specs:
+        with pytest.raises(ConfigError, match=naming(f"precision 'bfloat16' {named} auto float32")):
+            build_policy(config, spec, precision="bfloat16")
 
 
 def check_same_way(found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tidemill.rl.agents.interface import BuildsBothSides, PolicyContext
 from tidemill.rl.exploration import ActorSlot
-from tidemill.rl.settings.registry import ALGORITHMS, AgentConfig
+from tidemill.rl.settings.registry import ALGORITHMS, AgentConfig, require_bfloat16
 from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -56,11 +56,13 @@ def build_policy(
         precision: Number format of an image network's forward pass; `auto` takes the faster one here.
 
     Raises:
-        ConfigError: The algorithm cannot act in such an environment.
+        ConfigError: The algorithm cannot act in such an environment, or not in bfloat16.
     """
     import torch
 
     config.validate_env(env_spec)
+    if precision == "bfloat16":
+        require_bfloat16("precision", config, env_spec)
     context = PolicyContext(torch.device(device), seed, slot or ActorSlot(), precision)
     if isinstance(config, BuildsBothSides):
         return config.build_policy(env_spec, context)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tidemill.errors import ConfigError
 from tidemill.rl.networks.layers.image import Convolution, to_channels_last
 from tidemill.rl.networks.layers.linear import Linear
 from tidemill.rl.settings.base import MatmulSettings
@@ -30,12 +31,22 @@ def acting_dtype(network: nn.Module, observation: Tensor, precision: Precision) 
         observation: A batch of the size that will be acted on.
         precision: `auto` times both: bfloat16 is twice as fast where the processor multiplies it and slower
             where it does not.
+
+    Raises:
+        ConfigError: It is `bfloat16`, and the network does not return it.
     """
-    if precision != "auto":
-        return torch.float32 if precision == "float32" else torch.bfloat16
+    if precision == "float32":
+        return torch.float32
     half = copy.deepcopy(network).to(torch.bfloat16)
     if not _stays_short(half, observation):
-        return torch.float32
+        if precision == "auto":
+            return torch.float32
+        raise ConfigError(
+            "precision is 'bfloat16', but agent.network does not return features in the number format of its "
+            "parameters: set actor.precision and inference.precision to auto or float32"
+        )
+    if precision == "bfloat16":
+        return torch.bfloat16
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     for _ in range(_ROUNDS):  # in turn, so that a busy moment meets both; the first round warms up
         for dtype, candidate in ((torch.float32, network), (torch.bfloat16, half)):

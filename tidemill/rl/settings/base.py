@@ -30,6 +30,8 @@ class AgentSettings:
 
     actions: ClassVar[Actions]
     """Actions that the algorithm chooses; `any` includes several discrete choices at once."""
+    acts_in_bfloat16: ClassVar[bool] = False
+    """Whether its policy follows `actor.precision` where the environment observes images."""
     run_defaults: ClassVar[RunDefaults] = {}
     """Defaults of other sections for a run of the algorithm, by section and setting."""
 

@@ -23,6 +23,7 @@ class QLearningSettings(EpsilonSettings, MatmulSettings, NormalizingSettings):
     """Settings that DQN and R2D2 share."""
 
     actions: ClassVar[Actions] = "discrete"
+    acts_in_bfloat16: ClassVar[bool] = True
     run_defaults: ClassVar[RunDefaults] = EVERY_FOURTH
 
     target_update_period: int = 2_500

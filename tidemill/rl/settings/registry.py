@@ -12,6 +12,7 @@ import importlib
 from typing import Protocol, cast, runtime_checkable
 
 from tidemill.errors import ConfigError, FailedPrecondition
+from tidemill.rl.networks.torsos import AUTO, MLP, chosen_torso
 from tidemill.settings.check import nearest
 from tidemill.settings.user_code import import_user_module, user_object
 from tidemill.types import EnvSpec, Signature, WindowSpec, column_names, signature_of
@@ -171,6 +172,30 @@ def require_actions(algorithm: str, env_spec: EnvSpec, *, discrete: bool) -> Non
         raise ConfigError(
             f"algorithm is {algorithm!r}, but the environment's actions are {kind}: "
             f"set agent.algorithm to {_choosing(kind, 'any')}"
+        )
+
+
+def require_bfloat16(setting: str, config: AgentConfig, env_spec: EnvSpec) -> None:
+    """Raise ConfigError unless an algorithm acts in bfloat16 in such an environment; a user's own decides by itself.
+
+    Args:
+        setting: What asks for it, for the message.
+        config: The algorithm's settings.
+        env_spec: Shapes of the environment.
+    """
+    if config.algorithm not in ALGORITHMS:
+        return
+    if not getattr(config, "acts_in_bfloat16", False):
+        able = " and ".join(name for name in ALGORITHMS if getattr(config_class(name), "acts_in_bfloat16", False))
+        raise ConfigError(
+            f"{setting} is 'bfloat16', but agent.algorithm {config.algorithm!r} acts in float32, unlike {able}: set it "
+            "to auto or float32"
+        )
+    network = chosen_torso(getattr(config, "network", AUTO), env_spec)
+    if not env_spec.is_image or network == MLP:
+        raise ConfigError(
+            f"{setting} is 'bfloat16', but the environment observes no images for agent.network "
+            f"{network!r}, which acts in float32: set it to auto or float32"
         )
 
 
