@@ -22,6 +22,7 @@ from tidemill.rl.networks.ensemble_mlp import TorsoEnsembleMLP
 from tidemill.rl.networks.precision import acting_dtype
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.rl.settings.registry import algorithms
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.types import EnvSpec
 
@@ -193,6 +194,18 @@ def test_settings_hold_numbers_words_and_lists() -> None:
     assert agent.network_settings == settings | {"sizes": (3, 4)}  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"agent\.network_settings\.width"):
         load_config({"agent": {"algorithm": "td3", "network_settings": {"width": None}}})
+
+
+@pytest.mark.parametrize("network", ["auto", "mlp"])
+@pytest.mark.parametrize("algorithm", algorithms())
+def test_settings_of_a_torso_that_has_none_are_refused(algorithm: str, network: str) -> None:
+    """By every algorithm; `auto` is `mlp` for vectors."""
+    agent = {"algorithm": algorithm, "network": network, "network_settings": {"width": 3}}
+    config = load_config({"agent": agent}).agent
+    actions: str = getattr(config, "actions", "")
+    spec = CONTINUOUS if actions == "continuous" else VECTOR
+    with pytest.raises(ConfigError, match=naming("agent.network_settings {'width': 3} 'mlp'")):
+        build_agent(config, spec)
 
 
 @pytest.mark.parametrize("algorithm", ["sac", "td3", "ddpg", "d4pg"])
