@@ -8,7 +8,7 @@ float32 first, in one piece, then images.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,14 @@ def part_name(key: object) -> str:
     return re.sub(r"[^a-z0-9]+", "_", str(key).lower())
 
 
-def leaves(observation: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - nested as the user likes
-    """Yield the name and the value of each leaf of a nest of mappings and tuples; a name joins its keys by `__`."""
+def leaves(observation: Any, path: str = "", whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - nested as the user likes
+    """Yield the name and the value of each leaf of a nest of mappings and tuples; a name joins its keys by `__`.
+
+    A part that `whole` names is a leaf, whatever it holds: a batch of texts is a tuple.
+    """
+    if path in whole:
+        yield path, observation
+        return
     if isinstance(observation, Mapping):
         items = list(observation.items())
     elif isinstance(observation, tuple):
@@ -40,7 +46,7 @@ def leaves(observation: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # no
         return
     for key, value in items:
         name = part_name(key)
-        yield from leaves(value, f"{path}__{name}" if path else name)
+        yield from leaves(value, f"{path}__{name}" if path else name, whole)
 
 
 _EXACT = 2**24  # float32 has every whole number up to here

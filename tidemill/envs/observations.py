@@ -50,7 +50,7 @@ class ObservationFormat:
     def pack_batch(self, observation: Any, count: int) -> NDArray[np.uint8]:  # noqa: ANN401
         """Return the bytes of `count` observations, [count, bytes], whose leaves are batches; raises as `pack`."""
         values = {}
-        for name, value in leaves(observation):
+        for name, value in leaves(observation, whole=self.texts):
             if name in self.texts:
                 continue
             rows = np.asarray(value)

@@ -87,6 +87,28 @@ def test_gymnasiums_own_vector_is_seeded_and_stepped_as_single_environments(env_
     _assert_equal_streams(make_env(settings, 3, training=True), make_env(alone, 3, training=True))
 
 
+class TellingEnv(CountingFromStart):
+    """Observes what it counts, and says it."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        numbers, words = self.observation_space, spaces.Text(20, charset="episode 0123456789")
+        self.observation_space = spaces.Dict({"count": numbers, "told": spaces.Tuple((words,))})  # type: ignore[assignment]
+
+    def _observation(self) -> Any:  # noqa: ANN401 - another one than the parent's
+        return {"count": super()._observation(), "told": (f"episode {self._length}",)}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_text_is_left_out_as_of_single_environments(mode: AutoresetMode) -> None:
+    """Gymnasium's batch of it is a tuple of strings."""
+    makers = [lambda length=length: TellingEnv(length) for length in _LENGTHS]
+    batch = BatchedEnv(gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=mode), "a_test:make")
+    envs = iter([TellingEnv(length) for length in _LENGTHS])
+    assert [part.name for part in batch.spec.observation_parts] == ["count"]
+    _assert_equal_streams(batch, GymnasiumVectorEnv(lambda: next(envs), len(_LENGTHS)))
+
+
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_stored_transitions_are_those_of_single_environments(mode: AutoresetMode, end: str) -> None:
