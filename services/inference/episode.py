@@ -14,7 +14,7 @@ from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
 from tidemill.inference.wire import Answer
 from tidemill.rl.agents.interface import SplitPolicy
-from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder, PolicyOutput, check_extras, step_columns
+from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder, PolicyOutput, check_extras, kept, step_columns
 from tidemill.services.inference.evaluation import Evaluation
 from tidemill.simulator.wire import SeenStep
 from tidemill.types import EnvSpec, Signature
@@ -117,9 +117,7 @@ class Episode:
             else:
                 output = policy.choose(policy_input, numbers, env_steps, taken=seen.reported[None])
             check_extras(output.extras, self._extra_columns, 1)
-            # a policy may hand out what it has seen, whose stack is written over by the next step
-            kept = {name: np.array(values) for name, values in output.priority_inputs.items()}
-            output = replace(output, priority_inputs=kept)
+            output = kept(output, policy_input.observation)
         self._builder.record(output)
         return Acted(seen, policy_input, output, answer.params_version if seen.reported is None else 0)
 

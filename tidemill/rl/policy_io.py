@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -118,6 +118,16 @@ class PolicyOutput:
     priority_inputs: dict[str, Array] = field(default_factory=dict)
     recurrent_state: NDArray[np.float32] | None = None
     extras: dict[str, Array] = field(default_factory=dict)
+
+
+def kept(output: PolicyOutput, stack: Array) -> PolicyOutput:
+    """Return an output with copies of what it shares with the stack that was seen, which the next step writes over."""
+
+    def own(arrays: Mapping[str, Array]) -> dict[str, Array]:
+        shared = {name for name, each in arrays.items() if np.may_share_memory(np.asarray(each), stack)}
+        return {name: np.array(each) if name in shared else each for name, each in arrays.items()}
+
+    return replace(output, priority_inputs=own(output.priority_inputs), extras=own(output.extras))
 
 
 def check_extras(extras: Mapping[str, Array], columns: Signature, num_envs: int) -> None:

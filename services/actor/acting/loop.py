@@ -19,7 +19,7 @@ from tidemill.params.blob import unpack
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.interface import Policy
-from tidemill.rl.policy_io import PolicyInputBuilder, check_extras, step_columns
+from tidemill.rl.policy_io import PolicyInputBuilder, check_extras, kept, step_columns
 from tidemill.services.actor.acting.metrics import ActorMetrics
 from tidemill.types import Signature
 
@@ -208,6 +208,8 @@ class ActingLoop:
         mask = action_mask_of(self._env)
         policy_input = self._input_builder.build(observation, is_first, last_reward, mask)
         output = self._policy.act(policy_input, max(self._writer.env_steps, self._params.env_steps))
+        if self._env.spec.frame_stack > 1:
+            output = kept(output, policy_input.observation)
         self._input_builder.record(output)
         decided = time.perf_counter()
         result = self._env.step(output.action)

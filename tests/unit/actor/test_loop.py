@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.rl.agents.build import build_policy
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.registry import stored_columns
 from tidemill.services.actor.acting.loop import ActingLoop
 from tidemill.services.actor.acting.metrics import ActorMetrics
-from tidemill.types import column_names
+from tidemill.types import ColumnSpec, column_names
 
 
 class _Params:
@@ -35,17 +37,45 @@ class _Writer:
 
     def __init__(self, count: int) -> None:
         self.rows: list[dict[str, NDArray[Any]]] = []
+        self.beside: list[dict[str, NDArray[Any]]] = []
         self.stop = threading.Event()
         self._count = count
 
-    def append(self, row: Mapping[str, NDArray[Any]], **_: object) -> None:
-        """Keep a row."""
-        self.rows.append(dict(row))
+    def append(self, row: Mapping[str, NDArray[Any]], *, beside: Mapping[str, NDArray[Any]], **_: object) -> None:
+        """Keep copies of a row, and of what came beside it."""
+        self.rows.append({name: np.array(value) for name, value in row.items()})
+        self.beside.append({name: np.array(value) for name, value in beside.items()})
         if len(self.rows) == self._count:
             self.stop.set()
 
     def push(self) -> None:
         """Do nothing."""
+
+
+class _Handing:
+    """A policy that hands out the stack that it saw."""
+
+    recurrent_state_size = 0
+
+    def act(self, policy_input: PolicyInput, env_steps: int = 0) -> PolicyOutput:
+        """Return action 0."""
+        seen = policy_input.observation
+        action = np.zeros(len(seen), np.int64)
+        return PolicyOutput(action, priority_inputs={"stack": seen}, extras={"newest": seen[:, -1]})
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_held_row_has_what_its_own_policy_saw(holds: bool) -> None:
+    """Its first priority is computed of it a step later, when the stack has been written over."""
+    env = make_env(EnvSettings("tests.support.envs:counting", observation_stack=2), 2, training=True)
+    writer = _Writer(8)
+    newest = (ColumnSpec("newest", "float32", (2,)),)
+    parts: Any = [env, _Handing(), _Params(), writer, ActorMetrics(1e9), lambda: None, newest]
+    ActingLoop(*parts, holds=holds).run(0, writer.stop)
+    assert len(writer.rows) >= 8
+    for row, beside in zip(writer.rows, writer.beside, strict=True):
+        np.testing.assert_array_equal(beside["stack"][:, -1], row["observation"])
+        np.testing.assert_array_equal(row["newest"], row["observation"])
 
 
 def test_rows_have_the_masks_by_which_their_actions_were_chosen() -> None:

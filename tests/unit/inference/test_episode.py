@@ -14,13 +14,13 @@ from tidemill.inference.wire import Answer
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import SplitPolicy
 from tidemill.rl.agents.on_policy import ActorCriticPolicy
-from tidemill.rl.policy_io import PolicyInput
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig, PQNConfig
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.registry import AgentConfig, extra_columns_of
 from tidemill.services.inference.episode import Episode, Row
 from tidemill.simulator.wire import SeenStep
-from tidemill.types import EnvSpec
+from tidemill.types import ColumnSpec, EnvSpec
 
 _SPEC = EnvSpec((1,), "float32", num_actions=3, frame_stack=2)
 _DQN = DQNConfig(network="mlp", hidden_sizes=(4,))
@@ -164,6 +164,27 @@ def test_reported_action_that_is_not_legal_is_refused_by_a_policy_with_probabili
     seen = _seen(0, reported=np.array(2), action_mask=np.array([True, True, False]))
     with pytest.raises(InvalidArgument, match=naming("action [2] mask")):
         _play(episode, seen, algorithm=config, spec=spec)
+
+
+class _Handing:
+    """A policy that hands out the stack that it saw."""
+
+    def choose(self, policy_input: PolicyInput, numbers: object, env_steps: int) -> PolicyOutput:
+        """Return action 0."""
+        seen = policy_input.observation
+        return PolicyOutput(np.zeros(1, np.int64), priority_inputs={"stack": seen}, extras={"newest": seen[:, -1]})
+
+
+def test_row_has_what_its_own_policy_saw() -> None:
+    """It is made when the next step has written over the stack."""
+    episode, policy, rows = Episode(_SPEC, 0, (ColumnSpec("newest", "float32", (1,)),)), _Handing(), []
+    for seen in (_seen(0), _seen(1), _seen(2), _seen(3, terminated=True)):
+        policy_input, acted = episode.see(seen), None
+        if policy_input is not None:
+            acted = episode.act(seen, policy_input, Answer(3, 0, 0, {}), policy, env_steps=0)  # type: ignore[arg-type]
+        rows += episode.advance(seen, acted)
+    assert [row.columns["newest"].tolist() for row in rows] == [[0.0], [1.0], [2.0]]
+    assert [row.beside["stack"].tolist() for row in rows] == [[[0.0], [0.0]], [[0.0], [1.0]], [[1.0], [2.0]]]
 
 
 def test_evaluation_stores_nothing() -> None:
