@@ -16,6 +16,7 @@ import pytest
 from tests.support.demonstrations import demonstrations, write_demonstrations
 from tests.support.launched import ROOT, launched
 from tests.support.naming import naming
+from tests.support.own_algorithm import OwnConfig, OwnPolicy
 from tests.support.params_service import free_address
 from tests.support.replay_service import local_server
 from tidemill.config.load import load_config
@@ -24,7 +25,10 @@ from tidemill.config.services import LauncherSettings
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.replay.client import ReplayClient
+from tidemill.rl.agents.interface import PolicyContext
+from tidemill.rl.policy_io import PolicyOutput
 from tidemill.services.launcher.run.env_check import check_environment
+from tidemill.types import EnvSpec
 
 pytestmark = pytest.mark.process
 
@@ -48,6 +52,20 @@ def raises() -> gymnasium.Env[Any, Any]:
 def goes_on() -> gymnasium.Env[Any, Any]:
     """Return a pendulum that never comes to an end."""
     return gymnasium.make("Pendulum-v1").unwrapped
+
+
+@dataclasses.dataclass(frozen=True)
+class ActsWrongly(OwnConfig):
+    """Settings of an algorithm whose policy adds a dimension to its actions."""
+
+    algorithm: str = f"{__name__}:ActsWrongly"
+
+    def build_policy(self, env_spec: EnvSpec, context: PolicyContext) -> OwnPolicy:
+        """Return that policy."""
+        policy = super().build_policy(env_spec, context)
+        act = policy.act
+        policy.act = lambda seen, **_: PolicyOutput(act(seen).action[:, None], extras=act(seen).extras)  # type: ignore[method-assign]
+        return policy
 
 
 def _config(function: str, **launcher: float) -> RunConfig:
@@ -100,6 +118,13 @@ def test_algorithm_of_a_user_that_fits_is_left_alone() -> None:
     """Also one that has a list among its settings."""
     agent = {"algorithm": "tests.support.own_algorithm:OwnConfig"}
     assert check_environment(load_config({"env": {"id": "CartPole-v1"}, "agent": agent})) == ""
+
+
+def test_algorithm_of_a_user_that_acts_wrongly_is_told() -> None:
+    """Its method, and what it returned."""
+    agent = {"algorithm": f"{__name__}:ActsWrongly"}
+    with pytest.raises(ConfigError, match=naming(f"'{__name__}:ActsWrongly' act (2, 1) (2,)")):
+        check_environment(load_config({"env": {"id": "CartPole-v1"}, "agent": agent}))
 
 
 def test_environment_without_a_limit_is_noted() -> None:

@@ -144,9 +144,9 @@ def try_here(folder: Path) -> int:
         if config.table.hindsight:
             goal_rewards(config.env)
         if _names_own_code(config.agent):
-            from tidemill.rl.agents.build import build_agent  # torch takes seconds to import
+            from tidemill.rl.agents.algorithm_trial import try_algorithm  # torch takes seconds to import
 
-            build_agent(config.agent, spec)
+            try_algorithm(config.agent, spec, with_update=not config.learner.device.startswith("cuda"))
         if config.learner.sources:
             _check_sources(config, spec)
         if notices:

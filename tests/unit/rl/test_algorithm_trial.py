@@ -1,0 +1,117 @@
+"""The trial of a user's algorithm names the method that fails or returns what cannot be used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.batches import CASES
+from tests.support.naming import naming
+from tests.support.own_algorithm import OwnAgent, OwnConfig, OwnPolicy
+from tidemill.errors import ConfigError
+from tidemill.rl.agents import algorithm_trial
+from tidemill.rl.agents.algorithm_trial import try_algorithm
+from tidemill.rl.agents.interface import Update
+from tidemill.rl.policy_io import PolicyOutput
+from tidemill.rl.settings.registry import AgentConfig
+from tidemill.types import EnvSpec, WindowSpec
+
+_SPEC = EnvSpec((2,), "float32", num_actions=3)
+_NAME = "'tests.support.own_algorithm:OwnConfig'"
+_LOG_PROB = {"log_prob": np.zeros(2, np.float32)}
+
+
+def test_algorithm_that_keeps_its_promises_is_taken() -> None:
+    """With a stack of frames and with masks, too."""
+    for spec in (_SPEC, replace(_SPEC, frame_stack=3), replace(_SPEC, masks_actions=True)):
+        try_algorithm(OwnConfig(), spec)
+
+
+@pytest.mark.parametrize("config, env_spec", CASES.values(), ids=CASES.keys())
+def test_algorithm_of_the_project_would_be_taken_of_a_user(
+    config: AgentConfig, env_spec: EnvSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial asks for nothing that they do not do."""
+    monkeypatch.setattr(algorithm_trial, "ALGORITHMS", ())
+    try_algorithm(config, env_spec)
+
+
+def _acts(action: object, **extras: Any) -> Any:  # noqa: ANN401
+    return lambda *_, **__: PolicyOutput(action, extras=extras)  # type: ignore[arg-type]
+
+
+def _updates(priority: object, **metrics: Any) -> Any:  # noqa: ANN401
+    return lambda *_: Update(priority, metrics)  # type: ignore[arg-type]
+
+
+def _raises(*_: object, **__: object) -> None:
+    raise RuntimeError("told to fail")
+
+
+_RAISED = "RuntimeError: told to fail (test_algorithm_trial.py"
+
+
+@pytest.mark.parametrize(
+    "owner, method, does, words",
+    [
+        (OwnConfig, "build_agent", _raises, f"build_agent {_RAISED}"),
+        (OwnConfig, "build_policy", _raises, f"build_policy {_RAISED}"),
+        (OwnAgent, "policy_state", _raises, f"policy_state {_RAISED}"),
+        (OwnAgent, "recurrent_state_size", 3, "recurrent_state_size 3 0"),
+        (OwnPolicy, "load", _raises, f"load {_RAISED}"),
+        (OwnPolicy, "act", _raises, f"act {_RAISED}"),
+        (OwnPolicy, "act", _acts(np.zeros((2, 1), np.int64), **_LOG_PROB), "act action int64 (2, 1) (2,)"),
+        (OwnPolicy, "act", _acts(np.zeros(2), **_LOG_PROB), "act action float64 (2,) int64"),
+        (OwnPolicy, "act", _acts(torch.zeros(2, dtype=torch.int64), **_LOG_PROB), "act action torch.int64 NumPy"),
+        (OwnPolicy, "act", _acts(np.zeros(2, np.int64)), "act 'log_prob' none float32 (2,)"),
+        (OwnAgent, "decode", _raises, f"decode {_RAISED}"),
+        (OwnAgent, "update", _raises, f"update {_RAISED}"),
+        (OwnAgent, "update", lambda *_: None, "update 'priority' NoneType"),
+        (OwnAgent, "update", _updates(torch.zeros(())), "update priority torch.float32 () (4,)"),
+        (OwnAgent, "update", _updates(torch.zeros(4, requires_grad=True)), "update priority gradient (4,)"),
+        (OwnAgent, "update", _updates(torch.zeros(4), loss=0.5), "update float 'loss' scalar tensor"),
+        (OwnAgent, "update", _updates(torch.zeros(4), q=torch.zeros(4)), "update torch.float32 (4,) 'q' scalar ()"),
+    ],
+)
+def test_fault_of_an_algorithm_is_told_with_its_method(
+    owner: type, method: str, does: object, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what came back and what is wanted, or the line that raised."""
+    monkeypatch.setattr(owner, method, does)
+    with pytest.raises(ConfigError, match=naming(_NAME, words)):
+        try_algorithm(OwnConfig(), _SPEC)
+
+
+def test_recurrent_state_has_its_size_and_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stored byte by byte."""
+    for owner in (OwnAgent, OwnPolicy):
+        monkeypatch.setattr(owner, "recurrent_state_size", 3)
+    for state in (None, np.zeros((2, 3)), np.zeros((2, 1), np.float32)):
+        output = PolicyOutput(np.zeros(2, np.int64), recurrent_state=state, extras=_LOG_PROB)  # type: ignore[arg-type]
+        monkeypatch.setattr(OwnPolicy, "act", lambda *_, output=output, **__: output)
+        with pytest.raises(ConfigError, match=naming("act recurrent_state float32 (2, 3)")):
+            try_algorithm(OwnConfig(), _SPEC)
+
+
+def test_window_of_an_agent_is_that_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actors write items of the one, and the agent decodes the other."""
+    build = OwnConfig.build_agent
+
+    def build_agent(*arguments: Any) -> OwnAgent:  # noqa: ANN401
+        agent = build(*arguments)
+        agent.window = WindowSpec(0, 2)
+        return agent
+
+    monkeypatch.setattr(OwnConfig, "build_agent", build_agent)
+    with pytest.raises(ConfigError, match=naming("window steps=2 steps=1")):
+        try_algorithm(OwnConfig(), _SPEC)
+
+
+def test_update_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one that only a GPU can make."""
+    monkeypatch.setattr(OwnAgent, "update", _raises)
+    try_algorithm(OwnConfig(), _SPEC, with_update=False)
