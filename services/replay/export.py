@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from itertools import compress
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tidemill.arrays import Ints
 from tidemill.errors import InvalidArgument, Reason, ResourceExhausted
@@ -28,44 +27,6 @@ _PART_CHUNKS = 4096
 _PART_ITEMS = 8192
 
 _log = LateLogger()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkPart:
-    """Some chunks of an export.
-
-    Attributes:
-        step_counts: Steps of each, int64 [C].
-        params_versions: Version of the parameters that chose each one's last action, uint64 [C].
-        continues: Which of them follow the chunk sent before, in the same stream, [C].
-        blocks: One entry for each column of the signature.
-    """
-
-    step_counts: Ints
-    params_versions: NDArray[np.uint64]
-    continues: NDArray[np.bool_]
-    blocks: tuple[Blocks, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ItemPart:
-    """Some items of an export.
-
-    Attributes:
-        first_rows: Row of each one's first step, over the chunks that were sent, int64 [N].
-        lengths: Steps of each, int64 [N].
-        priorities: float64 [N].
-        payloads: One for each, or empty.
-        ages: Items inserted after each, int64 [N].
-        times_sampled: How often each was sampled, uint32 [N].
-    """
-
-    first_rows: Ints
-    lengths: Ints
-    priorities: NDArray[np.float64]
-    payloads: tuple[bytes, ...]
-    ages: Ints
-    times_sampled: NDArray[np.uint32]
 
 
 class TableExport:
@@ -115,26 +76,22 @@ class TableExport:
         self._continues[1:] = (np.diff(streams) == 0) & (np.diff(numbers) == 1)
         self._is_corrupt = np.zeros(len(self.chunks), dtype=np.bool_)
         self._store.acquire(self.chunks)
-        self._holds = True
+        self.holds = True
+        """Whether the chunks are still held."""
 
     @property
     def items(self) -> int:
         """Number of items that were chosen."""
         return len(self._lengths)
 
-    @property
-    def holds(self) -> bool:
-        """Whether the chunks are still held."""
-        return self._holds
-
     def close(self) -> None:
         """Let go of the chunks. May be called twice."""
-        if self._holds:
-            self._holds = False
+        if self.holds:
+            self.holds = False
             self._store.release(self.chunks)
 
-    async def chunk_parts(self, replay: ReplayState, blobs: BlobReader | None) -> AsyncIterator[ChunkPart]:
-        """Yield the chunks in order of stream and position, the corrupt ones left out.
+    async def chunk_parts(self, replay: ReplayState, blobs: BlobReader | None) -> AsyncIterator[bytes]:
+        """Yield the messages of the chunks in order of stream and position, the corrupt ones left out.
 
         Args:
             replay: The state, from which items that need corrupt chunks are dropped.
@@ -161,34 +118,33 @@ class TableExport:
             left_out = bool(gone[-1])
             kept = self.chunks[part][~gone]
             if len(kept):
-                yield ChunkPart(
-                    self._store.step_counts(kept), self._store.params_versions(kept), continues[~gone], blocks
-                )
+                step_counts, params_versions = self._store.step_counts(kept), self._store.params_versions(kept)
+                yield pack_export_chunks(step_counts, params_versions, continues[~gone], blocks)
 
-    def item_parts(self) -> list[slice]:
-        """Return the parts of the items; after the chunks, `item_part` has one."""
-        size = max(map(len, self._payloads), default=0)
-        count = max(1, min(_PART_ITEMS, _PART_BYTES // max(size, 1)))
-        return [slice(start, start + count) for start in range(0, self.items, count)]
+    def item_parts(self) -> Iterator[bytes]:
+        """Yield, after the chunks, the messages of the items in the order of their insertion.
 
-    def item_part(self, part: slice) -> ItemPart:
-        """Return some items, in the order of their insertion, those left out that need a corrupt chunk."""
+        Those that need a corrupt chunk are left out.
+        """
         ends = np.cumsum(self.step_counts)
-        first_rows, lengths = self._first_rows[part], self._lengths[part]
-        first = np.searchsorted(ends, first_rows, side="right")
-        last = np.searchsorted(ends, first_rows + lengths - 1, side="right")
         corrupt_before = np.concatenate(([0], np.cumsum(self._is_corrupt)))
         rows_gone = np.concatenate(([0], np.cumsum(np.where(self._is_corrupt, self.step_counts, 0))))
-        kept = corrupt_before[last + 1] == corrupt_before[first]
-        payloads = self._payloads[part]
-        return ItemPart(
-            first_rows=(first_rows - rows_gone[first])[kept],
-            lengths=lengths[kept],
-            priorities=self._priorities[part][kept],
-            payloads=tuple(payload for payload, is_it in zip(payloads, kept.tolist(), strict=False) if is_it),
-            ages=self._ages[part][kept],
-            times_sampled=self._times_sampled[part][kept],
-        )
+        size = max(map(len, self._payloads), default=0)
+        count = max(1, min(_PART_ITEMS, _PART_BYTES // max(size, 1)))
+        for start in range(0, self.items, count):
+            part = slice(start, start + count)
+            first_rows, lengths = self._first_rows[part], self._lengths[part]
+            first = np.searchsorted(ends, first_rows, side="right")
+            last = np.searchsorted(ends, first_rows + lengths - 1, side="right")
+            kept = corrupt_before[last + 1] == corrupt_before[first]
+            yield pack_export_items(
+                first_rows=(first_rows - rows_gone[first])[kept],
+                lengths=lengths[kept],
+                priorities=self._priorities[part][kept],
+                payloads=list(compress(self._payloads[part], kept.tolist())),
+                ages=self._ages[part][kept],
+                times_sampled=self._times_sampled[part][kept],
+            )
 
     def _parts(self) -> list[slice]:
         """Return the chunks of each message."""
@@ -207,7 +163,7 @@ class TableExport:
         return parts
 
     def _check(self) -> None:
-        if not self._holds:
+        if not self.holds:
             raise ResourceExhausted(
                 "the memory that an export held was needed for what actors append: export fewer items (newest, "
                 "max_age), raise max_memory_mib, or give the server a folder",
@@ -231,12 +187,9 @@ class TableExport:
 async def exported_parts(
     table: Table, export: TableExport, replay: ReplayState, blobs: BlobReader | None
 ) -> AsyncIterator[bytes]:
-    """Yield the messages of an export, packed; raises like `TableExport.chunk_parts`."""
+    """Yield the messages of an export; raises like `TableExport.chunk_parts`."""
     yield pack_export_start(table.config, export.items, len(export.chunks), int(export.step_counts.sum()))
-    async for chunks in export.chunk_parts(replay, blobs):
-        yield pack_export_chunks(chunks.step_counts, chunks.params_versions, chunks.continues, chunks.blocks)
+    async for part in export.chunk_parts(replay, blobs):
+        yield part
     for part in export.item_parts():
-        items = export.item_part(part)
-        yield pack_export_items(
-            items.first_rows, items.lengths, items.priorities, items.payloads, items.ages, items.times_sampled
-        )
+        yield part

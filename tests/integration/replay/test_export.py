@@ -23,7 +23,7 @@ from tidemill.replay import copy_tables, export_table
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.transfer.stream import Start, open_export
 from tidemill.services.replay.__main__ import main
-from tidemill.services.replay.export import ChunkPart, TableExport
+from tidemill.services.replay.export import TableExport
 from tidemill.services.replay.state.memory import MAX_HOLDERS
 from tidemill.services.replay.state.replay_state import ReplayState
 from tidemill.services.replay.tables.insertion_times import InsertionTimes
@@ -223,7 +223,7 @@ def test_export_gives_way_where_memory_is_needed(tmp_path: Path) -> None:
         asyncio.run(_next_part(held, server.replay))
 
 
-async def _next_part(export: TableExport, replay: ReplayState) -> ChunkPart:
+async def _next_part(export: TableExport, replay: ReplayState) -> bytes:
     return await anext(export.chunk_parts(replay, None))
 
 

@@ -13,7 +13,8 @@ from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.log.logs import AtOnce, Log, open_log, unreadable
 from tidemill.errors import NotFound, Reason, ResourceExhausted, Unavailable
-from tidemill.services.replay.export import ChunkPart, ItemPart, TableExport
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.services.replay.export import TableExport
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.compactor import Compactor
 from tidemill.services.replay.log.logged_blocks import logged
@@ -33,12 +34,12 @@ def _filled(path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int = 2*
     return log
 
 
-def _exported(log: Log) -> tuple[list[ChunkPart], list[ItemPart]]:
-    async def read() -> tuple[list[ChunkPart], list[ItemPart]]:
+def _exported(log: Log) -> tuple[list[pb.ExportChunks], list[pb.ExportItems]]:
+    async def read() -> tuple[list[pb.ExportChunks], list[pb.ExportItems]]:
         export, blobs = TableExport(log.replay.find("t")), BlobReader(BlobFiles(log.recovered.folder))
         try:
-            chunks = [part async for part in export.chunk_parts(log.replay, blobs)]
-            return chunks, [export.item_part(part) for part in export.item_parts()]
+            chunks = [pb.ExportResponse.FromString(part).chunks async for part in export.chunk_parts(log.replay, blobs)]
+            return chunks, [pb.ExportResponse.FromString(part).items for part in export.item_parts()]
         finally:
             blobs.close()
             export.close()
@@ -46,9 +47,9 @@ def _exported(log: Log) -> tuple[list[ChunkPart], list[ItemPart]]:
     return asyncio.run(read())
 
 
-def _steps(chunks: list[ChunkPart]) -> list[int]:
+def _steps(chunks: list[pb.ExportChunks]) -> list[int]:
     """Return the numbers of the steps, from the second column of the tests' signature."""
-    return [int(step) for part in chunks for step in np.frombuffer(part.blocks[1].data, dtype=np.int64)]
+    return [int(step) for part in chunks for step in np.frombuffer(part.chunks.columns[1].data, dtype=np.int64)]
 
 
 def test_table_larger_than_memory_is_exported_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +58,10 @@ def test_table_larger_than_memory_is_exported_whole(tmp_path: Path, monkeypatch:
     chunks, (items,) = _exported(log)
     assert len(chunks) > 5
     assert _steps(chunks) == list(range(160))
-    assert np.concatenate([part.continues for part in chunks]).tolist() == [False] + [True] * 39
-    assert (items.first_rows + items.lengths - 1).tolist() == list(range(160))
-    assert items.ages.tolist() == list(range(159, -1, -1))
+    assert [one for part in chunks for one in part.continues] == [False] + [True] * 39
+    ends = [first + length - 1 for first, length in zip(items.first_rows, items.lengths, strict=True)]
+    assert ends == list(range(160))
+    assert list(items.ages) == list(range(159, -1, -1))
     log.crash()
 
 
@@ -83,14 +85,14 @@ def test_corrupt_chunks_are_left_out_with_their_items(
     kept = [step for step in range(160) if step // 4 not in gone]
     assert _steps(chunks) == kept
     follows = [chunk - 1 not in gone and chunk > 0 for chunk in range(_CHUNKS) if chunk not in gone]
-    assert [bool(one) for part in chunks for one in part.continues] == follows
+    assert [one for part in chunks for one in part.continues] == follows
     expected = [
         (end - min(end + 1, 3) + 1, end) for end in range(160) if not gone & {(end - min(end, 2)) // 4, end // 4}
     ]
     found = [
         (kept[first], kept[first + length - 1])
         for part in parts
-        for first, length in zip(part.first_rows.tolist(), part.lengths.tolist(), strict=True)
+        for first, length in zip(part.first_rows, part.lengths, strict=True)
     ]
     assert found == expected
     assert table.size == len(expected)
