@@ -17,10 +17,9 @@ from tidemill.config.command_line import document_of
 from tidemill.config.help_text import ALGORITHMS, ALL, describe_algorithms, describe_section, overview
 from tidemill.config.hindsight import check_hindsight
 from tidemill.config.lock_step import check_lock_step
-from tidemill.config.on_policy import check_on_policy
+from tidemill.config.on_policy import check_on_policy, check_simulators
 from tidemill.config.presets import FOLDER, find_config, preset_names
 from tidemill.config.sections import RunConfig
-from tidemill.config.simulators import check_simulators
 from tidemill.config.sources import check_sources
 from tidemill.config.yaml_text import parse, written
 from tidemill.errors import ConfigError

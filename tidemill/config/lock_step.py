@@ -10,6 +10,7 @@ from tidemill.config.services import LauncherSettings, LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import AgentConfig, LearnsOnPolicy, algorithms, config_class
+from tidemill.settings.check import check_that
 
 _NOT_AN_INTEGER = 1e-6  # what rounding may add to a product of settings
 
@@ -91,7 +92,7 @@ def check_lock_step(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
         return
     _check_limits(run)
     env = getattr(settings, "env", None)
-    _require(
+    check_that(
         env is None or not env.isolate,
         "env.isolate is true, but must be false with run.deterministic, whose actors are restarted whole",
     )
@@ -102,12 +103,12 @@ def check_lock_step(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
     if cluster is not None:
         _check_cluster(cluster, launcher, getattr(settings, "replay", None))
     if table is not None:
-        _require(
+        check_that(
             table.sampler != "fifo",
             "table.sampler is 'fifo', but run.deterministic needs 'uniform' or 'prioritized'",
         )
     if learner is not None:
-        _require(
+        check_that(
             learner.threads >= 1,
             f"learner.threads is {learner.threads}, but must be at least 1 with run.deterministic",
         )
@@ -115,7 +116,7 @@ def check_lock_step(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
         launched = getattr(launcher, "actors", 1)
         lock_step = lock_step_of(run, table, learner, settings.env.num_envs, max(actor.count, launched))
         played = lock_step.warm_up * run.round_steps
-        _require(
+        check_that(
             not table.hindsight or played > table.hindsight_steps,
             f"table.min_size is {table.min_size}: each environment plays {played} steps before the first gradient "
             f"step, but must play more than table.hindsight_steps ({table.hindsight_steps}) with run.deterministic",
@@ -125,7 +126,7 @@ def check_lock_step(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
 def _check_limits(run: RunSettings) -> None:
     for name, off in (("target_return", None), ("max_env_steps", 0), ("max_wall_s", 0.0)):
         value = getattr(run, name)
-        _require(
+        check_that(
             value == off,
             f"run.{name} is {value}, but with run.deterministic only run.max_learner_steps ends a run: leave it out, "
             "or set it to " + ("none" if off is None else "0"),
@@ -154,20 +155,15 @@ def _may_lock_step(agent: AgentConfig) -> bool:
 
 def _check_cluster(cluster: ClusterSettings, launcher: LauncherSettings | None, replay: Any) -> None:  # noqa: ANN401
     shards = max(cluster.shard_count, getattr(replay, "shards", 1))
-    _require(
+    check_that(
         shards == 1 and not cluster.replay[0].startswith("dns:"),
         f"there are {shards} replay shards at {', '.join(cluster.replay)}, but run.deterministic allows one server "
         "(replay.shards 1, a single address in cluster.replay)",
     )
     served = bool(cluster.inference) or getattr(launcher, "inference", 0) > 0
-    _require(
+    check_that(
         not served,
         "launcher.inference or cluster.inference is set, but not allowed with run.deterministic: leave both out",
     )
     learners = getattr(launcher, "learners", 1)
-    _require(learners == 1, f"launcher.learners is {learners}, but must be 1 with run.deterministic")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)
+    check_that(learners == 1, f"launcher.learners is {learners}, but must be 1 with run.deterministic")

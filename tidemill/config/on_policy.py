@@ -6,8 +6,8 @@ from typing import Any
 
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
-from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import LearnsOnPolicy
+from tidemill.settings.check import check_that
 
 
 def check_on_policy(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process
@@ -20,7 +20,7 @@ def check_on_policy(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
         return
     if not isinstance(agent, LearnsOnPolicy):
         _check_queue(agent, table, learner)
-        _require(
+        check_that(
             learner.max_policy_lag < 0,
             f"learner.max_policy_lag is {learner.max_policy_lag}, but agent.algorithm {agent.algorithm!r} learns from "
             "items of any age: leave it at -1",
@@ -35,9 +35,23 @@ def check_on_policy(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
         windows_per_version(agent, learner, max(actor.count, launched) * settings.env.num_envs)
 
 
+def check_simulators(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process
+    """Raise ConfigError if simulators may connect and cannot act for the algorithm, in the sections of a process."""
+    inference, agent, learner = (getattr(settings, name, None) for name in ("inference", "agent", "learner"))
+    if inference is None or agent is None or learner is None:
+        return
+    check_that(
+        not inference.simulators or learner.max_policy_lag < 0,
+        f"inference.simulators is {inference.simulators}, but learner.max_policy_lag is {learner.max_policy_lag} for "
+        f"agent.algorithm {agent.algorithm!r}, and simulators cannot wait for a version of the parameters: set "
+        "learner.max_policy_lag to -1 (of these algorithms only impala corrects for the age of an item), or use one "
+        "that learns from a replay, such as dqn, sac or td3",
+    )
+
+
 def _check_queue(agent: Any, table: TableSettings, learner: LearnerSettings) -> None:  # noqa: ANN401 - any algorithm's
     most = 1 / (agent.batch_size * agent.window(1).stride)
-    _require(
+    check_that(
         table.sampler != "fifo" or learner.updates_per_env_step <= most,
         f"learner.updates_per_env_step is {learner.updates_per_env_step:g}, but table.sampler is 'fifo', which gives "
         f"each item once: at most {most:g}, or 0 for as many updates as there are items",
@@ -51,7 +65,7 @@ def windows_per_version(agent: Any, learner: LearnerSettings, num_envs: int) -> 
         ConfigError: It is not a whole number: some items would have to wait for the next version.
     """
     items: int = agent.batch_size * learner.publish_every
-    _require(
+    check_that(
         items % num_envs == 0,
         f"agent.batch_size ({agent.batch_size}) * learner.publish_every ({learner.publish_every}) is {items} items per "
         f"version, must be a multiple of the {num_envs} environments of all actors to hold learner.max_policy_lag",
@@ -61,26 +75,26 @@ def windows_per_version(agent: Any, learner: LearnerSettings, num_envs: int) -> 
 
 def _check_table(agent: Any, table: TableSettings, learner: LearnerSettings) -> None:  # noqa: ANN401 - both protocols at once
     name = f"agent.algorithm {agent.algorithm!r}"
-    _require(
+    check_that(
         table.sampler == "fifo",
         f"table.sampler is {table.sampler!r}, but {name} learns from each item once, in their order: set it to 'fifo'",
     )
-    _require(
+    check_that(
         learner.updates_per_env_step == 0,
         f"learner.updates_per_env_step is {learner.updates_per_env_step:g}, but {name} makes as many updates as there "
         "are items: set it to 0",
     )
-    _require(
+    check_that(
         agent.rollout_rows % table.chunk_length == 0,
         f"table.chunk_length is {table.chunk_length}, but must divide agent.unroll + 1 ({agent.rollout_rows}), so that "
         "an item is sent as soon as it is complete",
     )
-    _require(
+    check_that(
         table.min_size <= agent.batch_size,
         f"table.min_size is {table.min_size}, but {name} starts with its first batch: set it to agent.batch_size "
         f"({agent.batch_size}) or less",
     )
-    _require(
+    check_that(
         table.max_items >= 4 * agent.batch_size,
         f"table.max_items is {table.max_items}, but must be at least four batches ({4 * agent.batch_size}): actors "
         "wait when it is half full",
@@ -90,13 +104,8 @@ def _check_table(agent: Any, table: TableSettings, learner: LearnerSettings) -> 
 def _check_order(learner: LearnerSettings) -> None:
     for name in ("batches_per_sample", "decode_threads"):
         value = getattr(learner, name)
-        _require(
+        check_that(
             value <= 1,
             f"learner.{name} is {value}, but must be 1 where learner.max_policy_lag is set: items are used in their "
             "order",
         )
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)

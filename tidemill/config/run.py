@@ -10,7 +10,7 @@ from typing import Literal
 
 from tidemill.errors import ConfigError
 from tidemill.rpc.addresses import CLIENT, is_client_address
-from tidemill.settings.check import check, is_safe_name
+from tidemill.settings.check import check, check_at_least, check_positive, is_safe_name
 
 RESTORED = "restored.txt"
 """Beside the checkpoints: what the learner's newest start restored, in words."""
@@ -54,10 +54,8 @@ class RunSettings:
     def __post_init__(self) -> None:
         check(is_safe_name(self.name), "run.name", self.name, "letters, digits, `_`, `-`, `.`; at most 128")
         check(0 <= self.seed < 2**63, "run.seed", self.seed, "0 to 2**63 - 1")
-        check(self.max_env_steps >= 0, "run.max_env_steps", self.max_env_steps, "0 or more")
-        check(self.max_learner_steps >= 0, "run.max_learner_steps", self.max_learner_steps, "0 or more")
-        check(self.max_wall_s >= 0, "run.max_wall_s", self.max_wall_s, "0 or more")
-        check(self.round_steps >= 1, "run.round_steps", self.round_steps, "at least 1")
+        check_at_least(0, "run", self, "max_env_steps", "max_learner_steps", "max_wall_s")
+        check_at_least(1, "run", self, "round_steps")
 
     @property
     def folder(self) -> Path:
@@ -105,8 +103,8 @@ class ClusterSettings:
         _check_shards(self.replay)
         named = all(self.inference) and len(set(self.inference)) == len(self.inference)
         check(named, "cluster.inference", list(self.inference), "addresses that all differ")
-        check(self.replay_shards >= 0, "cluster.replay_shards", self.replay_shards, "0 or more")
-        check(self.connect_timeout_s > 0, "cluster.connect_timeout_s", self.connect_timeout_s, "more than 0")
+        check_at_least(0, "cluster", self, "replay_shards")
+        check_positive("cluster", self, "connect_timeout_s")
 
     @property
     def shard_count(self) -> int:
@@ -136,7 +134,7 @@ class LogSettings:
     one file per process in the run's `traces` folder."""
 
     def __post_init__(self) -> None:
-        check(self.trace_every >= 0, "log.trace_every", self.trace_every, "0 or more")
+        check_at_least(0, "log", self, "trace_every")
         is_url = not self.trace_to or self.trace_to.startswith(("http://", "https://"))
         check(is_url, "log.trace_to", self.trace_to, "http://host:port, https://host:port or empty")
         if self.trace_every and find_spec("opentelemetry") is None:

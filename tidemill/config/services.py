@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tidemill.config.sources import SourceSettings, check_each
+from tidemill.rpc.addresses import LAST_PORT
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
-from tidemill.settings.check import check, is_safe_name
+from tidemill.settings.check import check, check_at_least, check_between, check_positive, is_safe_name
 
 _MAX_BLOB_BYTES = 1024**3  # what `tidemill.params` packs, fetches and unpacks at most
 
@@ -42,10 +43,9 @@ class StorageSettings:
     """Seconds between snapshots of priorities and counters. 0: only on request and at the end."""
 
     def __post_init__(self) -> None:
-        check(self.fsync_interval_ms > 0, "replay.storage.fsync_interval_ms", self.fsync_interval_ms, "more than 0")
-        for name in ("segment_mib", "max_queue_mib"):
-            check(getattr(self, name) >= 1, f"replay.storage.{name}", getattr(self, name), "at least 1")
-        check(self.snapshot_every_s >= 0, "replay.storage.snapshot_every_s", self.snapshot_every_s, "0 or more")
+        check_positive("replay.storage", self, "fsync_interval_ms")
+        check_at_least(1, "replay.storage", self, "segment_mib", "max_queue_mib")
+        check_at_least(0, "replay.storage", self, "snapshot_every_s")
 
 
 _REPLAY_REQUEST_BYTES = 20 * MEBIBYTE  # received within 20 ms; Append messages of more than 16 are sent in parts
@@ -77,11 +77,9 @@ class ReplaySettings:
     """The log on disk."""
 
     def __post_init__(self) -> None:
-        check(self.shards >= 1, "replay.shards", self.shards, "at least 1")
+        check_at_least(1, "replay", self, "shards", "max_tables", "max_streams")
+        check_at_least(0, "replay", self, "max_memory_mib")
         check(0 <= self.shard < self.shards, "replay.shard", self.shard, f"below replay.shards ({self.shards})")
-        check(self.max_tables >= 1, "replay.max_tables", self.max_tables, "at least 1")
-        check(self.max_streams >= 1, "replay.max_streams", self.max_streams, "at least 1")
-        check(self.max_memory_mib >= 0, "replay.max_memory_mib", self.max_memory_mib, "0 or more")
 
 
 @dataclass(frozen=True)
@@ -105,8 +103,7 @@ class ParamServerSettings:
         check(
             self.max_fetch_bytes >= 4 * MEBIBYTE, "paramserver.max_fetch_bytes", self.max_fetch_bytes, "at least 4 MiB"
         )
-        check(self.max_tags >= 1, "paramserver.max_tags", self.max_tags, "at least 1")
-        check(self.keep_versions >= 1, "paramserver.keep_versions", self.keep_versions, "at least 1")
+        check_at_least(1, "paramserver", self, "max_tags", "keep_versions")
         check(
             1 <= self.max_blob_bytes <= _MAX_BLOB_BYTES,
             "paramserver.max_blob_bytes",
@@ -153,15 +150,13 @@ class InferenceSettings:
 
     def __post_init__(self) -> None:
         _check_device("inference.device", self.device)
-        check(0 <= self.simulators <= 4096, "inference.simulators", self.simulators, "0 to 4096")
         each = self.simulators_per_client
         check(each == -1 or each >= 1, "inference.simulators_per_client", each, "-1, or 1 or more")
-        check(self.simulator_grace_s >= 0, "inference.simulator_grace_s", self.simulator_grace_s, "0 or more")
-        check(self.simulator_timeout_s > 0, "inference.simulator_timeout_s", self.simulator_timeout_s, "more than 0")
-        for name in ("threads", "max_batch", "max_streams"):
-            check(getattr(self, name) >= 1, f"inference.{name}", getattr(self, name), "at least 1")
-        check(self.index >= 0, "inference.index", self.index, "0 or more")
-        check(0 <= self.max_wait_ms <= 10_000, "inference.max_wait_ms", self.max_wait_ms, "0 to 10000")
+        check_positive("inference", self, "simulator_timeout_s")
+        check_at_least(0, "inference", self, "simulator_grace_s", "index")
+        check_at_least(1, "inference", self, "threads", "max_batch", "max_streams")
+        check_between(0, 4096, "inference", self, "simulators")
+        check_between(0, 10_000, "inference", self, "max_wait_ms")
 
 
 @dataclass(frozen=True)
@@ -232,26 +227,15 @@ class LearnerSettings:
 
     def __post_init__(self) -> None:
         _check_device("learner.device", self.device)
-        check(self.threads >= -1, "learner.threads", self.threads, "-1 or more")
-        check(
-            self.updates_per_env_step >= 0,
-            "learner.updates_per_env_step",
-            self.updates_per_env_step,
-            "0 or more",
-        )
-        check(self.batches_per_sample >= 0, "learner.batches_per_sample", self.batches_per_sample, "0 or more")
         check_each(self.sources)
-        check(self.mirror_mib >= -1, "learner.mirror_mib", self.mirror_mib, "-1 or more")
-        check(self.max_policy_lag >= -1, "learner.max_policy_lag", self.max_policy_lag, "-1 or more")
+        check_at_least(-1, "learner", self, "threads", "mirror_mib", "max_policy_lag")
+        check_at_least(0, "learner", self, "updates_per_env_step", "batches_per_sample")
+        check_at_least(0, "learner", self, "checkpoint_every_s", "tensorboard_every_s")
+        check_at_least(1, "learner", self, "prefetch_batches", "decode_threads", "publish_every", "keep_checkpoints")
+        check_positive("learner", self, "log_every_s", "ranks_timeout_s")
         allowed = "0 or more, or -1" if self.max_policy_lag < 0 else "0 or -1 with learner.max_policy_lag"
         is_allowed = self.publish_least_s in (0, -1) or (self.publish_least_s > 0 and self.max_policy_lag < 0)
         check(is_allowed, "learner.publish_least_s", self.publish_least_s, allowed)
-        for name in ("prefetch_batches", "decode_threads", "publish_every", "keep_checkpoints"):
-            check(getattr(self, name) >= 1, f"learner.{name}", getattr(self, name), "at least 1")
-        check(self.checkpoint_every_s >= 0, "learner.checkpoint_every_s", self.checkpoint_every_s, "0 or more")
-        check(self.log_every_s > 0, "learner.log_every_s", self.log_every_s, "more than 0")
-        check(self.tensorboard_every_s >= 0, "learner.tensorboard_every_s", self.tensorboard_every_s, "0 or more")
-        check(self.ranks_timeout_s > 0, "learner.ranks_timeout_s", self.ranks_timeout_s, "more than 0")
 
 
 @dataclass(frozen=True)
@@ -292,13 +276,10 @@ class ActorSettings:
             self.id,
             "letters, digits, `_`, `-`, `.`; at most 128",
         )
-        check(self.count >= 1, "actor.count", self.count, "at least 1")
         check(self.index is None or self.index >= 0, "actor.index", self.index, "0 or more")
-        check(self.threads >= 1, "actor.threads", self.threads, "at least 1")
-        chunks = self.max_in_flight_chunks
-        check(chunks >= 1, "actor.max_in_flight_chunks", chunks, "at least 1")
-        check(self.max_env_steps_per_s >= 0, "actor.max_env_steps_per_s", self.max_env_steps_per_s, "0 or more")
-        check(self.log_every_s > 0, "actor.log_every_s", self.log_every_s, "more than 0")
+        check_at_least(1, "actor", self, "count", "threads", "max_in_flight_chunks")
+        check_at_least(0, "actor", self, "max_env_steps_per_s")
+        check_positive("actor", self, "log_every_s")
 
 
 @dataclass(frozen=True)
@@ -354,18 +335,10 @@ class EvaluatorSettings:
     """User-defined callbacks, each `module:name`, called on evaluations (docs/extending.md)."""
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "num_envs", "threads", "video_max_steps"):
-            check(getattr(self, name) >= 1, f"evaluator.{name}", getattr(self, name), "at least 1")
-        for name in (
-            "min_interval_s",
-            "start_env_steps",
-            "every_env_steps",
-            "confirm_episodes",
-            "seed",
-            "test_episodes",
-        ):
-            check(getattr(self, name) >= 0, f"evaluator.{name}", getattr(self, name), "0 or more")
-        check(self.last_timeout_s > 0, "evaluator.last_timeout_s", self.last_timeout_s, "more than 0")
+        check_at_least(1, "evaluator", self, "episodes", "num_envs", "threads", "video_max_steps")
+        check_at_least(0, "evaluator", self, "test_episodes", "confirm_episodes", "seed")
+        check_at_least(0, "evaluator", self, "min_interval_s", "start_env_steps", "every_env_steps")
+        check_positive("evaluator", self, "last_timeout_s")
         check(self.epsilon is None or 0 <= self.epsilon <= 1, "evaluator.epsilon", self.epsilon, "0 to 1, or none")
         check(self.noop_max is None or self.noop_max >= 0, "evaluator.noop_max", self.noop_max, "0 or more, or none")
 
@@ -427,13 +400,9 @@ class LauncherSettings:
     several addresses stands for several processes. The page then also shows actors, evaluator, restarts and logs."""
 
     def __post_init__(self) -> None:
-        check(self.actors >= 0, "launcher.actors", self.actors, "0 or more")
-        check(self.inference >= 0, "launcher.inference", self.inference, "0 or more")
-        check(self.learners >= 1, "launcher.learners", self.learners, "at least 1")
-        for name in ("actor_nice", "evaluator_nice"):
-            check(0 <= getattr(self, name) <= 19, f"launcher.{name}", getattr(self, name), "0 to 19")
-        check(self.max_restarts >= 0, "launcher.max_restarts", self.max_restarts, "0 or more")
-        check(self.log_max_mib >= 0, "launcher.log_max_mib", self.log_max_mib, "0 or more")
-        check(0 <= self.status_page_port <= 65535, "launcher.status_page_port", self.status_page_port, "0 to 65535")
-        for name in ("restart_backoff_s", "start_timeout_s", "frozen_timeout_s", "stop_timeout_s", "view_every_s"):
-            check(getattr(self, name) > 0, f"launcher.{name}", getattr(self, name), "more than 0")
+        check_at_least(0, "launcher", self, "actors", "inference", "max_restarts", "log_max_mib")
+        check_at_least(1, "launcher", self, "learners")
+        check_between(0, 19, "launcher", self, "actor_nice", "evaluator_nice")
+        check_between(0, LAST_PORT, "launcher", self, "status_page_port")
+        check_positive("launcher", self, "restart_backoff_s", "start_timeout_s", "frozen_timeout_s")
+        check_positive("launcher", self, "stop_timeout_s", "view_every_s")

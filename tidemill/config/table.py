@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidemill.replay.table_config import MAX_ITEMS, is_table_name
-from tidemill.settings.check import check
+from tidemill.settings.check import check, check_at_least, check_between, check_positive
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,12 @@ class TableSettings:
     def __post_init__(self) -> None:
         allowed = "lower-case letters, digits and `_`, a letter first; at most 63 characters"
         check(is_table_name(self.name), "table.name", self.name, allowed)
-        check(self.priority_exponent >= 0, "table.priority_exponent", self.priority_exponent, "0 or more")
-        for name in ("importance_sampling_exponent", "importance_sampling_exponent_final"):
-            check(0 <= getattr(self, name) <= 1, f"table.{name}", getattr(self, name), "0 to 1")
-        check(
-            self.importance_sampling_steps >= 0,
-            "table.importance_sampling_steps",
-            self.importance_sampling_steps,
-            "0 or more",
-        )
-        check(1 <= self.max_items <= MAX_ITEMS, "table.max_items", self.max_items, f"1 to {MAX_ITEMS}")
+        check_at_least(0, "table", self, "priority_exponent", "importance_sampling_steps")
+        check_positive("table", self, "error_buffer_updates")
+        check_between(0, 1, "table", self, "importance_sampling_exponent", "hindsight")
+        check_between(0, 1, "table", self, "importance_sampling_exponent_final")
+        check_between(1, MAX_ITEMS, "table", self, "max_items")
+        check_between(1, 1024, "table", self, "chunk_length")
+        check_between(1, 10_000, "table", self, "hindsight_steps")
         allowed = f"1 to table.max_items ({self.max_items})"
         check(1 <= self.min_size <= self.max_items, "table.min_size", self.min_size, allowed)
-        check(
-            self.error_buffer_updates > 0,
-            "table.error_buffer_updates",
-            self.error_buffer_updates,
-            "more than 0",
-        )
-        check(1 <= self.chunk_length <= 1024, "table.chunk_length", self.chunk_length, "1 to 1024")
-        check(0 <= self.hindsight <= 1, "table.hindsight", self.hindsight, "0 to 1")
-        check(1 <= self.hindsight_steps <= 10_000, "table.hindsight_steps", self.hindsight_steps, "1 to 10000")

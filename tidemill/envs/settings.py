@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidemill.errors import ConfigError
+from tidemill.settings.check import check, check_at_least, check_between
 
 INFO, OBSERVATION = "info", "observation"
 """Where `env.action_mask` finds the masks."""
@@ -125,16 +125,13 @@ class EnvSettings:
 
     def __post_init__(self) -> None:
         _check(bool(self.id), "id", self.id, "a gymnasium id, ALE/Game, module:Id or module:function")
-        _check(self.num_envs >= 1, "num_envs", self.num_envs, "at least 1")
-        _check(self.max_episode_steps >= 0, "max_episode_steps", self.max_episode_steps, "0 or more")
-        _check(self.max_evaluation_steps >= 0, "max_evaluation_steps", self.max_evaluation_steps, "0 or more")
-        _check(self.step_timeout_s >= 0, "step_timeout_s", self.step_timeout_s, "0 or more")
-        _check(self.reset_timeout_s >= 0, "reset_timeout_s", self.reset_timeout_s, "0 or more")
+        check_at_least(1, "env", self, "num_envs", "frame_skip")
+        check_at_least(0, "env", self, "max_episode_steps", "max_evaluation_steps", "step_timeout_s", "reset_timeout_s")
+        check_at_least(0, "env", self, "max_restarts", "restart_backoff_s", "max_memory_mib", "noop_max")
+        check_between(1, 16, "env", self, "frame_stack", "observation_stack")
+        check_between(0, 1, "env", self, "sticky_actions")
         policies = "'restart', 'drop' or 'stop'"
         _check(self.on_failure in ("restart", "drop", "stop"), "on_failure", self.on_failure, policies)
-        _check(self.max_restarts >= 0, "max_restarts", self.max_restarts, "0 or more")
-        _check(self.restart_backoff_s >= 0, "restart_backoff_s", self.restart_backoff_s, "0 or more")
-        _check(self.max_memory_mib >= 0, "max_memory_mib", self.max_memory_mib, "0 or more")
         _check(self.isolate or not self.max_memory_mib, "max_memory_mib", self.max_memory_mib, "0 without env.isolate")
         _check(
             min(self.observation_indices, default=0) >= 0,
@@ -148,13 +145,8 @@ class EnvSettings:
             self.observation_indices,
             "nothing for an ALE/ game",
         )
-        _check(1 <= self.frame_stack <= 16, "frame_stack", self.frame_stack, "1 to 16")
-        _check(1 <= self.observation_stack <= 16, "observation_stack", self.observation_stack, "1 to 16")
         is_stacked = self.is_atari and not self.vector and self.observation_stack > 1
         _check(not is_stacked, "observation_stack", self.observation_stack, "1 for an ALE/ game; set env.frame_stack")
-        _check(self.frame_skip >= 1, "frame_skip", self.frame_skip, "at least 1")
-        _check(self.noop_max >= 0, "noop_max", self.noop_max, "at least 0")
-        _check(0.0 <= self.sticky_actions <= 1.0, "sticky_actions", self.sticky_actions, "0 to 1")
         _check(self.max_frames >= self.frame_skip, "max_frames", self.max_frames, "at least frame_skip")
         is_ours = self.is_atari and not self.vector
         _check(not (is_ours and self.kwargs), "kwargs", dict(self.kwargs), "nothing for an ALE/ game")
@@ -210,5 +202,4 @@ class EnvSettings:
 
 
 def _check(is_valid: bool, name: str, value: object, allowed: str) -> None:
-    if not is_valid:
-        raise ConfigError(f"env.{name} is {value!r}, allowed: {allowed}")
+    check(is_valid, f"env.{name}", value, allowed)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tidemill.errors import ConfigError
 from tidemill.rpc.addresses import SERVER, is_server_address
-from tidemill.settings.check import check
+from tidemill.settings.check import check_at_least, check_positive
 
 MEBIBYTE = 1024 * 1024
 
@@ -50,10 +50,8 @@ class ServerSettings:
         metrics = self.metrics_address
         if metrics and (metrics.startswith("unix:") or not is_server_address(metrics)):
             raise ConfigError(f"server.metrics_address is {metrics!r}, allowed: host:port, or nothing to turn it off")
-        for name in ("max_message_bytes", "max_calls_per_connection", "max_idle_s"):
-            check(getattr(self, name) > 0, f"server.{name}", getattr(self, name), "more than 0")
-        for name in ("max_request_bytes", "grace_s"):
-            check(getattr(self, name) >= 0, f"server.{name}", getattr(self, name), "0 or more")
+        check_positive("server", self, "max_message_bytes", "max_calls_per_connection", "max_idle_s")
+        check_at_least(0, "server", self, "max_request_bytes", "grace_s")
 
     @property
     def request_limit_bytes(self) -> int:

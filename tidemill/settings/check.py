@@ -19,6 +19,31 @@ def check(is_valid: bool, field: str, value: object, allowed: str) -> None:
         raise ConfigError(f"{field} is {value!r}, allowed: {allowed}")
 
 
+def check_at_least(least: int, section: str, settings: object, *names: str) -> None:
+    """Check that each of some settings of a section is at least a number."""
+    allowed = f"at least {least}" if least > 0 else f"{least} or more"
+    for name in names:
+        check((value := getattr(settings, name)) >= least, f"{section}.{name}", value, allowed)
+
+
+def check_positive(section: str, settings: object, *names: str) -> None:
+    """Check that each of some settings of a section is more than 0."""
+    for name in names:
+        check((value := getattr(settings, name)) > 0, f"{section}.{name}", value, "more than 0")
+
+
+def check_between(low: int, high: int, section: str, settings: object, *names: str) -> None:
+    """Check that each of some settings of a section is in a range, both ends included."""
+    for name in names:
+        check(low <= (value := getattr(settings, name)) <= high, f"{section}.{name}", value, f"{low} to {high}")
+
+
+def check_that(condition: bool, message: str) -> None:
+    """Raise a `ConfigError` with a message, unless a condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
 @contextmanager
 def collecting(problems: list[str]) -> Iterator[None]:
     """Add the lines of a ConfigError raised in the block to a list, so that all are told at once."""
