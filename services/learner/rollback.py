@@ -150,7 +150,8 @@ class VerdictWatcher:
         """
         self._client = ParamsClient(address, deadline_s=_DEADLINE_S)
         self._fencing_token, self._on_verdict = fencing_token, on_verdict
-        self._evaluated: int | None = None
+        self.evaluated: int | None = None
+        """Updates behind the version under evaluation; None if it is not this learner's."""
         self._verdict: Version | None = None
         self._closed = threading.Event()
         try:
@@ -160,11 +161,6 @@ class VerdictWatcher:
             raise
         self._thread = threading.Thread(target=self._run, name="verdicts", daemon=True)
         self._thread.start()
-
-    @property
-    def evaluated(self) -> int | None:
-        """Updates behind the version under evaluation; None if it is not this learner's."""
-        return self._evaluated
 
     def decided(self) -> Version | None:
         """End the thread, poll a last time, and return the version that ended the run; None if none has.
@@ -206,7 +202,7 @@ class VerdictWatcher:
             return None
         evaluated = _tagged(listed, EVALUATED)
         is_own = evaluated is not None and evaluated.fencing_token == self._fencing_token
-        self._evaluated = evaluated.metadata.learner_steps if evaluated is not None and is_own else None
+        self.evaluated = evaluated.metadata.learner_steps if evaluated is not None and is_own else None
         verdict = _tagged(listed, VERDICT)
         return verdict if verdict is not None and verdict.version != self._old else None
 

@@ -69,11 +69,13 @@ class VersionStore:
         self._max_blob_bytes, self._max_tags, self._max_fetch_bytes = max_blob_bytes, max_tags, max_fetch_bytes
         self._incoming = folder / "incoming"
         self._files, self._state_file = VersionFiles(folder), StateFile(folder)
-        self._catalog = Catalog()
+        self.catalog = Catalog()
+        """What the store holds now."""
         self._newest = NewestBlobs(max_fetch_bytes // 2)
         self._reading: weakref.WeakSet[StoredBlob] = weakref.WeakSet()
         self._reading_lock = threading.Lock()
-        self._corrupt_versions = 0
+        self.corrupt_versions = 0
+        """Versions, descriptions and state files found corrupt or lost when the folder was opened."""
         self._has_doubtful_tags = False
         self._lock, self._is_closed = _lock(folder), False
         try:
@@ -89,16 +91,6 @@ class VersionStore:
                 raise FatalError(f"cannot use the folder {folder}: {error}") from error
             raise
 
-    @property
-    def catalog(self) -> Catalog:
-        """What the store holds now."""
-        return self._catalog
-
-    @property
-    def corrupt_versions(self) -> int:
-        """Versions, descriptions and state files found corrupt or lost when the folder was opened."""
-        return self._corrupt_versions
-
     def acquire_fencing_token(self, last_known_token: int = 0, last_known_version: int = 0) -> Catalog:
         """Hand out the next fencing token, see `Catalog.with_next_token`; return the catalog once it is on disk.
 
@@ -106,9 +98,9 @@ class VersionStore:
             InvalidArgument: See `Catalog.with_next_token`.
             ResourceExhausted: The disk is full.
         """
-        catalog = self._catalog.with_next_token(last_known_token, last_known_version)
+        catalog = self.catalog.with_next_token(last_known_token, last_known_version)
         self._write(self._numbers(catalog))
-        self._catalog = catalog
+        self.catalog = catalog
         return catalog
 
     def set_tag(self, tag: str, number: int) -> None:
@@ -118,11 +110,11 @@ class VersionStore:
             NotFound, InvalidArgument, ResourceExhausted: See `Catalog.with_tag`.
             ResourceExhausted: The disk is full.
         """
-        catalog = self._catalog.with_tag(tag, number, max_tags=self._max_tags)
+        catalog = self.catalog.with_tag(tag, number, max_tags=self._max_tags)
         self._has_doubtful_tags = True
         self._write(self._state_file.tags(catalog.tags))
         self._has_doubtful_tags = False
-        self._catalog = catalog
+        self.catalog = catalog
         self._prune()
 
     def check(self, request: PublishRequest) -> Version | None:
@@ -133,9 +125,9 @@ class VersionStore:
             FailedPrecondition: The publisher is stale, see `Catalog.check_publisher`.
         """
         request.check(self._max_blob_bytes)
-        repeated = self._catalog.repeated(request)
+        repeated = self.catalog.repeated(request)
         if repeated is None:
-            self._catalog.check_publisher(request)
+            self.catalog.check_publisher(request)
         return repeated
 
     def begin(self, request: PublishRequest) -> Upload:
@@ -151,22 +143,22 @@ class VersionStore:
             ResourceExhausted: The disk is full; nothing was stored.
         """
         request = upload.request
-        self._catalog.check_publisher(request)
+        self.catalog.check_publisher(request)
         upload.finish()
         version = Version(
-            version=self._catalog.high_water + 1,
+            version=self.catalog.high_water + 1,
             base_version=request.base_version,
             fencing_token=request.fencing_token,
             created=created,
             metadata=request.metadata,
             encodings=request.encodings,
         )
-        catalog = self._catalog.with_version(version)
+        catalog = self.catalog.with_version(version)
         with full_disk_reported():
             self._files.write(version, upload.paths, self._numbers(catalog) | self._settled_tags())
         self._has_doubtful_tags = False
         self._newest.replace(version)
-        self._catalog = catalog
+        self.catalog = catalog
         self._prune()
         return version
 
@@ -176,7 +168,7 @@ class VersionStore:
         Raises:
             NotFound: There is no such version, or no longer.
         """
-        encoding = self._catalog.find(number).encoding(precision)
+        encoding = self.catalog.find(number).encoding(precision)
         blob = StoredBlob(number, encoding, self._files.open(number, encoding.precision), self._newest)
         with self._reading_lock:
             self._reading.add(blob)
@@ -201,18 +193,18 @@ class VersionStore:
         lost = {tag: number for tag, number in state.tags.items() if number not in scan.versions}
         for tag, number in lost.items():
             _log.error("tag dropped, its version is lost", tag=tag, version=number)
-        self._corrupt_versions = len({*corrupt, *lost.values()}) + corrupt_copies
-        self._catalog = Catalog(
+        self.corrupt_versions = len({*corrupt, *lost.values()}) + corrupt_copies
+        self.catalog = Catalog(
             versions=scan.versions,
             tags={tag: number for tag, number in state.tags.items() if tag not in lost},
             fencing_token=max([state.fencing_token, *(version.fencing_token for version in scan.versions.values())]),
             high_water=max(state.high_water, scan.high_water),
         )
-        recovered = (self._catalog.fencing_token, self._catalog.high_water)
+        recovered = (self.catalog.fencing_token, self.catalog.high_water)
         if corrupt_copies or lost or state.is_joint or recovered != (state.fencing_token, state.high_water):
-            self._write(self._numbers(self._catalog) | self._state_file.tags(self._catalog.tags))
+            self._write(self._numbers(self.catalog) | self._state_file.tags(self.catalog.tags))
         self._prune()
-        self._newest.replace(self._catalog.newest)
+        self._newest.replace(self.catalog.newest)
 
     def _corrupt(self, scan: Scan, tags: Mapping[str, int]) -> set[int]:
         """Set corrupt versions aside; return their numbers, and those whose description was repaired.
@@ -245,11 +237,11 @@ class VersionStore:
         A refused tag may have its name on the disk already, and the version where the tag should still point must not
         be the only one that is kept.
         """
-        return self._state_file.tags(self._catalog.tags) if self._has_doubtful_tags else {}
+        return self._state_file.tags(self.catalog.tags) if self._has_doubtful_tags else {}
 
     def _prune(self) -> None:
-        expired = self._catalog.expired(self._keep_versions)
-        self._catalog = self._catalog.without(expired)
+        expired = self.catalog.expired(self._keep_versions)
+        self.catalog = self.catalog.without(expired)
         for number in expired:
             self._files.remove(number)
         self._bound_reads()
@@ -260,7 +252,7 @@ class VersionStore:
         with self._reading_lock:
             reading = list(self._reading)
         for blob in reading:
-            if blob.number not in self._catalog.versions and not blob.closed:
+            if blob.number not in self.catalog.versions and not blob.closed:
                 removed.setdefault((blob.number, blob.encoding.precision.value), []).append(blob)
         kept_bytes = sum(blobs[0].encoding.size_bytes for blobs in removed.values())
         for key in sorted(removed):

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tests.support.envs import CountingEnv, Result, Vector
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.interface import EpisodeSummary, VectorStep
-from tidemill.types import EnvSpec
 
 KIND_OF = {
     "raise": "raised",
@@ -181,11 +180,7 @@ class NumPyScalars(GymnasiumVectorEnv):
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(CountingEnv, num_envs)
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Shapes and dtypes of one environment."""
-        return replace(super().spec, num_actions=np.int64(2))  # type: ignore[arg-type]
+        self.spec = replace(self.spec, num_actions=np.int64(2))  # type: ignore[arg-type]
 
     def step(self, action: NDArray[Any]) -> VectorStep:
         """Act once in each."""

@@ -119,16 +119,12 @@ class AleVectorEnv:
         self._life_loss_terminates = life_loss_terminates
         self._clip_rewards = clip_rewards
         num_actions = len(ale.ale.get_action_set())
-        self._spec = EnvSpec((FRAME_SIZE, FRAME_SIZE), "uint8", frame_stack, num_actions)
+        self.spec = EnvSpec((FRAME_SIZE, FRAME_SIZE), "uint8", frame_stack, num_actions)
+        """Shapes and dtypes of one environment."""
         self._counter = EpisodeCounter(ale.num_envs)
         self._ended = np.zeros(ale.num_envs, np.bool_)
         self._lives = np.zeros(ale.num_envs, np.int32)
         self._pictures: NDArray[np.uint8] | None = None
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Shapes and dtypes of one environment."""
-        return self._spec
 
     @property
     def num_envs(self) -> int:
@@ -148,7 +144,7 @@ class AleVectorEnv:
     def step(self, action: NDArray[Any]) -> VectorStep:
         """Act in every game, or reset it if it had ended; see `VectorEnv.step`."""
         check_shape(action, self._ended.shape)
-        check_within(action, self._spec.num_actions)  # ale-py would silently play no-ops
+        check_within(action, self.spec.num_actions)  # ale-py would silently play no-ops
         is_reset_step = self._ended
         stacked, raw_reward, game_over, truncated, info = self._ale.step(action)
         if self._camera is not None:

@@ -67,7 +67,7 @@ class BatchedEnv:
         self._format = observation_format(env.single_observation_space)
         self._actions = action_adapter(env.single_action_space, joint=joint_actions)
         num_actions, action_shape = self._actions.num_actions, self._actions.shape
-        self._spec = EnvSpec(
+        self.spec = EnvSpec(
             self._format.shape,
             self._format.dtype,
             observation_stack,
@@ -77,18 +77,14 @@ class BatchedEnv:
             action_sizes=self._actions.sizes,
             observation_parts=self._format.parts,
         )
+        """Shapes and dtypes of one environment."""
         self._mask_key = mask_key
-        self._masks = ActionMasks(mask_key, env.num_envs, self._spec.action_options) if mask_key else None
+        self._masks = ActionMasks(mask_key, env.num_envs, self.spec.action_options) if mask_key else None
         self._infos: list[dict[str, Any]] = [{}] * env.num_envs
         self._next_infos: list[dict[str, Any]] = [{}] * env.num_envs
         """Infos of the episodes that ignored actions are played in."""
         self._ended = np.zeros(env.num_envs, np.bool_)
         self._counter = EpisodeCounter(env.num_envs)
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Shapes and dtypes of one environment."""
-        return self._spec
 
     @property
     def num_envs(self) -> int:

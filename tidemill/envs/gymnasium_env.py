@@ -69,7 +69,7 @@ class GymnasiumVectorEnv:
         self._format = observation_format(space)
         self._dtype = np.dtype(self._format.dtype)
         self._actions = action_adapter(self._envs[0].action_space, joint=joint_actions)
-        self._spec = EnvSpec(
+        self.spec = EnvSpec(
             self._format.shape,
             self._format.dtype,
             observation_stack,
@@ -79,17 +79,13 @@ class GymnasiumVectorEnv:
             action_sizes=self._actions.sizes,
             observation_parts=self._format.parts,
         )
-        self._masks = ActionMasks(mask_key, num_envs, self._spec.action_options) if mask_key else None
+        """Shapes and dtypes of one environment."""
+        self._masks = ActionMasks(mask_key, num_envs, self.spec.action_options) if mask_key else None
         self._infos: list[Mapping[str, Any]] = [{}] * num_envs
         self._action_shape = (num_envs, *self._actions.shape)
         self._ended = np.zeros(num_envs, np.bool_)
         self._newest = self._new_observation()
         self._counter = EpisodeCounter(num_envs)
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Shapes and dtypes of one environment."""
-        return self._spec
 
     @property
     def texts(self) -> tuple[str, ...]:

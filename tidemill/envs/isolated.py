@@ -61,7 +61,8 @@ class WorkerPart:
         self._step_s = settings.step_timeout_s
         self._reset_s = settings.reset_timeout_s or settings.step_timeout_s
         self._spec: EnvSpec | None = None
-        self._mask: NDArray[np.bool_] | None = None
+        self.action_mask: NDArray[np.bool_] | None = None
+        """Which actions are legal; see `Part`."""
         self._newest: Array = np.zeros(0)
         self._ended = np.zeros(num_envs, np.bool_)
         self._memory_bytes, self._sent_s, self._steps = 0, 0.0, 0
@@ -79,11 +80,6 @@ class WorkerPart:
             self._made()
         assert self._spec is not None
         return self._spec
-
-    @property
-    def action_mask(self) -> NDArray[np.bool_] | None:
-        """Which actions are legal; see `Part`."""
-        return self._mask
 
     @property
     def pid(self) -> int | None:
@@ -133,7 +129,7 @@ class WorkerPart:
             self._is_down = True
             return down_step(self._newest, is_cut=~self._ended), [(0, error)]
         self._steps += 1
-        self._newest, self._mask = arrays["observation"], arrays.get("mask")
+        self._newest, self.action_mask = arrays["observation"], arrays.get("mask")
         columns: dict[str, Any] = {name: arrays[name] for name in STEP_COLUMNS}
         step = VectorStep(**columns, episodes=tuple(EpisodeSummary(**each) for each in fields["episodes"]))
         self._ended = (step.terminated | step.truncated) & ~step.is_first
@@ -207,7 +203,7 @@ class WorkerPart:
             return True
 
     def _took_reset(self, message: Message) -> Array:
-        self._newest, self._mask = message[1]["observation"], message[1].get("mask")
+        self._newest, self.action_mask = message[1]["observation"], message[1].get("mask")
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._is_down = False
         return self._newest

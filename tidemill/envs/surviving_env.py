@@ -48,7 +48,8 @@ class SurvivingEnv:
             for unit in range(part.units):
                 self._places.append((part, unit, slice(start + unit * size, start + (unit + 1) * size)))
             start += part.num_envs
-        self._num_envs = start
+        self.num_envs = start
+        """Environments in the batch."""
         self._first_unit = np.cumsum([0, *(part.units for part in parts)])
         self._is_up = np.ones(len(self._places), np.bool_)
         self._is_starting = [False] * len(self._places)
@@ -58,11 +59,6 @@ class SurvivingEnv:
     def spec(self) -> EnvSpec:
         """Shapes and dtypes of one environment."""
         return self._parts[0].spec
-
-    @property
-    def num_envs(self) -> int:
-        """Environments in the batch."""
-        return self._num_envs
 
     @property
     def action_mask(self) -> Bools:
@@ -93,7 +89,7 @@ class SurvivingEnv:
 
     def step(self, action: Array) -> VectorStep:
         """Act in every environment that is up, or reset it if it had ended; see `VectorEnv.step`."""
-        check_shape(action, (self._num_envs, *self.spec.action_shape))
+        check_shape(action, (self.num_envs, *self.spec.action_shape))
         was_down = None if self._is_up.all() else ~self._is_up
         for part, envs in zip(self._parts, self._ranges, strict=True):
             part.begin(action[envs])
@@ -117,7 +113,7 @@ class SurvivingEnv:
         self._read_mask()
         is_absent = None
         if was_down is not None:
-            is_absent = np.zeros(self._num_envs, np.bool_)
+            is_absent = np.zeros(self.num_envs, np.bool_)
             for unit in np.flatnonzero(was_down):
                 is_absent[self._places[unit][2]] = True
         return replace(step, is_absent=is_absent)

@@ -94,23 +94,16 @@ class ParamsPublisher(Closing):
         self.fencing_token = opened.fencing_token
         """Fencing token of this publisher."""
         self._base_version = opened.latest_version
-        self._version = 0
-        self._offered, self._acknowledged, self._replaced = 0, 0, 0
+        self.version = 0
+        """Newest version of this publisher that was acknowledged; 0 before the first."""
+        self.replaced = 0
+        """Offers that were never sent because a newer one came first."""
+        self._offered, self._acknowledged = 0, 0
         self._pending: _Offer | None = None
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._thread = self._started()
-
-    @property
-    def version(self) -> int:
-        """Newest version of this publisher that was acknowledged; 0 before the first."""
-        return self._version
-
-    @property
-    def replaced(self) -> int:
-        """Offers that were never sent because a newer one came first."""
-        return self._replaced
 
     def offer(self, blobs: Blobs | Callable[[], Blobs], metadata: ParamsMetadata) -> None:
         """Hand over parameters to publish; never blocks.
@@ -127,7 +120,7 @@ class ParamsPublisher(Closing):
         with self._changed:
             self._raise()
             self._offered += 1
-            self._replaced += self._pending is not None
+            self.replaced += self._pending is not None
             self._pending = _Offer(self._offered, blobs if callable(blobs) else dict(blobs), metadata)
             self._changed.notify_all()
 
@@ -245,6 +238,6 @@ class ParamsPublisher(Closing):
 
     def _acknowledge(self, publish: _Publish, version: int) -> None:
         with self._changed:
-            self._version = self._base_version = version
+            self.version = self._base_version = version
             self._acknowledged = publish.number
             self._changed.notify_all()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tidemill.config.services import LauncherSettings
@@ -99,31 +99,23 @@ class Supervisor:
     def __init__(self, specs: Sequence[ServiceSpec], settings: LauncherSettings) -> None:
         """Know the services; nothing is started before `start`."""
         self.settings = settings
-        self._processes = {spec.name: Process(spec) for spec in specs}
-        self._outcome: Outcome | None = None
+        self.processes = {spec.name: Process(spec) for spec in specs}
+        """Every service by name, in the order of starting."""
+        self.outcome: Outcome | None = None
+        """How the run ends; None while it continues. The processes may still be stopping, see `is_over`."""
         self._is_finishing = False
         self.stop_was_requested = False
         """Whether somebody has asked it to end."""
 
     @property
-    def processes(self) -> Mapping[str, Process]:
-        """Every service by name, in the order of starting."""
-        return self._processes
-
-    @property
     def all_serve(self) -> bool:
         """Whether every service is healthy."""
-        return all(process.phase is Phase.SERVING for process in self._processes.values())
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """How the run ends; None while it continues. The processes may still be stopping, see `is_over`."""
-        return self._outcome
+        return all(process.phase is Phase.SERVING for process in self.processes.values())
 
     @property
     def is_over(self) -> bool:
         """Whether the run has an outcome and no process is left."""
-        return self._outcome is not None and not any(process.is_alive for process in self._processes.values())
+        return self.outcome is not None and not any(process.is_alive for process in self.processes.values())
 
     def start(self, now_s: float) -> list[Action]:
         """Start what needs nothing else."""
@@ -131,7 +123,7 @@ class Supervisor:
 
     def on_serving(self, name: str, now_s: float) -> list[Action]:
         """A service became healthy."""
-        process = self._processes[name]
+        process = self.processes[name]
         if process.phase is not Phase.STARTING:
             return []
         process.phase, process.deadline_s = Phase.SERVING, None
@@ -147,7 +139,7 @@ class Supervisor:
             listens: Whether connections to it are taken. If not it may be starting again by itself, as several
                 learners do, and has the time for a start.
         """
-        process = self._processes[name]
+        process = self.processes[name]
         limit_s = self.settings.frozen_timeout_s if listens else self.settings.start_timeout_s
         if process.phase is not Phase.SERVING or process.fault or silent_s < limit_s:
             return []
@@ -156,7 +148,7 @@ class Supervisor:
 
     def on_not_started(self, name: str, why: str, now_s: float) -> list[Action]:
         """A process could not be started, which counts as an exit."""
-        self._processes[name].fault = f"could not be started: {why}"
+        self.processes[name].fault = f"could not be started: {why}"
         return self.on_exit(name, 1, now_s)
 
     def on_exit(self, name: str, exit_code: int, now_s: float, *, has_result: bool = False) -> list[Action]:
@@ -168,10 +160,10 @@ class Supervisor:
             now_s: The time.
             has_result: Whether the run's result is written, which the evaluator does last.
         """
-        process = self._processes[name]
+        process = self.processes[name]
         was_stopping = process.phase is Phase.STOPPING
         process.phase, process.deadline_s = Phase.ENDED, None
-        if self._outcome is not None:
+        if self.outcome is not None:
             return self._stop_next(now_s)
         kind = process.spec.kind
         if kind == EVALUATOR and exit_code == 0 and has_result:
@@ -191,7 +183,7 @@ class Supervisor:
     def on_timer(self, now_s: float) -> list[Action]:
         """Time passed: carry out what was due."""
         actions = []
-        for name, process in self._processes.items():
+        for name, process in self.processes.items():
             if process.deadline_s is not None and now_s >= process.deadline_s:
                 actions.append(self._on_deadline(name, process, now_s))
         return actions
@@ -199,32 +191,32 @@ class Supervisor:
     def on_stop_requested(self, now_s: float) -> list[Action]:
         """Ctrl-C or SIGTERM: end the processes in order, if they do not end already; when asked again, at once."""
         is_first, self.stop_was_requested = not self.stop_was_requested, True
-        if self._outcome is None:
+        if self.outcome is None:
             return self._end(Outcome(0, "stopped as asked"), now_s)
         if is_first:
             return []
-        self._outcome = Outcome(1, "killed at the second request: unsaved work is lost")
-        alive = {name: process for name, process in self._processes.items() if process.is_alive}
+        self.outcome = Outcome(1, "killed at the second request: unsaved work is lost")
+        alive = {name: process for name, process in self.processes.items() if process.is_alive}
         for process in alive.values():
             process.phase, process.deadline_s = Phase.STOPPING, None
         return [Action(Verb.KILL, name) for name in alive]
 
     def next_timer_s(self) -> float | None:
         """Return the time at which `on_timer` is due; None if nothing is."""
-        deadlines = (process.deadline_s for process in self._processes.values())
+        deadlines = (process.deadline_s for process in self.processes.values())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _start_ready(self, now_s: float) -> list[Action]:
-        if self._outcome is not None or self._is_finishing:
+        if self.outcome is not None or self._is_finishing:
             return []
         return [
             self._start(name, process, now_s)
-            for name, process in self._processes.items()
+            for name, process in self.processes.items()
             if process.phase is Phase.PENDING and self._are_serving(process.spec.after)
         ]
 
     def _are_serving(self, names: Sequence[str]) -> bool:
-        return all(self._processes[name].phase is Phase.SERVING for name in names)
+        return all(self.processes[name].phase is Phase.SERVING for name in names)
 
     def _start(self, name: str, process: Process, now_s: float) -> Action:
         process.phase, process.deadline_s = Phase.STARTING, now_s + self.settings.start_timeout_s
@@ -258,7 +250,7 @@ class Supervisor:
     def _finish(self, now_s: float) -> list[Action]:
         """The learner has ended by itself: no more acting; the evaluator measures the last version."""
         self._is_finishing = True
-        evaluator = next((p for p in self._processes.values() if p.spec.kind == EVALUATOR), None)
+        evaluator = next((p for p in self.processes.values() if p.spec.kind == EVALUATOR), None)
         if evaluator is None or evaluator.phase in (Phase.PENDING, Phase.ENDED):
             return self._end(Outcome(0, "the learner has finished"), now_s)
         actions = self._terminate((ACTOR,), now_s)  # clients of an inference service may play the last evaluation
@@ -267,8 +259,8 @@ class Supervisor:
         return actions
 
     def _end(self, outcome: Outcome, now_s: float) -> list[Action]:
-        self._outcome = outcome
-        for process in self._processes.values():
+        self.outcome = outcome
+        for process in self.processes.values():
             if process.phase is not Phase.STOPPING:  # what was asked to end and does not is killed in time
                 process.deadline_s = None
             if process.phase in (Phase.PENDING, Phase.BACKOFF):
@@ -278,14 +270,14 @@ class Supervisor:
     def _stop_next(self, now_s: float) -> list[Action]:
         """Ask the next group to end, once the one before it has ended."""
         for kinds in _STOP_ORDER:
-            group = [process for process in self._processes.values() if process.spec.kind in kinds]
+            group = [process for process in self.processes.values() if process.spec.kind in kinds]
             if any(process.is_alive for process in group):
                 return self._terminate(kinds, now_s)
         return []
 
     def _terminate(self, kinds: Sequence[str], now_s: float) -> list[Action]:
         actions = []
-        for name, process in self._processes.items():
+        for name, process in self.processes.items():
             if process.spec.kind not in kinds:
                 continue
             if process.phase in (Phase.STARTING, Phase.SERVING):

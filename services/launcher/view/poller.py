@@ -82,7 +82,8 @@ class StatusPoller:
         self._folder = folder
         self._processes = processes
         self._env_rate = RateMeter()
-        self._learner: LearnerStatus | None = None
+        self.learner: LearnerStatus | None = None
+        """Last status of the learner; None if it never answered."""
         self._started_s, self._earlier_s = time.monotonic(), trained_s(folder)
         self._min_size = config.table.min_size if config.learner.updates_per_env_step else 0
 
@@ -91,7 +92,7 @@ class StatusPoller:
         now_s = time.monotonic()
         processes = self._processes()
         answer = None if _has_ended("learner", processes) else self._learner_status()
-        self._learner = answer or self._learner
+        self.learner = answer or self.learner
         scores = self._scores("scores.csv")
         failed = env_failures(self._folder)
         tables = () if _has_ended("replay", processes) else self._tables.describe()
@@ -101,7 +102,7 @@ class StatusPoller:
             earlier_s=self._earlier_s,
             min_size=self._min_size,
             processes=processes,
-            learner=self._learner,
+            learner=self.learner,
             learner_answers=answer is not None,
             env_steps_per_s=self._env_steps_per_s(now_s, answer),
             newest=scores[-1] if scores else None,
@@ -116,11 +117,6 @@ class StatusPoller:
             env_failures=by_kind(failed),
             warnings=self._tracker.warnings(sample, now_s),
         )
-
-    @property
-    def learner(self) -> LearnerStatus | None:
-        """Last status of the learner; None if it never answered."""
-        return self._learner
 
     def close(self) -> None:
         """Close the connections."""

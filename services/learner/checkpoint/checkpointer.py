@@ -57,23 +57,15 @@ class Checkpointer:
         """
         self._fence = fence
         self._store, self._capture, self._every_s, self._clock = store, capture, every_s, clock
-        self._steps = steps
-        self._error = ""
+        self.steps = steps
+        """Updates in the newest checkpoint; 0 means there is none."""
+        self.error = ""
+        """Reason the newest attempt failed; empty if it succeeded or there was none."""
         self._due = clock() + every_s
         self._jobs: queue.Queue[_Job | None] = queue.Queue(1)
         self._writing: Future[SavedCheckpoint] | None = None
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self._thread.start()
-
-    @property
-    def steps(self) -> int:
-        """Updates in the newest checkpoint; 0 means there is none."""
-        return self._steps
-
-    @property
-    def error(self) -> str:
-        """Reason the newest attempt failed; empty if it succeeded or there was none."""
-        return self._error
 
     def poll(self, control: Control, learner_steps: int) -> None:
         """Start a checkpoint if one is due or requested; call it between two updates only.
@@ -91,7 +83,7 @@ class Checkpointer:
                 self._start(request, sync=True)
         elif self._every_s > 0 and self._clock() >= self._due:
             self._due = self._clock() + self._every_s
-            if learner_steps != self._steps:
+            if learner_steps != self.steps:
                 self._start(Future())
 
     def write_now(self) -> None:
@@ -154,7 +146,7 @@ class Checkpointer:
                 future.set_result(self._write(checkpoint, sync=sync))
             except Exception as error:
                 metrics.CHECKPOINT_FAILURES.inc()
-                self._error = str(error)
+                self.error = str(error)
                 _log.warning("checkpoint not written", reason=str(error))
                 future.set_exception(error if isinstance(error, TidemillError) else TidemillError(str(error)))
 
@@ -163,7 +155,7 @@ class Checkpointer:
         check_finite(flatten(checkpoint.agent)[1].values(), "parameters")
         with metrics.CHECKPOINT_SECONDS.time():
             path = self._store.write(checkpoint, sync=sync)
-        self._steps, self._error = checkpoint.counters["learner_steps"], ""
-        metrics.CHECKPOINT_STEPS.set(self._steps)
-        _log.info("checkpoint written", path=str(path), learner_steps=self._steps)
-        return SavedCheckpoint(str(path.resolve()), self._steps)
+        self.steps, self.error = checkpoint.counters["learner_steps"], ""
+        metrics.CHECKPOINT_STEPS.set(self.steps)
+        _log.info("checkpoint written", path=str(path), learner_steps=self.steps)
+        return SavedCheckpoint(str(path.resolve()), self.steps)

@@ -17,7 +17,8 @@ class Control:
         """Take the event that SIGTERM or Ctrl-C sets; it stops the learner as `stop` does."""
         self._signalled = signalled
         self._changed = threading.Condition()
-        self._paused = False
+        self.paused = False
+        """Whether the training thread must not take a step."""
         self._stop_reason: str | None = None
         self._checkpoints: deque[Future[SavedCheckpoint]] = deque()
 
@@ -49,11 +50,6 @@ class Control:
             return future
 
     @property
-    def paused(self) -> bool:
-        """Whether the training thread must not take a step."""
-        return self._paused
-
-    @property
     def stop_reason(self) -> str | None:
         """Reason to stop; None while the learner runs."""
         return "a signal asked" if self.is_interrupted else self._stop_reason
@@ -70,7 +66,7 @@ class Control:
     def wait(self, timeout_s: float) -> None:
         """Block the training thread, while it is paused, until a request arrives or `timeout_s` passed."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._paused or self.stop_reason or self._checkpoints, timeout_s)
+            self._changed.wait_for(lambda: not self.paused or self.stop_reason or self._checkpoints, timeout_s)
 
     def close(self) -> None:
         """Refuse requests that can no longer be carried out."""
@@ -82,7 +78,7 @@ class Control:
     def _set_paused(self, paused: bool) -> None:
         with self._changed:
             self._check_running()
-            self._paused = paused
+            self.paused = paused
             self._changed.notify_all()
 
     def _check_running(self) -> None:
