@@ -74,22 +74,4 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
 
 
 def _pack(status: LearnerStatus) -> pb.GetStatusResponse:
-    return pb.GetStatusResponse(
-        state=pb.LearnerState.ValueType(status.state.value),
-        learner_steps=status.learner_steps,
-        env_steps=status.env_steps,
-        steps_per_s=status.steps_per_s,
-        wait_fraction=status.wait_fraction,
-        params_version=status.params_version,
-        fencing_token=status.fencing_token,
-        checkpoint_steps=status.checkpoint_steps,
-        table_items=status.table_items,
-        metrics=dict(status.metrics),
-        uptime_s=status.uptime_s,
-        max_learner_steps=status.max_learner_steps,
-        restored=status.restored,
-        shards=[pb.Shard(**dataclasses.asdict(shard)) for shard in status.shards],
-        checkpoint_error=status.checkpoint_error,
-        end=status.end,
-        sources=[pb.Source(**dataclasses.asdict(source)) for source in status.sources],
-    )
+    return pb.GetStatusResponse(**dataclasses.asdict(status) | {"state": status.state.value})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from tidemill.closing import Closing
 from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, ShardStatus, SourceStatus
 from tidemill.learner.v1 import learner_pb2 as pb
@@ -84,28 +87,15 @@ class LearnerClient(Closing):
 
 def _unpack(response: pb.GetStatusResponse) -> LearnerStatus:
     known = {state.value for state in LearnerState}
-    return LearnerStatus(
-        state=LearnerState(response.state) if response.state in known else LearnerState.UNKNOWN,
-        learner_steps=response.learner_steps,
-        env_steps=response.env_steps,
-        steps_per_s=response.steps_per_s,
-        wait_fraction=response.wait_fraction,
-        params_version=response.params_version,
-        fencing_token=response.fencing_token,
-        checkpoint_steps=response.checkpoint_steps,
-        table_items=response.table_items,
-        metrics=dict(response.metrics),
-        uptime_s=response.uptime_s,
-        max_learner_steps=response.max_learner_steps,
-        restored=response.restored,
-        shards=tuple(
-            ShardStatus(shard.name, shard.address, shard.live, shard.items, shard.total_weight, shard.samples)
-            for shard in response.shards
-        ),
-        checkpoint_error=response.checkpoint_error,
-        end=response.end,
-        sources=tuple(
-            SourceStatus(source.name, source.fraction, source.items, source.samples, source.age_s)
-            for source in response.sources
-        ),
-    )
+    values = _values(LearnerStatus, response) | {
+        "state": LearnerState(response.state) if response.state in known else LearnerState.UNKNOWN,
+        "metrics": dict(response.metrics),
+        "shards": tuple(ShardStatus(**_values(ShardStatus, shard)) for shard in response.shards),
+        "sources": tuple(SourceStatus(**_values(SourceStatus, source)) for source in response.sources),
+    }
+    return LearnerStatus(**values)
+
+
+def _values(kind: Any, message: object) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
+    """Return a message's values by the names of a dataclass's fields."""
+    return {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}

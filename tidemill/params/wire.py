@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 
 from tidemill.errors import InvalidArgument
@@ -37,24 +38,12 @@ def unpack_precision(message: int) -> Precision:
 
 def pack_metadata(metadata: ParamsMetadata) -> pb.Metadata:
     """Return metadata as its message."""
-    return pb.Metadata(
-        algorithm=metadata.algorithm,
-        env_id=metadata.env_id,
-        learner_steps=metadata.learner_steps,
-        env_steps=metadata.env_steps,
-        config_digest=metadata.config_digest,
-    )
+    return pb.Metadata(**dataclasses.asdict(metadata))
 
 
 def unpack_metadata(message: pb.Metadata) -> ParamsMetadata:
     """Return the metadata of a message."""
-    return ParamsMetadata(
-        algorithm=message.algorithm,
-        env_id=message.env_id,
-        learner_steps=message.learner_steps,
-        env_steps=message.env_steps,
-        config_digest=message.config_digest,
-    )
+    return ParamsMetadata(**{field.name: getattr(message, field.name) for field in dataclasses.fields(ParamsMetadata)})
 
 
 def pack_encoding(encoding: Encoding) -> pb.Encoding:
