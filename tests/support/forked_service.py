@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from tidemill import linux
-from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
+from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen, started
 from tidemill.programs.fork_server import Order
 
 _QUIET = {"GRPC_ENABLE_FORK_SUPPORT": "0", "OMP_NUM_THREADS": "1"}
@@ -80,25 +79,12 @@ def fork_server(variables: Mapping[str, str]) -> Iterator[ForkClient]:
 def fork_service(order: Order, output: IO[bytes], server: ForkClient | None = None) -> ForkedPopen:
     """Start a service from a fork server, else from that of this process; where there is none, as a program."""
     if not linux.AVAILABLE:
-        return _started(order, output)
+        process = started(order, output)
+        process.returncode = 0  # its end is for the one who gets the process id
+        return ForkedPopen(process.pid)
     service = (server or _server()).fork(order, output)
     assert service is not None, "the fork server could not fork"
     return service
-
-
-def _started(order: Order, output: IO[bytes]) -> ForkedPopen:
-    words = [order.module] if order.ends_in_order else ["tidemill.programs.child", order.module]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", *words, *order.arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=order.environment,
-        cwd=order.directory or None,
-        start_new_session=True,
-    )
-    process.returncode = 0  # its end is for the one who gets the process id
-    return ForkedPopen(process.pid)
 
 
 def fork_read(

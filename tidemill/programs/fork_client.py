@@ -115,6 +115,36 @@ class ForkedPopen:
         self.send_signal(signal.SIGKILL)
 
 
+Program = ForkedPopen | subprocess.Popen[bytes]
+
+
+def started(order: Order, output: IO[bytes], forks: ForkClient | None = None) -> Program:
+    """Start a process in a separate session, whose output goes to a file; fork it if it can be.
+
+    Ctrl-C on the terminal so reaches this process only, which ends it.
+    """
+    if forks is not None and (forked := forks.fork(order, output)):
+        return forked
+    return subprocess.Popen(
+        order.command(),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=order.environment,
+        cwd=order.directory or None,
+        start_new_session=True,
+    )
+
+
+def wait_or_kill(process: Program, within_s: float) -> None:
+    """Wait for the end of a process; kill it after some seconds."""
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class ForkClient:
     """A server that this process has started, or was given."""
 
@@ -130,7 +160,7 @@ class ForkClient:
         """What it has said of itself so far."""
         if (given := take_server()) is not None:
             self.requests, pid = given
-            self._process: ForkedPopen | subprocess.Popen[bytes] = ForkedPopen(pid)
+            self._process: Program = ForkedPopen(pid)
             return
         self.said = set()
         self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -79,6 +79,11 @@ class Order(NamedTuple):
         """Return it as a message to the server."""
         return json.dumps(self._asdict() | {"environment": dict(self.environment)}).encode()
 
+    def command(self) -> list[str]:
+        """Return the command that starts it without a server."""
+        words = [self.module] if self.ends_in_order else ["tidemill.programs.child", self.module]
+        return [sys.executable, "-P", "-m", *words, *self.arguments]  # -P: no file of the working directory shadows it
+
 
 def main() -> None:
     """Serve the socket that is standard input until it ends; in a new process, run its module."""

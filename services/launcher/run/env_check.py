@@ -11,7 +11,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, InvalidArgument, Unavailable
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.process import run
-from tidemill.programs.fork_client import ForkClient, ForkedPopen
+from tidemill.programs.fork_client import ForkClient, started
 from tidemill.programs.fork_server import Order
 from tidemill.programs.group_guard import MARK_VARIABLE
 from tidemill.programs.groups import Groups
@@ -70,7 +70,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
         if before is not None and changed_settings(before, config):
             write_document(before, folder / _BEFORE)
         with (folder / _OUTPUT).open("wb") as output:
-            process = _started(folder, output, forks, mark)
+            process = started(_order(folder, mark), output, forks)
         groups.add(process.pid, mark)
         try:
             code = process.wait(timeout_s)
@@ -94,22 +94,10 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
     return said
 
 
-def _started(
-    folder: Path, output: IO[bytes], forks: ForkClient | None, mark: str
-) -> subprocess.Popen[bytes] | ForkedPopen:
+def _order(folder: Path, mark: str) -> Order:
     own = {PARENT_VARIABLE: str(os.getpid()), MARK_VARIABLE: mark}
     environment = os.environ | own | {"SDL_VIDEODRIVER": "dummy"}
-    order = Order(_MODULE, [str(folder)], environment, needs_torch=False)
-    if forks is not None and (forked := forks.fork(order, output)):
-        return forked
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "tidemill.programs.child", _MODULE, str(folder)],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=environment,
-        start_new_session=True,  # a Ctrl-C on the terminal ends it through the launcher
-    )
+    return Order(_MODULE, [str(folder)], environment, needs_torch=False)
 
 
 def try_here(folder: Path) -> int:

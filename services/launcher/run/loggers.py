@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Self
 
 from tidemill.installation import command_name
 from tidemill.parent import PARENT_VARIABLE
+from tidemill.programs.fork_client import Program, started, wait_or_kill
+from tidemill.programs.fork_server import Order
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 
 _LAST_S = 60.0
@@ -26,7 +27,7 @@ class LoggerProcesses:
 
     def __init__(self) -> None:
         """Start nothing yet."""
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, Program] = {}
         self._path = Path()
 
     def start(self, names: tuple[str, ...], folder: RunFolder) -> None:
@@ -36,23 +37,17 @@ class LoggerProcesses:
         environment = {name: value for name, value in os.environ.items() if name != PARENT_VARIABLE}
         for name in names:
             # A separate session: Ctrl-C is meant for the launcher, and loggers still have to send the last records.
-            command = (sys.executable, "-P", "-m", "tidemill.services.launcher", "log", str(folder.path), "--to", name)
+            words = ["log", str(folder.path), "--to", name]
+            order = Order("tidemill.services.launcher", words, environment, ends_in_order=True)
             with log_file(folder.path, f"log-{name.replace(':', '.')}").open("ab") as output:
-                self._children[name] = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=environment,
-                    start_new_session=True,
-                )
+                self._children[name] = started(order, output)
 
     def wait(self, bound_s: float = _LAST_S) -> list[str]:
         """Wait until all have sent the last records; return a line for each that could not."""
         deadline_s = time.monotonic() + bound_s
         return [line for name, child in self._children.items() if (line := self._end(name, child, deadline_s))]
 
-    def _end(self, name: str, child: subprocess.Popen[bytes], deadline_s: float) -> str:
+    def _end(self, name: str, child: Program, deadline_s: float) -> str:
         again = f"`{command_name()} log {self._path} --to {name}` continues; see {self._path / 'logs'}"
         try:
             code = child.wait(max(deadline_s - time.monotonic(), 0.0))
@@ -71,13 +66,7 @@ class LoggerProcesses:
             _stop(child)
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def _stop(child: Program) -> None:
     """Ask a process to end, and kill it if it does not."""
-    if child.poll() is not None:
-        return
     child.terminate()
-    try:
-        child.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    wait_or_kill(child, _STOP_S)

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,19 +74,14 @@ class Child:
         process: _Process | None = None
         with _opened(log_file) as log:
             log_start = log.tell()
+            order = Order(
+                spec.module, spec.arguments, environment, with_server=spec.forks, needs_torch=spec.needs_torch
+            )
             if forks is not None:
-                order = Order(
-                    spec.module, spec.arguments, environment, with_server=spec.forks, needs_torch=spec.needs_torch
-                )
                 process = await forks.fork(order, log)
             if process is None:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-P",  # no file of the working directory shadows a module
-                    "-m",
-                    "tidemill.programs.child",
-                    spec.module,
-                    *spec.arguments,
+                    *order.command(),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

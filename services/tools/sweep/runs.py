@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tidemill import linux
 from tidemill.atomic_files import write_atomically
 from tidemill.config.yaml_text import written
 from tidemill.parent import PARENT_VARIABLE
-from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen
+from tidemill.programs.fork_client import DRAWING, ForkClient, Program, started, wait_or_kill
 from tidemill.programs.fork_server import Order
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import has_trained
@@ -40,7 +38,7 @@ class Run:
     trial: Trial
     seed: int
     slot: int
-    process: subprocess.Popen[bytes] | ForkedPopen
+    process: Program
 
 
 def run_folder(sweep_folder: Path, trial: Trial, seed: int) -> Path:
@@ -80,26 +78,11 @@ def start(
         arguments = ["train", "--config", str(settings), "--launcher.view", "quiet", "--run.root", str(folder.parent)]
         arguments += ["--run.name", folder.name, "--run.seed", str(seed)]
     arguments += arguments_besides
+    # With its parent's id it ends in order if the sweep is killed.
+    variables = os.environ | (environment or {}) | {PARENT_VARIABLE: str(os.getpid())}
+    order = Order("tidemill.services.launcher", arguments, variables, with_server=True, ends_in_order=True)
     with (folder.parent / f"{folder.name}.log").open("ab") as log:
-        return Run(trial, seed, slot, _launched(arguments, environment or {}, log, forks))
-
-
-def _launched(
-    arguments: Sequence[str], besides: Mapping[str, str], log: IO[bytes], forks: ForkClient | None
-) -> subprocess.Popen[bytes] | ForkedPopen:
-    module = "tidemill.services.launcher"
-    environment = {**os.environ, **besides, PARENT_VARIABLE: str(os.getpid())}  # ends in order if the sweep is killed
-    order = Order(module, arguments, environment, with_server=True, ends_in_order=True)
-    if forks is not None and (forked := forks.fork(order, log)):
-        return forked
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env=environment,
-        start_new_session=True,  # Ctrl-C is for the sweep, which stops its runs
-    )
+        return Run(trial, seed, slot, started(order, log, forks))
 
 
 def score_of(folder: Path, objective: str) -> float | None:
@@ -116,8 +99,4 @@ def stop(runs: Sequence[Run]) -> None:
         run.process.terminate()
     deadline_s = time.monotonic() + _STOP_S
     for run in runs:
-        try:
-            run.process.wait(max(deadline_s - time.monotonic(), 0.0))
-        except subprocess.TimeoutExpired:
-            run.process.kill()
-            run.process.wait()
+        wait_or_kill(run.process, max(deadline_s - time.monotonic(), 0.0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,8 @@ from tidemill.config.load import load_config
 from tidemill.config.yaml_text import written
 from tidemill.errors import FatalError, TidemillError
 from tidemill.parent import PARENT_VARIABLE
+from tidemill.programs.fork_client import Program, started, wait_or_kill
+from tidemill.programs.fork_server import Order
 from tidemill.replay.client import ReplayClient
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 
@@ -52,11 +53,7 @@ class SharedReplay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Stop it in order; after a minute it is killed."""
         self._process.terminate()
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        wait_or_kill(self._process, _STOP_S)
         remove_socket_folder(self._sockets)
 
     def arguments(self, name: str) -> list[str]:
@@ -87,7 +84,7 @@ class SharedReplay:
         except TidemillError:
             pass  # its memory is the service's to bound
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Program:
         settings: dict[str, object] = {
             "config": self._folder / "replay.yaml",
             "replay.server.address": self._address,
@@ -96,12 +93,6 @@ class SharedReplay:
         if not load_config(self._config).replay.storage.memory_only:
             settings["replay.storage.folder"] = self._folder / "replay"
         words = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
+        environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}
         with (self._folder / "replay.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "tidemill.services.replay", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
-                start_new_session=True,
-            )
+            return started(Order("tidemill.services.replay", words, environment, ends_in_order=True), log)
