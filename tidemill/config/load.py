@@ -88,7 +88,7 @@ def load_run(config: str | Path | None, options: Mapping[str, Any]) -> tuple[Run
     """
     file = find_config(str(config)) if config is not None else None
     document = read_document(file) if file else {}
-    given = _by_sections(options)
+    given = by_sections(options)
     refuse([*_no_sections(document), *_no_sections(given)])
     algorithm = (given.get("agent") or {}).get("algorithm")
     return _combined(RunConfig, file, document, given, None if algorithm is None else str(algorithm))
@@ -104,7 +104,7 @@ def _combined(
     return settings, notes
 
 
-def _by_sections(options: Mapping[str, Any]) -> dict[str, Any]:
+def by_sections(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options as sections: `{"run.seed": 3}` as `{"run": {"seed": 3}}`."""
     document: dict[str, Any] = {}
     for name, value in options.items():

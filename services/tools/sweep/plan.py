@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from tidemill.config.load import load_config, read_document
+from tidemill.config.algorithm_defaults import merged
+from tidemill.config.load import by_sections, load_config, read_document
 from tidemill.config.presets import find_config
 from tidemill.errors import ConfigError
-from tidemill.services.tools.sweep.space import Parameter, Values, grid, nested, parse_space
+from tidemill.services.tools.sweep.space import Parameter, Values, grid, parse_space
 from tidemill.settings.check import check, nearest
 from tidemill.settings.overlay import overlay
 
@@ -72,7 +73,7 @@ class Sweep:
 
     def config(self, values: Values) -> dict[str, Any]:
         """Return the config document of a trial."""
-        return merged(merged(self.base, nested(self.settings.settings)), nested(values))
+        return merged(merged(self.base, by_sections(self.settings.settings)), by_sections(values))
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -126,13 +127,3 @@ def _check_shared(sweep: Sweep, named: Collection[str]) -> None:
     config = load_config(sweep.config({}))
     check(config.replay.shards == 1, "replay.shards", config.replay.shards, "1 with share_replay")
     check(not config.run.deterministic, "run.deterministic", True, "false with share_replay")
-
-
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested mappings with the values of the second put over the first's."""
-    result = dict(below)
-    for key, value in above.items():
-        inner = result.get(key)
-        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(inner, value) if both else value  # type: ignore[arg-type]
-    return result

@@ -91,18 +91,6 @@ def draw(parameters: Sequence[Parameter], seed: int, number: int) -> Values:
     return {parameter.name: parameter.draw(rng) for parameter in parameters}
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by dotted name as the nested mapping that a config file holds."""
-    document: dict[str, Any] = {}
-    for name, value in values.items():
-        *sections, last = name.split(".")
-        inner = document
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[last] = value
-    return document
-
-
 def _parse(name: str, values: object) -> Parameter:
     if isinstance(values, list) and values:
         return Parameter(name, "choice", tuple(plain(values, f"space.{name}")))

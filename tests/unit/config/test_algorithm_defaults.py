@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.naming import naming
+from tidemill.config.algorithm_defaults import merged
 from tidemill.config.load import load, load_config
 from tidemill.config.sections import ReplayConfig, RunConfig
 from tidemill.errors import ConfigError
@@ -135,3 +136,10 @@ def test_number_in_scientific_notation_counts_in_defaults() -> None:
     assert _read("--agent.algorithm", "ppo", "--env.num-envs", "1e1") == _read(
         "--agent.algorithm", "ppo", "--env.num-envs", "10"
     )
+
+
+def test_mappings_are_merged_and_everything_else_is_replaced() -> None:
+    """Neither argument is changed."""
+    below: dict[str, Any] = {"a": {"b": 1, "c": [1]}, "d": 2}
+    assert merged(below, {"a": {"c": [2], "e": 3}, "d": {"f": 4}}) == {"a": {"b": 1, "c": [2], "e": 3}, "d": {"f": 4}}
+    assert below == {"a": {"b": 1, "c": [1]}, "d": 2}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.naming import naming
-from tidemill.config.load import from_document, load, load_run, write_document
+from tidemill.config.load import by_sections, from_document, load, load_run, write_document
 from tidemill.config.sections import ActorConfig, LearnerConfig, ReplayConfig, RunConfig
 from tidemill.config.yaml_text import parse, written
 from tidemill.errors import ConfigError
@@ -189,6 +189,16 @@ def test_run_from_python_is_what_the_command_line_gives(tmp_path: Path) -> None:
     assert config == _load(RunConfig, "--config", "cartpole_dqn", "--agent.algorithm", "ppo")
     assert any("ppo" in note for note in notes)
     assert load_run(None, {})[0] == RunConfig()
+
+
+def test_dotted_names_become_sections() -> None:
+    """As a config file has them; mappings are merged with what else is said of their section, and not changed."""
+    values = {"agent.n_step": 3, "learner.server.port": 1, "agent.gamma": 0.5}
+    assert by_sections(values) == {"agent": {"n_step": 3, "gamma": 0.5}, "learner": {"server": {"port": 1}}}
+    section = {"n_step": 3}
+    for options in ({"agent": section, "agent.gamma": 0.5}, {"agent.gamma": 0.5, "agent": section}):
+        assert by_sections(options) == {"agent": {"n_step": 3, "gamma": 0.5}}
+    assert section == {"n_step": 3}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.support.naming import naming
 from tidemill.config.load import load_config
 from tidemill.errors import ConfigError
 from tidemill.services.tools.sweep.command import journal_of
-from tidemill.services.tools.sweep.plan import merged, read_sweep
+from tidemill.services.tools.sweep.plan import read_sweep
 
 _FILE: dict[str, Any] = {
     "base": "cartpole_dqn",
@@ -23,7 +23,8 @@ _FILE: dict[str, Any] = {
 
 def _written(folder: Path, changes: dict[str, Any]) -> Path:
     file = folder / "space.yaml"
-    file.write_text(yaml.safe_dump({key: value for key, value in (_FILE | changes).items() if value is not None}))
+    document = {key: value for key, value in (_FILE | changes).items() if value is not None}
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
     return file
 
 
@@ -35,6 +36,15 @@ def test_trials_config_is_the_base_with_settings_and_values_over_it(tmp_path: Pa
     assert (config.agent.learning_rate, config.run.max_env_steps) == (0.5, 1000)  # type: ignore[attr-defined]
     assert config.env == base.env
     assert config.agent.batch_size == base.agent.batch_size
+
+
+@pytest.mark.parametrize("names", [("agent", "agent.batch_size"), ("agent.batch_size", "agent")])
+def test_settings_by_section_and_by_dotted_name_are_put_together(tmp_path: Path, names: tuple[str, str]) -> None:
+    """Neither is lost, whichever stands first."""
+    both = {"agent": {"n_step": 3}, "agent.batch_size": 16, "run.max_env_steps": 1000}
+    sweep = read_sweep(_written(tmp_path, {"settings": {name: both[name] for name in (*names, "run.max_env_steps")}}))
+    agent = sweep.config({})["agent"]
+    assert (agent["n_step"], agent["batch_size"]) == (3, 16)
 
 
 def test_grid_has_as_many_trials_as_combinations(tmp_path: Path) -> None:
@@ -112,10 +122,3 @@ def test_sweep_of_the_examples_is_whole() -> None:
     """The file that the README names."""
     sweep = read_sweep(Path(__file__).parents[4] / "examples" / "sweeps" / "cartpole.yaml")
     assert (sweep.trial_count, sweep.settings.seeds) == (4, (1, 2))
-
-
-def test_mappings_are_merged_and_everything_else_is_replaced() -> None:
-    """Neither argument is changed."""
-    below: dict[str, Any] = {"a": {"b": 1, "c": [1]}, "d": 2}
-    assert merged(below, {"a": {"c": [2], "e": 3}, "d": {"f": 4}}) == {"a": {"b": 1, "c": [2], "e": 3}, "d": {"f": 4}}
-    assert below == {"a": {"b": 1, "c": [1]}, "d": 2}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.distribution import fits, fits_continuous
 from tests.support.naming import naming
 from tidemill.errors import ConfigError
-from tidemill.services.tools.sweep.space import draw, grid, nested, parse_space
+from tidemill.services.tools.sweep.space import draw, grid, parse_space
 
 _DRAWS = 4000
 
@@ -83,12 +83,6 @@ def test_grid_of_a_range_is_refused() -> None:
     """It has no end."""
     with pytest.raises(ConfigError, match=naming("space.agent.gamma")):
         list(grid(parse_space({"agent.gamma": {"uniform": [0, 1]}})))
-
-
-def test_dotted_names_become_sections() -> None:
-    """As a config file has them."""
-    values = {"agent.n_step": 3, "learner.server.port": 1, "agent.gamma": 0.5}
-    assert nested(values) == {"agent": {"n_step": 3, "gamma": 0.5}, "learner": {"server": {"port": 1}}}
 
 
 @pytest.mark.parametrize(
