@@ -133,20 +133,16 @@ class Follower:
 
     def send_new(self) -> int:
         """Send what was written since; return how many points."""
-        sent = 0
-        while points := self._send_metrics():
-            sent += points
+        sent = self._send_lines(self._folder / METRICS)
         for curves in sorted((self._folder / CURVES).glob("*.jsonl")):
-            while points := self._send_curves(curves):
-                sent += points
-        for kind, file, begin in (
-            ("evaluation", "scores.csv", self._place.scores),
-            ("confirmation", "confirmations.csv", self._place.confirmations),
-        ):
-            path = self._folder / file
-            for point in _points_of_scores(kind, read_scores(path)[begin:], path):
+            sent += self._send_lines(curves, curves.stem)
+        for kind, counter in (("evaluation", "scores"), ("confirmation", "confirmations")):
+            path = self._folder / f"{counter}.csv"
+            begin = getattr(self._place, counter)
+            for count, point in enumerate(_points_of_scores(kind, read_scores(path)[begin:], path), begin + 1):
                 self._logger.log(point.step, point.scalars, point.time_s)
-                self._count(kind)
+                setattr(self._place, counter, count)
+                self._save()
                 sent += 1
         return sent
 
@@ -158,43 +154,29 @@ class Follower:
         """Close the logger."""
         self._logger.close()
 
-    def _send_metrics(self) -> int:
-        """Send at most a mebibyte of lines; return how many."""
-        lines = _whole_lines(self._folder / METRICS, self._place.metrics_bytes)
-        try:
-            for line in lines:
-                self._send(_point_of_line(line))
-                self._place.metrics_bytes += len(line)
-        finally:
-            if lines:
+    def _send_lines(self, file: Path, writer: str = "") -> int:
+        """Send the lines of a file, of a writer's curves if it has one; return how many."""
+        place, sent = self._place, 0
+        offset = place.curves_bytes.get(writer, 0) if writer else place.metrics_bytes
+        while lines := _whole_lines(file, offset):
+            try:
+                for line in lines:
+                    self._send(_point_of_line(line), writer)
+                    offset += len(line)
+            finally:
+                if writer:
+                    place.curves_bytes[writer] = offset
+                else:
+                    place.metrics_bytes = offset
                 self._save()
-        return len(lines)
-
-    def _send_curves(self, file: Path) -> int:
-        """Send at most a mebibyte of an actor's lines, or of the cluster's; return how many."""
-        places, writer = self._place.curves_bytes, file.stem
-        lines = _whole_lines(file, places.get(writer, 0))
-        try:
-            for line in lines:
-                self._send(_point_of_line(line), writer)
-                places[writer] = places.get(writer, 0) + len(line)
-        finally:
-            if lines:
-                self._save()
-        return len(lines)
+            sent += len(lines)
+        return sent
 
     def _send(self, point: Point | None, writer: str = "") -> None:
         """Send a point, if it is one; an actor's curves have its name: `actors/NAME/episode_return`."""
         if point is not None:
             scalars = {_called(name, writer): value for name, value in point.scalars.items()}
             self._logger.log(point.step, scalars, point.time_s)
-
-    def _count(self, kind: str) -> None:
-        if kind == "evaluation":
-            self._place.scores += 1
-        else:
-            self._place.confirmations += 1
-        self._save()
 
     def _save(self) -> None:
         write_atomically(self._file, json.dumps(asdict(self._place)) + "\n", sync=False)
