@@ -13,9 +13,7 @@ from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import (
-    has_actors,
     has_policy,
-    has_simulators,
     has_trained,
     is_deterministic,
     plays_in_simulators_alone,
@@ -120,11 +118,11 @@ def describe_restored(folder: Path, config: RunConfig) -> list[str]:
         trained = f"{scores[-1].wall_s:.0f} s of training"
         lines.append(f"  scores       {len(scores)} evaluations, best mean {best:.1f}, {trained}")
     lines.append(f"  replay       {_replay(with_run_paths(config, folder))}")
-    if is_deterministic(folder):
+    if config.run.deterministic:
         lines.append("  environments played again from the start: every actor continues the round it was in")
-    elif has_actors(folder) or not has_simulators(folder):
+    elif config.launcher.actors or not config.inference.simulators:
         lines.append("  environments not restored: every actor starts new episodes, with a new epoch of its streams")
-    if has_simulators(folder):
+    if config.inference.simulators:
         lines.append("  simulators   clients connect again; an episode continues if its client has waited")
     return lines
 

@@ -286,16 +286,6 @@ def plays_in_simulators_alone(folder: Path) -> bool:
     return bool(_setting(folder, "env", "spaces"))
 
 
-def has_simulators(folder: Path) -> bool:
-    """True if the settings in a run's folder let simulators connect; False if they cannot be read."""
-    return bool(_setting(folder, "inference", "simulators"))
-
-
-def has_actors(folder: Path) -> bool:
-    """True unless the settings in a run's folder have no actors."""
-    return _setting(folder, "launcher", "actors") != 0
-
-
 def _setting(folder: Path, section: str, name: str) -> object:
     """Return one setting from a run's folder; None if it is not set or the settings cannot be read."""
     try:

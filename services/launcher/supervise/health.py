@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tidemill.rpc.addresses import host_and_port
 from tidemill.rpc.channel import open_aio_channel
@@ -17,8 +18,6 @@ from tidemill.rpc.status import from_rpc_error
 _RETRY_S = 0.1
 CHECK_EVERY_S = 5.0
 """A frozen service is noticed within ten seconds: five to the next check, five for its answer."""
-
-_SERVICE = "/grpc.health.v1.Health"
 
 
 @dataclass(frozen=True)
@@ -77,13 +76,8 @@ async def _answers(address: str, timeout_s: float) -> bool:
     """True if the service answers a health check, whatever the answer is."""
     # A new channel each time: none is left waiting to connect again when the service has come back.
     async with open_aio_channel(address) as channel:
-        check = channel.unary_unary(
-            f"{_SERVICE}/Check",
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
         try:
-            await check(health_pb2.HealthCheckRequest(service=""), timeout=timeout_s)
+            await HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=""), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             return error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     return True
@@ -106,13 +100,8 @@ async def _listens(address: str) -> bool:
 
 async def _announces_serving(channel: grpc.aio.Channel) -> bool:
     """Return True once the service serves, False if it cannot be reached or ends before that."""
-    watch = channel.unary_stream(
-        f"{_SERVICE}/Watch",
-        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-        response_deserializer=health_pb2.HealthCheckResponse.FromString,
-    )
     try:
-        async for answer in watch(health_pb2.HealthCheckRequest(service="")):
+        async for answer in HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="")):
             if answer.status == health_pb2.HealthCheckResponse.SERVING:
                 return True
     except grpc.aio.AioRpcError as error:

@@ -6,14 +6,13 @@ import datetime
 import os
 import resource
 import shutil
-import socket
 from pathlib import Path
 
 from tidemill import container_limits, linux
 from tidemill.config.sections import RunConfig
 from tidemill.errors import FatalError
 from tidemill.installation import command_name
-from tidemill.rpc.addresses import host_and_port
+from tidemill.rpc.addresses import host_and_port, why_not_free
 from tidemill.rpc.certificate import end_of
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
 from tidemill.services.tools.doctor.finding import Finding, says
@@ -66,13 +65,10 @@ def ports() -> list[Finding]:
 
 
 def _port(name: str, address: str) -> Finding:
-    host, port = host_and_port(address)
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            advice = f"only services started by hand use it; set cluster.{name} to a free port for them"
-            return Finding("note", f"{name}: port {port} is not free ({error.strerror})", advice)
+    _, port = host_and_port(address)
+    if (error := why_not_free(address)) is not None:
+        advice = f"only services started by hand use it; set cluster.{name} to a free port for them"
+        return Finding("note", f"{name}: port {port} is not free ({error.strerror})", advice)
     return Finding("ok", f"{name}: port {port} is free")
 
 

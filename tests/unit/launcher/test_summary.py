@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tidemill.config.load import load_config
 from tidemill.config.sections import RunConfig
@@ -136,8 +137,7 @@ def test_closing_line_says_why_a_run_ended_and_what_was_best(result: dict[str, o
 )
 def test_resume_speaks_of_what_plays_in_the_run(tmp_path: Path, settings: str, said: str, unsaid: str) -> None:
     """Actors have environments, and clients of the service their own."""
-    (tmp_path / "config.yaml").write_text(settings)
-    lines = "\n".join(describe_restored(tmp_path, RunConfig()))
+    lines = "\n".join(describe_restored(tmp_path, load_config(yaml.safe_load(settings))))
     assert said in lines
     assert unsaid not in lines
 
