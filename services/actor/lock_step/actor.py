@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 
@@ -15,12 +14,10 @@ from tidemill.acting.writer import open_writer
 from tidemill.config.fixed import keep_fixed
 from tidemill.config.lock_step import LockStep, lock_step_of
 from tidemill.config.sections import ActorConfig
-from tidemill.envs.interface import VectorEnv
 from tidemill.envs.make import make_env
 from tidemill.envs.watch import EnvWatch
 from tidemill.errors import ConfigError
 from tidemill.params.watcher import ParamsWatcher
-from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.exploration import ActorSlot
@@ -90,7 +87,9 @@ def act_in_lock_step(config: ActorConfig, seed: int, server: BackgroundServer, s
         pacer = RoundPacer(_lock_step(config), index, policy, writer, history, file)
         curves = open_curves(config, actor_id, pacer.env_steps, stack)
         metrics = ActorMetrics(settings.log_every_s, curves, pacer.is_past)
-        loop = _loop(config, env, policy, params, writer, metrics, partial(pacer.wait, params), stop)
+        throttle = make_throttle(settings.max_env_steps_per_s, env.num_envs, stop)
+        own_columns, wait = extra_columns_of(config.agent, env.spec), partial(pacer.wait, params)
+        loop = ActingLoop(env, policy, params, writer, metrics, throttle, own_columns, wait)
         if pacer.load(params, stop):
             server.set_serving(True)
             _log.info("acting in lock-step", actor_id=actor_id, index=index, seed=seed, rounds_before=history.rounds)
@@ -101,21 +100,6 @@ def act_in_lock_step(config: ActorConfig, seed: int, server: BackgroundServer, s
 
 def _lock_step(config: ActorConfig) -> LockStep:
     return lock_step_of(config.run, config.table, config.learner, config.env.num_envs, config.actor.count)
-
-
-def _loop(
-    config: ActorConfig,
-    env: VectorEnv,
-    policy: RoundPolicy,
-    params: PolicyParams,
-    writer: ReplayWriter,
-    metrics: ActorMetrics,
-    pacer: Callable[[threading.Event], bool],
-    stop: threading.Event,
-) -> ActingLoop:
-    own = extra_columns_of(config.agent, env.spec)
-    throttle = make_throttle(config.actor.max_env_steps_per_s, env.num_envs, stop)
-    return ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer)
 
 
 def _round_policy(config: ActorConfig, env_spec: EnvSpec, index: int) -> RoundPolicy:

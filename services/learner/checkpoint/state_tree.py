@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,23 +18,21 @@ _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
 
 def copied_to_cpu(tree: Tree) -> Tree:
     """Return a copy on the CPU that shares no memory with the original, so that training may continue."""
-    if isinstance(tree, Tensor):
-        return tree.detach().to("cpu", copy=True).contiguous()
-    if isinstance(tree, dict):
-        return {key: copied_to_cpu(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(copied_to_cpu(value) for value in tree)
-    return tree
+    return _mapped(tree, lambda tensor: tensor.detach().to("cpu", copy=True).contiguous())
 
 
 def clone_tree(tree: Tree) -> Tree:
     """Return a copy that shares no memory with the original; its tensors stay on their devices."""
+    return _mapped(tree, lambda tensor: tensor.detach().clone(memory_format=torch.preserve_format))
+
+
+def _mapped(tree: Tree, copy: Callable[[Tensor], Tensor]) -> Tree:
     if isinstance(tree, Tensor):
-        return tree.detach().clone(memory_format=torch.preserve_format)
+        return copy(tree)
     if isinstance(tree, dict):
-        return {key: clone_tree(value) for key, value in tree.items()}
+        return {key: _mapped(value, copy) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(clone_tree(value) for value in tree)
+        return type(tree)(_mapped(value, copy) for value in tree)
     return tree
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.replay.codec import EncodedColumn
+from tidemill.replay.sampling.dataset import ReplayDataset
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.sampling.sample_decoder import ItemRows, Whole
 from tidemill.rl.agents.interface import Agent, observation_columns_of
@@ -88,17 +89,10 @@ class Batch:
         return [(table, slice(start, end)) for table, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
 
 
-class Batches(Protocol):
-    """A `ReplayDataset`."""
-
-    def take(self, timeout_s: float) -> ReplayBatch | None:
-        """Return the next batch, or None if there is none in time; 0 does not wait."""
-
-
 class DatasetBatches:
     """The batches of a dataset as the trainer takes them (`BatchSource`)."""
 
-    def __init__(self, dataset: Batches, skip: int = 0) -> None:
+    def __init__(self, dataset: ReplayDataset, skip: int = 0) -> None:
         """Take the dataset, and how many of its first batches are left out."""
         self._dataset, self._skip = dataset, skip
 
