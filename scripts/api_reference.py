@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import tidemill
+from scripts.docs.generated import write_or_check
 from tidemill.lazy_names import homes
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
@@ -219,14 +220,7 @@ def _plain(annotation: str) -> str:
 
 def main() -> int:
     """Write the page, or check it; return the exit code."""
-    text = page()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    print("docs/api.md is out of date: run python -m scripts.api_reference", file=sys.stderr)
-    return 1
+    return write_or_check(PAGE, page(), "python -m scripts.api_reference", sys.argv[1:])
 
 
 if __name__ == "__main__":

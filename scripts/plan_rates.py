@@ -1,4 +1,4 @@
-"""`python -m scripts.plan_rates [--check]`: write the rates that `tidemill plan` computes with, or check them.
+"""`python -m scripts.plan_rates`: write the rates that `tidemill plan` computes with.
 
 They are taken from benchmarks/results into the package, so that an installed Tidemill can plan without a checkout.
 """
@@ -6,7 +6,6 @@ They are taken from benchmarks/results into the package, so that an installed Ti
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +54,6 @@ def _update_in_run_s() -> float:
     return round(float(1 / row["ours"] - 1 / row["peer"]), 6)
 
 
-def main() -> int:
-    """Write the file, or with `--check` compare it; return 1 if it differs."""
-    text = json.dumps(measured(), indent=2) + "\n"
-    if "--check" not in sys.argv[1:]:
-        RATES_FILE.write_text(text, encoding="utf-8")
-        return 0
-    if RATES_FILE.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{RATES_FILE.name} differs from benchmarks/results; run `python -m scripts.plan_rates`", file=sys.stderr)
-    return 1
-
-
 def _results(name: str) -> dict[str, Any]:
     results: dict[str, Any] = json.loads((_RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return results
@@ -85,4 +72,4 @@ def _rows(results: dict[str, Any], prefix: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    RATES_FILE.write_text(json.dumps(measured(), indent=2) + "\n", encoding="utf-8")

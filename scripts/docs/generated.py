@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,5 +25,5 @@ def write_or_check(path: Path, text: str, command: str, arguments: Sequence[str]
         return 0
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return 0
-    print(f"docs/{path.relative_to(FOLDER.parent)} is out of date: run {command}", file=sys.stderr)
+    print(f"{os.path.relpath(path, FOLDER.parents[1])} is out of date: run {command}", file=sys.stderr)
     return 1

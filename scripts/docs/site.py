@@ -93,20 +93,9 @@ def rewritten(document: Path, root: Path = ROOT) -> tuple[str, set[Path]]:
         if not path.exists() or not path.is_relative_to(root):
             raise SystemExit(f"{document.relative_to(root)}: {target} leads nowhere, or out of the repository")
         targets.add(path)
-        there = staged(path)
-        new = Path(*[".."] * _up(document.parent, there), there.relative_to(_common(document.parent, there)))
-        text = text.replace(f"({target})", f"({new.as_posix()}{mark}{anchor})")
+        new = os.path.relpath(staged(path), document.parent)
+        text = text.replace(f"({target})", f"({new}{mark}{anchor})")
     return text, targets
-
-
-def _common(folder: Path, path: Path) -> Path:
-    """Return the deepest folder that holds both."""
-    return next(parent for parent in (folder, *folder.parents) if path.is_relative_to(parent))
-
-
-def _up(folder: Path, path: Path) -> int:
-    """Return how many folders to leave before `path` is below."""
-    return len(folder.relative_to(_common(folder, path)).parts)
 
 
 class _Fetches(HTMLParser):
