@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.arrays import Floats
 from tidemill.errors import InvalidArgument
-from tidemill.rl.checks import require
+from tidemill.rl.checks import require, require_at_least, require_fractions
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,6 @@ def linear(step: int, start: float, end: float, duration: int) -> float:
     return start + (end - start) * max(step, 0) / duration
 
 
-def epsilon_schedule(env_steps: int, start: float, end: float, decay_env_steps: int) -> float:
-    """Return the epsilon all actors share after `env_steps` agent steps of the whole cluster."""
-    return linear(env_steps, start, end, decay_env_steps)
-
-
 @dataclass(frozen=True)
 class EpsilonSettings:
     """Settings of an agent that explores by epsilon-greedy actions."""
@@ -93,10 +88,9 @@ def check_epsilons(settings: EpsilonSettings) -> None:
     kinds = ("ladder", "schedule", "none")
     require(settings.exploration in kinds, "exploration", settings.exploration, f"one of {', '.join(kinds)}")
     require(0 < settings.ladder_base <= 1, "ladder_base", settings.ladder_base, "above 0 and at most 1")
-    require(settings.ladder_alpha >= 0, "ladder_alpha", settings.ladder_alpha, "0 or more")
-    for field in ("epsilon_start", "epsilon_final", "evaluation_epsilon"):
-        require(0 <= getattr(settings, field) <= 1, field, getattr(settings, field), "between 0 and 1")
-    require(settings.epsilon_decay_steps >= 1, "epsilon_decay_steps", settings.epsilon_decay_steps, "at least 1")
+    require_at_least(0, settings, "ladder_alpha")
+    require_at_least(1, settings, "epsilon_decay_steps")
+    require_fractions(settings, "epsilon_start", "epsilon_final", "evaluation_epsilon")
 
 
 class EpsilonGreedy:
@@ -118,7 +112,7 @@ class EpsilonGreedy:
                 assert self._slot.actor_count == 1, f"placed for {len(self._ladder)} environments, got {num_envs}"
                 self._ladder = epsilon_ladder(replace(self._slot, num_envs=num_envs), s.ladder_base, s.ladder_alpha)
             return self._ladder
-        return np.full(num_envs, epsilon_schedule(env_steps, s.epsilon_start, s.epsilon_final, s.epsilon_decay_steps))
+        return np.full(num_envs, linear(env_steps, s.epsilon_start, s.epsilon_final, s.epsilon_decay_steps))
 
     def explore(self, q: Floats, env_steps: int, legal: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """Return actions to learn from, [N].

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.naming import naming
 from tidemill.errors import InvalidArgument
-from tidemill.rl.exploration import ActorSlot, EpsilonGreedy, EpsilonSettings, epsilon_ladder, epsilon_schedule
+from tidemill.rl.exploration import ActorSlot, EpsilonGreedy, EpsilonSettings, epsilon_ladder, linear
 
 
 def test_ladder_of_the_cluster_goes_from_base_to_base_to_the_power_1_plus_alpha() -> None:
@@ -43,7 +43,7 @@ def test_place_without_an_environment_is_refused() -> None:
 @pytest.mark.parametrize("env_steps,epsilon", [(0, 1.0), (50, 0.55), (100, 0.1), (10_000, 0.1)])
 def test_epsilon_schedule_falls_linearly_then_stays(env_steps: int, epsilon: float) -> None:
     """From 1 to .1 over 100 steps of the cluster."""
-    assert epsilon_schedule(env_steps, 1.0, 0.1, 100) == pytest.approx(epsilon)
+    assert linear(env_steps, 1.0, 0.1, 100) == pytest.approx(epsilon)
 
 
 def test_policy_alone_spreads_the_ladder_over_the_environments_it_is_given() -> None:
