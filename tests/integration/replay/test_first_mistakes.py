@@ -202,6 +202,23 @@ def test_params_version_that_no_message_can_have_is_refused(server: LocalServer)
         assert (writer.episode_steps(), writer.unacknowledged_chunks) == (2, 0)
 
 
+@pytest.mark.parametrize("kind", [bool, np.bool_, np.array])
+def test_single_environment_says_whether_its_episode_ended(server: LocalServer, kind: Callable[[bool], Any]) -> None:
+    """As its step returned it; with several environments one flag is refused, and ends no episode."""
+    with ReplayWriter(server.address, steps_table()) as writer:
+        for ended, steps in ((False, 1), (True, 0), (False, 1)):
+            writer.append(STEP)
+            writer.end_episode(kind(ended))
+            assert writer.episode_steps() == steps
+    with ReplayWriter(server.address, steps_table(), num_envs=2) as writer:
+        for env in range(2):
+            writer.append(STEP, env=env)
+        for ended in (False, True):
+            with pytest.raises(InvalidArgument, match=naming("mask () (2,)")):
+                writer.end_episode(kind(ended))
+        assert [writer.episode_steps(env) for env in range(2)] == [1, 1]
+
+
 @pytest.mark.parametrize(
     "arguments, says",
     [

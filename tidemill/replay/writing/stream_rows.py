@@ -163,10 +163,14 @@ class StreamRows:
             self._find_level()
 
     def chosen(self, envs: ArrayLike) -> Ints:
-        """Return the streams that indices or a mask [N] name. InvalidArgument: they name others."""
+        """Return the streams that indices or a mask [N] name, of a single one also a bool.
+
+        Raises:
+            InvalidArgument: They name others.
+        """
         given, count = np.asarray(envs), len(self.all)
         if given.dtype == np.bool_:
-            if given.shape != (count,):
+            if np.atleast_1d(given).shape != (count,):
                 raise InvalidArgument(f"the mask of environments has shape {given.shape}, must have ({count},)")
             return np.flatnonzero(given)
         if given.size and not 0 <= given.min() <= given.max() < count:

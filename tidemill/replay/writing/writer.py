@@ -350,14 +350,15 @@ class ReplayWriter(Reopened):
         """End the episode of some environments: no item will have steps from before and after.
 
         Args:
-            envs: Their indices, or a mask [N] as environments return it; None is all.
+            envs: Their indices, or a mask [N] as environments return it, of a single environment also a bool; None is
+                all.
 
         Raises:
             Unavailable: The last `flush` failed, and what it has left cannot be sent yet: call it again.
         """
         self._check_open()
         self._repeat(0.0)
-        ended = self._envs_of(envs) if envs is None or isinstance(envs, int) else self._rows.chosen(envs)
+        ended = self._envs_of(envs) if envs is None or type(envs) is int else self._rows.chosen(envs)
         self._items.end_episode(ended)
         self._rows.episode_steps[ended] = 0
 
