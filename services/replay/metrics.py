@@ -35,7 +35,7 @@ def describe(table: Table, replay: ReplayState, admission: AdmissionQueue, log: 
         sample_blocked=not table.can_sample(),
         insert_blocked_s=admission.blocked_s(table, "insert"),
         sample_blocked_s=admission.blocked_s(table, "sample"),
-        env_steps=log.commits.env_steps if log is not None else replay.env_steps,
+        env_steps=log.env_steps(table) if log is not None else counters.env_steps,
         total_weight=table.total_weight,
         held_bytes=table.held_bytes,
         limiter_diff=table.limiter.diff,
@@ -139,7 +139,9 @@ class ReplayCollector:
         yield GaugeMetricFamily(
             f"{_PREFIX}_streams", "Streams of all actors that the service remembers.", value=replay.streams.count
         )
-        yield CounterMetricFamily(f"{_PREFIX}_env_steps", "Agent decisions stored.", value=replay.env_steps)
+        yield CounterMetricFamily(
+            f"{_PREFIX}_env_steps", "Agent decisions stored in all tables.", value=replay.env_steps
+        )
 
 
 def _log_metrics(log: ReplayLog) -> Iterator[Metric]:

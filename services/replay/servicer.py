@@ -144,6 +144,7 @@ class ReplayServicer:
         """Remove every item of a table and zero its counters."""
         table = self._replay.find(read(pb.ResetTableRequest, raw).name)
         removed = self._replay.reset(table)
+        self._note_env_steps(table)
         self._admission.forget_blocked(table)
         self._admission.changed()
         await self._durable()
@@ -158,6 +159,7 @@ class ReplayServicer:
             raise
         removed = self._replay.drop_table(table)
         self._dropped = self._replay.sequence
+        self._note_env_steps(table)
         self._created.pop(table.config.name, None)
         self._admission.changed()
         self._admission.forget(table)
@@ -308,7 +310,7 @@ class ReplayServicer:
         if wanted.items:
             sample, eras, counted = await self._batches.read(opened, wanted, room)
             number = leases.sent(sample, eras, counted)
-            stored = StoredSteps(self._replay.store_id, self._env_steps)
+            stored = StoredSteps(self._replay.store_id, self._env_steps(table))
             epoch = opened.epochs.place if opened.epochs is not None else None
             counts = opened.item_counts
             sample, spans = self._traces.drawn(table, sample)
@@ -321,7 +323,7 @@ class ReplayServicer:
         return pb.SampleResponse(
             table_items=table.size,
             total_weight=table.total_weight,
-            env_steps=self._env_steps,
+            env_steps=self._env_steps(table),
             limiter_diff=table.limiter.diff,
             store_id=self._replay.store_id,
         ).SerializeToString()
@@ -384,8 +386,7 @@ class ReplayServicer:
             stored = self._replay.append(session, planned, chunks, items)
             record = self._replay.sequence
             self._clock.advanced()
-            if self._log is not None:
-                self._log.commits.stored(record, self._replay.env_steps)
+            self._note_env_steps(*session.tables)
             if request.data.traceparent:
                 self._traces.stored(request.data.traceparent, received_ns, stored.inserted, self._durable(record))
 
@@ -416,10 +417,14 @@ class ReplayServicer:
             await self._append(session, request)
             yield self._replay.sequence, self._acknowledge(session)
 
-    @property
-    def _env_steps(self) -> int:
-        """Agent decisions stored durably: a restart does not reduce this count."""
-        return self._log.commits.env_steps if self._log is not None else self._replay.env_steps
+    def _env_steps(self, table: Table) -> int:
+        return self._log.env_steps(table) if self._log is not None else table.counters.env_steps
+
+    def _note_env_steps(self, *tables: Table) -> None:
+        """Have the counts of tables told once what was logged so far is durable."""
+        if self._log is not None:
+            counts = {table.config.name: table.counters.env_steps for table in tables}
+            self._log.commits.stored(self._replay.sequence, counts)
 
     async def _durable(self, record: int | None = None) -> None:
         """Wait until a record of the log and all before it may be acknowledged; by default everything so far."""
@@ -431,7 +436,7 @@ class ReplayServicer:
         return pb.AppendResponse(
             epoch=epoch.number,
             next_steps=epoch.next_steps(),
-            env_steps=self._replay.env_steps,
+            env_steps=session.tables[0].counters.env_steps,
             superseded_epoch=epoch.superseded,
             max_request_bytes=self._max_request_bytes,
         )

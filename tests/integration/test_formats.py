@@ -74,14 +74,15 @@ def test_parameters_checkpoint_and_bundle_of_an_earlier_format_are_read(old: Pat
 
 
 def test_tables_of_an_earlier_format_are_served_and_imported(old: Path) -> None:
-    """A server continues their log; another one takes the exported table."""
+    """A server continues their log; another one takes the exported table. A log of one count gives it to its tables."""
     with Server(old / "run" / "replay" / "0") as server, ReplayClient(server.address) as client:
         (table,) = client.list_tables()
-        assert table.items == 60
+        assert (table.items, table.env_steps) == (60, 220)
         with ReplayWriter(server.address, steps_table(), windows=ItemWindow(1)) as writer:
             writer.append(numbered_step(1))
     with Server(old / "run" / "replay" / "0") as server, ReplayClient(server.address) as client:
         assert {table.config.name: table.items for table in client.list_tables()} == {"replay": 60, "t": 1}
+        assert [table.env_steps for table in client.list_tables()] == [220, 1]
     with Server() as server:
         import_table(server.address, old / "table")
         with ReplayClient(server.address) as client:

@@ -107,6 +107,20 @@ def test_runs_that_share_a_replay_service_outlive_it_and_the_sweep(tmp_path: Pat
     assert not list(folder.glob("trial-*/seed-*/replay"))
 
 
+def test_runs_that_share_a_replay_service_count_their_own_decisions(tmp_path: Path) -> None:
+    """So that `run.max_env_steps` ends the second where it ended the first."""
+    space = {"agent.hidden_sizes": [[8], [16]]}
+    _write(tmp_path, method="grid", share_replay=True, settings={"run.max_env_steps": 600}, space=space)
+    with launched("sweep", "sizes.yaml", cwd=tmp_path) as sweep:
+        assert sweep.wait() == 0, sweep.output
+    files = sorted((tmp_path / "sweeps" / "sizes").glob("trial-*/seed-*/result.json"))
+    results = [json.loads(file.read_text()) for file in files]
+    assert len(results) == 2
+    for result in results:
+        assert result["learner_steps"] > 50
+        assert 600 <= result["env_steps"] < 900
+
+
 def test_sweep_whose_runs_all_fail_ends(tmp_path: Path) -> None:
     """After three, with the folder of their logs."""
     space = {"env.kwargs": [{"no_such_argument": number} for number in range(5)]}

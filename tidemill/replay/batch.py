@@ -26,11 +26,11 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class StoredSteps:
-    """Amount of data that a server has ever stored.
+    """Amount of data that a server has stored for a table.
 
     Attributes:
         store_id: Identifies the count: a server that starts with nothing stored counts from 0 under a new number.
-        env_steps: Agent decisions in all chunks of this store_id; fewer than before if a crash took the newest.
+        env_steps: Agent decisions stored since the table was created or reset; a crash may take the newest ones.
     """
 
     store_id: int
@@ -138,7 +138,7 @@ class SampledBatch(ItemColumns):
 
     @property
     def env_steps(self) -> int:
-        """Agent decisions in all chunks the servers ever stored."""
+        """Agent decisions that the servers have stored for the table."""
         return sum(stored.env_steps for stored in self.stored.values())
 
 

@@ -258,7 +258,7 @@ class TableDescription:
         sample_blocked: Whether a sample would have to wait now.
         insert_blocked_s: Time during which at least one insert waited, in seconds.
         sample_blocked_s: Time during which at least one sample waited, in seconds.
-        env_steps: Agent decisions in all chunks the server ever stored.
+        env_steps: Agent decisions stored for the table since it was created or reset, in items or not.
         total_weight: Sum of sampler weights.
         held_bytes: Bytes of the chunks that items of this table need, as stored, and of their payloads.
         limiter_diff: How far inserts are ahead, in samples; 0 without a ratio.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.sources import SourceSettings, fractions_of
-from tidemill.learner.source_table import describe, find_source
+from tidemill.learner.source_table import find_source
 from tidemill.learner.status import SourceStatus
 from tidemill.replay.sampling.mixture import TableAt, split_batch
 from tidemill.replay.sampling.replay_batch import ReplayBatch
@@ -101,8 +101,6 @@ def open_sources(config: LearnerConfig, table: TableConfig) -> Mixture:
     tables[table] = own
     for (name, source), fraction in zip(config.learner.sources.items(), others, strict=True):
         addresses = source.replay or config.cluster.replay
-        for address in set(addresses) & set(config.cluster.replay):
-            _warn_of_counted(f"learner.sources.{name}", address, table)
         found, items = find_source(name, source, addresses, table)
         _log.info("sampling from a source", source=name, table=found.name, items=items, fraction=source.fraction)
         tables[TableAt(found, addresses)] = fraction
@@ -131,15 +129,3 @@ def joined_columns(parts: Sequence[ReplayBatch]) -> dict[str, Any]:
         kept |= {f"{number}/{name}": tensor for name, tensor in on_device.tensors.items()}
     joined: dict[str, Any] = {name: torch.cat([columns[name] for columns in each]) for name in each[0]}
     return joined | {DEVICE_BATCH: DeviceBatch(kept, parts[-1].columns[DEVICE_BATCH].event)}
-
-
-def _warn_of_counted(here: str, address: str, own: TableConfig) -> None:
-    """Warn of a server that has counted decisions before the run has any."""
-    described = describe(here, address, own.name)
-    if described.env_steps and not described.inserts:
-        _log.warning(
-            "steps in other tables on the run's replay server are counted in env_steps: write them with "
-            "counts_decisions=False, or to another server",
-            source=here,
-            env_steps=described.env_steps,
-        )

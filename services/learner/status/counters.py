@@ -45,11 +45,11 @@ class Counters:
             return self._base_env_steps + sum(steps)
 
     def observe(self, stored: StoredSteps, shard: str = "") -> None:
-        """Take the count of a replay server, which starts at 0 again when the server starts empty.
+        """Take the count of a table, which starts at 0 again when its server starts empty.
 
-        Within a history a count falls if the server lost its last moments with the power: they were played all the
-        same. Answers of one sample stream come in order, and only they may be given here. Several shards count each for
-        itself, under its name.
+        Within a history a count falls if the table was reset, or if the server lost its last moments with the power:
+        the decisions were made all the same. Answers of one sample stream come in order, and only they may be given
+        here. Several shards count each for itself, under its name.
         """
         with self._lock:
             before = self._stored.get(shard, _UNKNOWN)

@@ -46,7 +46,7 @@ _PREFIX = struct.Struct("<QHHIH")  # env_steps, table that names the chunks' sig
 _SECTION = struct.Struct("<HIIQIQ")  # table, removed, items, bytes of payloads, size, removed so far
 _COUNT = struct.Struct("<H")
 _LEAVING = struct.Struct("<HIIQ")  # table, removed, size, removed so far
-_STATS_BYTES = STATS_FIELDS * STAT.itemsize
+_STATS_BYTES = (STATS_FIELDS - 1) * STAT.itemsize  # the last is behind all sections, where earlier versions do not look
 
 Records = NDArray[np.void]
 
@@ -101,8 +101,9 @@ def encode_changes(env_steps: int, chunks: ChunkColumns | None, tables: Sequence
         payloads = b"".join(changes.payloads)
         counts = (len(changes.removed), len(changes.inserted), len(payloads), changes.size, changes.removed_so_far)
         pieces.append(_SECTION.pack(changes.table, *counts))
-        pieces.append(changes.stats.astype(STAT).tobytes())
+        pieces.append(changes.stats[:-1].astype(STAT).tobytes())
         pieces += [changes.removed.astype(SLOT).tobytes(), changes.inserted.tobytes(), payloads]
+    pieces += [changes.stats[-1:].astype(STAT).tobytes() for changes in tables]
     return b"".join(pieces)
 
 
@@ -123,7 +124,7 @@ class RawSection:
         table: Number of the table.
         size: Items in the table afterwards.
         removed_so_far: Slots ever reported as emptied, including these.
-        stats: Bytes of its counters; none in a copy.
+        stats: Bytes of its numbers, the last left out; none in a copy.
         removed_count: Number of slots in `removed`.
         removed: Bytes of `SLOT`.
         item_count: Number of items in `items`.
@@ -154,6 +155,7 @@ class RawChanges:
         chunks: Bytes of `CHUNK`.
         packed_sizes: Bytes of `SIZE`.
         sections: One for each table.
+        last_stats: Bytes of `STAT`: the last number of each table; none in a record of an earlier version.
     """
 
     env_steps: int
@@ -163,6 +165,7 @@ class RawChanges:
     chunks: memoryview
     packed_sizes: memoryview
     sections: tuple[RawSection, ...]
+    last_stats: memoryview
 
 
 def cut_changes(meta: memoryview) -> RawChanges:
@@ -175,7 +178,7 @@ def cut_changes(meta: memoryview) -> RawChanges:
     for _ in range(table_count):
         section, position = _cut_section(meta, position)
         sections.append(section)
-    return RawChanges(env_steps, table, width, chunk_count, chunks, packed_sizes, tuple(sections))
+    return RawChanges(env_steps, table, width, chunk_count, chunks, packed_sizes, tuple(sections), meta[position:])
 
 
 def cut_leaving(copy: memoryview) -> tuple[RawSection, ...]:

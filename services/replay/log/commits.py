@@ -8,7 +8,7 @@ import heapq
 import itertools
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from tidemill.services.replay.log.writer import Progress
@@ -17,21 +17,28 @@ from tidemill.services.replay.log.writer import Progress
 class Commits:
     """Follows the log's writer, within the event loop."""
 
-    def __init__(self, *, wait_for_sync: bool, max_pending_bytes: int, env_steps: int = 0, reached: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        wait_for_sync: bool,
+        max_pending_bytes: int,
+        env_steps: Mapping[str, int] | None = None,
+        reached: int = 0,
+    ) -> None:
         """Begin with nothing submitted.
 
         Args:
-            env_steps: Agent decisions stored before.
+            env_steps: Agent decisions of each table that are stored, by its name; None for no table.
             reached: Newest record that the disk has.
             wait_for_sync: Whether a record counts as durable once it is synced, not just written.
             max_pending_bytes: Bytes that may be submitted and not written before `room` waits.
         """
         self._wait_for_sync, self._max_pending_bytes = wait_for_sync, max_pending_bytes
         self.progress = Progress(written=reached, synced=reached)
-        self.env_steps = env_steps
+        self.env_steps = dict(env_steps or {})
         self.pending_bytes = 0
         self._pending: deque[tuple[int, int]] = deque()  # sequence number and size
-        self._decisions: deque[tuple[int, int]] = deque()  # sequence number and agent decisions stored with it
+        self._decisions: deque[tuple[int, Mapping[str, int]]] = deque()  # sequence number and `env_steps` with it
         self._waiting: dict[bool, list[tuple[int, int, asyncio.Future[None]]]] = {True: [], False: []}  # for a sync?
         self._impatient: list[asyncio.Future[None]] = []  # those that do not wait for a full disk
         self._ended: OSError | None = None
@@ -46,8 +53,8 @@ class Commits:
         if self.pending_bytes >= self._max_pending_bytes:
             self._has_room.clear()
 
-    def stored(self, sequence: int, env_steps: int) -> None:
-        """Note how many agent decisions are stored once a record is durable."""
+    def stored(self, sequence: int, env_steps: Mapping[str, int]) -> None:
+        """Note how many agent decisions tables have, by name, once a record is durable."""
         self._decisions.append((sequence, env_steps))
 
     def progressed(self, progress: Progress) -> None:
@@ -61,7 +68,7 @@ class Commits:
             self._has_room.set()
         durable = progress.synced if self._wait_for_sync else progress.written
         while self._decisions and self._decisions[0][0] <= durable:
-            self.env_steps = self._decisions.popleft()[1]
+            self.env_steps.update(self._decisions.popleft()[1])
         self._release(self._waiting[False], progress.written)
         self._release(self._waiting[True], progress.synced)
         if progress.full:

@@ -19,6 +19,7 @@ from tidemill.services.replay.log.open import OpenedLog
 from tidemill.services.replay.log.segments import SegmentFile
 from tidemill.services.replay.log.snapshot import Snapshotter
 from tidemill.services.replay.log.writer import Command, FsyncLatency, LogWriter, Progress, Write
+from tidemill.services.replay.tables.table import Table
 
 _COMPACT_EVERY_S = 0.5
 _NO_LIMIT = 2**62
@@ -49,7 +50,7 @@ class ReplayLog:
         self.commits = Commits(
             wait_for_sync=settings.ack == "fsync",
             max_pending_bytes=min(settings.max_queue_mib * 2**20, recovered.budget.share_limit or _NO_LIMIT),
-            env_steps=self._replay.env_steps,
+            env_steps={table.config.name: table.counters.env_steps for table in self._replay.tables},
             reached=recovered.position.sequence,
         )
         self._loop = asyncio.get_running_loop()
@@ -88,6 +89,10 @@ class ReplayLog:
                     f"no snapshot was written: {error.strerror}", reason=Reason.DISK_FULL
                 ) from error
             raise
+
+    def env_steps(self, table: Table) -> int:
+        """Return the agent decisions of a table that are stored durably: a restart does not reduce this count."""
+        return self.commits.env_steps.get(table.config.name, 0)
 
     @property
     def corrupt_records(self) -> int:

@@ -293,7 +293,7 @@ def _close(contents: LogContents, present: set[int], newest: NewestSegment | Non
 def _take(contents: LogContents, frame: Frame, segment: int) -> None:
     if frame.kind is Kind.CHANGES:
         if frame.is_copy:
-            _take_sections(contents, cut_leaving(frame.meta), frame, segment)
+            _take_sections(contents, cut_leaving(frame.meta), b"", frame, segment)
         else:
             _take_changes(contents, frame, segment)
         return
@@ -368,11 +368,13 @@ def _take_changes(contents: LogContents, frame: Frame, segment: int) -> None:
         pieces.counts.append(changes.chunk_count)
         pieces.segments.append(segment)
         pieces.bodies.append(frame.body)
-    _take_sections(contents, changes.sections, frame, segment)
+    _take_sections(contents, changes.sections, changes.last_stats, frame, segment)
 
 
-def _take_sections(contents: LogContents, sections: Sequence[RawSection], frame: Frame, segment: int) -> None:
-    for section in sections:
+def _take_sections(
+    contents: LogContents, sections: Sequence[RawSection], last_stats: memoryview | bytes, frame: Frame, segment: int
+) -> None:
+    for place, section in enumerate(sections):
         table = contents.tables.setdefault(section.table, TablePieces())
         table.removed.append(section.removed)
         table.removed_counts.append(section.removed_count)
@@ -384,7 +386,8 @@ def _take_sections(contents: LogContents, sections: Sequence[RawSection], frame:
         before = section.removed_so_far - section.removed_count
         contents.chain.report(section.table, section.size, before, section.removed_so_far)
         if section.stats:
-            contents.stats[section.table] = np.frombuffer(section.stats, dtype=STAT)
+            last = last_stats[place * STAT.itemsize : (place + 1) * STAT.itemsize]
+            contents.stats[section.table] = np.frombuffer(b"".join((section.stats, last)), dtype=STAT)
             contents.stats_sequences[section.table] = frame.sequence
 
 

@@ -272,7 +272,8 @@ def _restore_tables(
         found = surviving_items(pieces if pieces is not None else TablePieces())
         trusted = _trusted(found, contents.chain.breaks.get(number, 0), snapshot, taken)
         trusted &= found.sequences >= contents.chain.fork
-        kept = _restore_table(table, TableStats.from_array(stats), found, trusted, known, taken)
+        read = TableStats.from_array(stats, contents.env_steps)
+        kept = _restore_table(table, read, found, trusted, known, taken)
         reported = [contents.times.get(number, _NO_MARKS), taken.times if taken is not None else _NO_MARKS]
         table.times = InsertionTimes(max(reported, key=lambda marks: sum(marks[1])), table.items.inserted)
         for time_s, inserted in contents.marks.get(number, ()):

@@ -54,7 +54,7 @@ class ChangeSink:
         """Report new chunks, and for each table the slots of new items, [N]; it knows itself which went.
 
         Args:
-            env_steps: Agent decisions stored so far.
+            env_steps: Agent decisions stored so far, in all tables.
             chunks: The new chunks.
             tables: Tables that changed.
         """

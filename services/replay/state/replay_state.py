@@ -361,11 +361,14 @@ class ReplayState:
                 self._log_table(table)
         stored = apply_append(session, planned)
         self.env_steps += planned.decisions
+        for table in session.tables:
+            table.counters.env_steps += planned.decisions
         self.memory.count()
         if len(stored.slots) or stored.inserted:
-            inserted = {table for table, _ in stored.inserted}
-            tables = (*stored.inserted, *((table, _NO_SLOTS) for table in pressed if table not in inserted))
-            self._sink.log_changes(self.env_steps, NewChunks(session.epoch.store, stored.slots, stored.blobs), tables)
+            changed = dict.fromkeys((*pressed, *(session.tables if planned.decisions else ())), _NO_SLOTS)
+            changed |= dict(stored.inserted)
+            new = NewChunks(session.epoch.store, stored.slots, stored.blobs)
+            self._sink.log_changes(self.env_steps, new, tuple(changed.items()))
         return stored
 
     def log_removed(self) -> None:

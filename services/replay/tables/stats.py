@@ -20,6 +20,7 @@ class Counters:
         unknown_keys: Keys of updates and deletions that were not in the table.
         sampled_age: Sum over sampled items of how many items were inserted after them.
         corrupt_items: Items dropped because the bytes of a chunk they need were corrupt on disk.
+        env_steps: Agent decisions that its writers have stored, in items or not.
     """
 
     inserts: int = 0
@@ -29,6 +30,7 @@ class Counters:
     unknown_keys: int = 0
     sampled_age: int = 0
     corrupt_items: int = 0
+    env_steps: int = 0
 
 
 @dataclass(slots=True)
@@ -46,16 +48,17 @@ class TableStats:
     limiter: tuple[int, int, int]
 
     def to_array(self) -> NDArray[np.int64]:
-        """Return them as int64 [STATS_FIELDS]."""
-        return np.array([*astuple(self.counters), self.inserted, *self.limiter], dtype=np.int64)
+        """Return them as int64 [STATS_FIELDS]; `env_steps` is the last, which earlier versions do not have."""
+        *counters, env_steps = astuple(self.counters)
+        return np.array([*counters, self.inserted, *self.limiter, env_steps], dtype=np.int64)
 
     @classmethod
-    def from_array(cls, values: NDArray[np.integer]) -> TableStats:
-        """Return the statistics of an array of `to_array`."""
-        numbers = [int(value) for value in values]
-        counters, rest = numbers[:_COUNTERS], numbers[_COUNTERS:]
-        return cls(Counters(*counters), rest[0], (rest[1], rest[2], rest[3]))
+    def from_array(cls, values: NDArray[np.integer], env_steps: int) -> TableStats:
+        """Return the statistics of an array of `to_array`; `env_steps` counts for one of an earlier version."""
+        numbers = [*map(int, values), env_steps][:STATS_FIELDS]
+        rest = numbers[_COUNTERS:]
+        return cls(Counters(*numbers[:_COUNTERS], *numbers[-1:]), rest[0], (rest[1], rest[2], rest[3]))
 
 
-_COUNTERS = len(Counters.__dataclass_fields__)
-STATS_FIELDS = _COUNTERS + 4
+_COUNTERS = len(Counters.__dataclass_fields__) - 1  # all but `env_steps`
+STATS_FIELDS = _COUNTERS + 5

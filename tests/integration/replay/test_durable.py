@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.naming import naming
 from tests.support.replay_log import RANKED, kill, load, options, write
-from tests.support.replay_service import everything, open_appender, server_process
+from tests.support.replay_service import everything, open_appender, server_process, whole_table
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, TidemillError
@@ -44,6 +44,39 @@ def test_history_goes_on_with_the_log_and_ends_with_it(tmp_path: Path) -> None:
     assert found[0] > 0
     assert found[:3] == found[:1] * 3
     assert found[3] != found[0]
+
+
+def test_tables_count_their_own_decisions_over_restarts(tmp_path: Path) -> None:
+    """A writer is told those of its table alone, also behind a kill. A table that was reset counts from 0."""
+    arguments, counts = options(tmp_path), {"a": 8, "b": 4}
+    with server_process("127.0.0.1:0", *arguments) as first, ReplayClient(first.address) as client:
+        for name, steps in counts.items():
+            client.create_table(replace(RANKED, name=name))
+            with open_appender(first.address, name, tables=(name,)) as appender:
+                for step in range(0, steps, 4):
+                    write(appender, step)
+                assert appender.flush(WAIT_S)
+                assert appender.env_steps == steps
+        kill(first)
+    with server_process("127.0.0.1:0", *arguments) as second, ReplayClient(second.address) as client:
+        for name, steps in counts.items():
+            assert client.describe_table(name).env_steps == steps
+            batch = whole_table(second.address, replace(RANKED, name=name))
+            assert batch is not None
+            assert batch.env_steps == steps
+            with open_appender(second.address, f"another-{name}", tables=(name,)) as appender:
+                write(appender, 0)
+                assert appender.flush(WAIT_S)
+                assert appender.env_steps == steps + 4
+        client.reset_table("a")
+        assert [table.env_steps for table in client.list_tables()] == [0, 8]
+        kill(second)
+    with server_process("127.0.0.1:0", *arguments) as third, ReplayClient(third.address) as client:
+        assert [table.env_steps for table in client.list_tables()] == [0, 8]
+        client.drop_table("b")
+        client.create_table(replace(RANKED, name="b"))
+        assert client.describe_table("b").env_steps == 0
+        assert scrape(third.metrics_address)["tidemill_replay_env_steps_total"] == 20.0
 
 
 def test_restarted_server_has_another_capacity_and_limiter(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_tables_are_listed_deleted_from_and_reset(server: LocalServer, client: R
     assert client.delete_items("a", keys[:4]) == 1
     assert client.reset_table("a") == 4
     assert client.describe_table("a").items == 0
+    assert [table.env_steps for table in client.list_tables()] == [0, 8]
     for call in (client.describe_table, client.reset_table):
         with pytest.raises(NotFound, match=naming("table 'nowhere'")):
             call("nowhere")

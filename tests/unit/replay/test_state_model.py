@@ -83,6 +83,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.writers: dict[int, str] = {}  # of each stream
         self.streams = 0
         self.env_steps = 0
+        self.counted = dict.fromkeys(TABLES, 0)  # of these, since each table was reset
 
     def make_state(self) -> ReplayState:
         """Return a state with the tables."""
@@ -122,6 +123,7 @@ class ReplayMachine(RuleBasedStateMachine):
             actor.next_steps[env_index] += steps
             actor.ended[env_index] = steps < actor.chunk_length
             self.env_steps += steps
+            self.counted = {name: count + steps for name, count in self.counted.items()}
         batches = []
         for index, name in enumerate(TABLES):
             picked, priorities = [], []
@@ -197,7 +199,7 @@ class ReplayMachine(RuleBasedStateMachine):
     def reset(self, name: str) -> None:
         """Remove every item of a table."""
         assert self.replay.reset(self.replay.find(name)) == len(self.items[name])
-        self.items[name] = []
+        self.items[name], self.counted[name] = [], 0
 
     @invariant()
     def tables_hold_what_the_model_holds(self) -> None:
@@ -236,6 +238,7 @@ class ReplayMachine(RuleBasedStateMachine):
         assert self.replay.chunks == len(held)
         assert self.replay.chunk_bytes == store.bytes_of(np.array(sorted(held), dtype=np.int64))
         assert self.replay.env_steps == self.env_steps
+        assert {name: self.replay.find(name).counters.env_steps for name in TABLES} == self.counted
 
 
 ReplayMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

@@ -482,7 +482,9 @@ class TableDescription(_message.Message):
     sample_blocked_s: _builtins.float
     """Time during which at least one sample waited, in seconds."""
     env_steps: _builtins.int
-    """Agent decisions in all chunks this server ever stored, whatever their table."""
+    """Agent decisions stored for the table since it was created or reset: those of every call of Append that named it,
+    whether items have them or not.
+    """
     total_weight: _builtins.float
     """Sum of priorities to the power of the sampler's exponent; the number of items for other samplers."""
     held_bytes: _builtins.int
@@ -1040,7 +1042,9 @@ class AppendResponse(_message.Message):
     epoch: _builtins.int
     """The epoch of this actor's streams, which it gives when it reconnects."""
     env_steps: _builtins.int
-    """Agent decisions in all chunks this server ever stored."""
+    """Agent decisions stored for the first of `tables` since it was created or reset, of all actors. Servers of earlier
+    versions count all tables together, here and in the other fields of this name.
+    """
     superseded_epoch: _builtins.int
     """The earlier epoch of the same actor that this one superseded, after a restart of the actor process. 0 if the server
     knew of none, or was restarted itself after this epoch began.
@@ -1358,14 +1362,14 @@ class SampleResponse(_message.Message):
     total_weight: _builtins.float
     """Sum of sampler weights over the table when the batch was drawn; `weight / total_weight` is the probability."""
     env_steps: _builtins.int
-    """Agent decisions in all chunks this server ever stored."""
+    """Agent decisions stored for the table since it was created or reset."""
     limiter_diff: _builtins.float
     """Lead of the inserts after this batch, in samples: items inserted beyond `min_size`, times `samples_per_insert`, minus
     the counted samples. 0 without a ratio.
     """
     store_id: _builtins.int
-    """Identifies the count of `env_steps`. A server that starts empty counts from 0 under a new number; a restored server
-    continues its count under the same number.
+    """Identifies what the server has stored. A server that starts empty counts `env_steps` from 0 under a new number; a
+    restored server continues its counts under the same number.
     """
     part: _builtins.bytes
     """Part of a batch: bytes of its SampleResponse that follow the previous part. All parts joined are that message. A

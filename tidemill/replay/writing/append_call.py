@@ -205,7 +205,7 @@ class AppendCall:
 
     @property
     def env_steps(self) -> int:
-        """Agent decisions stored by the server, of all actors, as of the newest acknowledgement."""
+        """Agent decisions of all actors in the first of the tables, as of the newest acknowledgement."""
         return self._env_steps
 
     @property

@@ -257,7 +257,7 @@ class StreamAppender(Closing):
 
     @property
     def env_steps(self) -> int:
-        """Agent decisions stored by the present shard, of all actors, as of the newest acknowledgement."""
+        """Agent decisions of all actors in the present shard's first table, as of the newest acknowledgement."""
         return self._appender.env_steps if self._appender else 0
 
     @property

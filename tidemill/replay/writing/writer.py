@@ -130,8 +130,8 @@ class ReplayWriter(Reopened):
             epoch: `epoch` of a writer that is gone, whose name and streams this one continues. With `hold` it repeats
                 their steps from the first one; what the server has of them is recognised. Without it, new steps follow
                 what the server has (`next_steps`), as a new episode.
-            counts_decisions: Whether the server adds the decisions to its `env_steps`, which a run on it takes for its
-                own. False for demonstrations and other prior data.
+            counts_decisions: Whether the server adds the decisions to `env_steps` of the tables. The run of a table
+                takes them for its own: False for prior data in a run's table.
 
         Raises:
             InvalidArgument: An argument is out of range, the tables differ in signature, a window is too long, or
@@ -485,7 +485,7 @@ class ReplayWriter(Reopened):
 
     @property
     def env_steps(self) -> int:
-        """Decisions stored by the present server, of all writers, as of the newest acknowledgement."""
+        """Decisions of all writers that the present server has stored for the first of the tables, as acknowledged."""
         return self._appender.env_steps
 
     @property

@@ -86,12 +86,14 @@ async def test_room_is_given_as_records_are_written() -> None:
 
 async def test_decisions_count_once_their_record_is_durable() -> None:
     """What a kill could take back is not reported."""
-    commits = Commits(wait_for_sync=False, max_pending_bytes=100, env_steps=7)
-    commits.stored(3, 20)
-    commits.stored(4, 30)
-    assert commits.env_steps == 7
+    commits = Commits(wait_for_sync=False, max_pending_bytes=100, env_steps={"t": 7})
+    commits.stored(3, {"t": 20, "u": 13})
+    commits.stored(4, {"t": 0})
+    assert commits.env_steps == {"t": 7}
     commits.progressed(Progress(written=3))
-    assert commits.env_steps == 20
+    assert commits.env_steps == {"t": 20, "u": 13}
+    commits.progressed(Progress(written=4))
+    assert commits.env_steps == {"t": 0, "u": 13}
 
 
 async def test_cancelled_waiter_does_not_disturb_the_others() -> None:

@@ -90,9 +90,9 @@ def test_chunks_that_leave_while_a_full_queue_is_waited_for_are_not_freed_twice(
         items = make_items(0, [(0, 3, 4)], [1e6 - number if number < 7 else 1.0 + number])
         append(log.replay, session, [make_chunk(0, 0, 4 * number, 4)], [items])
 
-    for number in range(300):
+    for number in range(290):
         add(number)
-    coming = iter(range(300, 306))
+    coming = iter(range(290, 296))
 
     class Full(AtOnce):
         async def room(self) -> None:
