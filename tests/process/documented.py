@@ -213,7 +213,7 @@ ELSEWHERE = (
         "trains only while a simulator plays",
     ),
     Elsewhere(
-        "(TIDEMILL_ACTORS=4 )?docker compose (build|.* build.*|up -d|ps|logs -f .*)",
+        "docker compose (build|.* build.*|up -d|ps|logs -f .*)",
         f"{_STACK}test_every_container_becomes_healthy",
         _DOCKER,
     ),
