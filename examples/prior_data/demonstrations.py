@@ -41,7 +41,7 @@ TABLE = TableConfig(
     signature_like(STEP),
     SelectorConfig(SelectorKind.UNIFORM),
     max_items=100_000,
-    max_item_steps=2,  # agent.n_step + 1, and env.frame_stack - 1 more
+    max_item_steps=2,  # agent.n_step + env.observation_stack
 )
 
 
