@@ -14,7 +14,8 @@ from torch import nn
 from networks import ResidualTorso
 from tests.support.batches import CASES, COLOURS, CONTINUOUS, OWN_NETWORK, VECTOR, policy_input, sampled_batch
 from tests.support.naming import naming
-from tidemill.config.load import load_config
+from tidemill.config.load import load, load_config
+from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.sac import build_actor, build_critic
@@ -188,10 +189,14 @@ def test_torso_in_the_working_directory_is_found_by_settings() -> None:
 
 
 def test_settings_hold_numbers_words_and_lists() -> None:
-    """As YAML reads them."""
+    """As YAML reads them, in a file and on the command line."""
     settings = {"width": 3, "rate": 0.5, "name": "x", "norm": True, "sizes": [3, 4]}
     agent = load_config({"agent": {"algorithm": "td3", "network_settings": settings}}).agent
     assert agent.network_settings == settings | {"sizes": (3, 4)}  # type: ignore[attr-defined]
+    words = "--agent.algorithm td3 --agent.network-settings width 3 rate 0.5 name x norm true"
+    for sizes in (["--agent.network-settings.sizes", "3", "4"], ["--agent.network-settings", "sizes", "[3, 4]"]):
+        given = load(RunConfig, [*words.split(), *sizes], prog="train", description="").agent
+        assert given.network_settings == agent.network_settings  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"agent\.network_settings\.width"):
         load_config({"agent": {"algorithm": "td3", "network_settings": {"width": None}}})
 

@@ -18,7 +18,7 @@ _MAX_CHANNELS = 16
 """Axis in front of two longer ones that is still taken for the channels."""
 
 NetworkSetting = bool | int | float | str | tuple[int, ...]
-"""Values that a user-defined network may get from a config file or, except lists, from the command line."""
+"""Values that a user-defined network may get from a config file or the command line."""
 
 
 def torso_names() -> tuple[str, ...]:
