@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -93,6 +93,24 @@ def open_simulator_writer(
     )
 
 
+def exploration_seeds(config: InferenceConfig, writer: ReplayWriter) -> tuple[int, ...]:
+    """Return the seeds of a service's exploration, which differ on each machine, for each index and after a restart.
+
+    A restarted service continues its streams behind the steps that they have, or supersedes them.
+    """
+    host = zlib.crc32(socket.gethostname().encode())
+    return config.run.seed, host, config.inference.index, writer.superseded_epoch, int(writer.next_steps.sum())
+
+
+def make_explorer(config: InferenceConfig, spec: EnvSpec, seeds: Sequence[int], slot: int) -> SplitPolicy:
+    """Return the policy that explores in a slot, on the CPU, where answers are; its network is never used."""
+    place = ActorSlot(slot, num_envs=1, actor_count=config.inference.simulators)
+    (seed,) = np.random.SeedSequence([*seeds, slot]).generate_state(1)
+    explores = build_policy(config.agent, spec, "cpu", int(seed), place)
+    assert isinstance(explores, SplitPolicy)
+    return explores
+
+
 async def serve_simulators(
     config: InferenceConfig,
     spec: EnvSpec,
@@ -103,7 +121,7 @@ async def serve_simulators(
     stop: threading.Event,
 ) -> SimulatorServicer | None:
     """Return the host of programs that play as clients; None if there are none, or `stop` was set before."""
-    settings, seed, each = config.inference, config.run.seed, most_per_client(config.inference)
+    settings, each = config.inference, most_per_client(config.inference)
     if not settings.simulators:
         return None
     name = writer_name(config.run.name, settings.index)
@@ -111,19 +129,12 @@ async def serve_simulators(
     writer = await asyncio.to_thread(open_simulator_writer, config, spec, policy, name, identity.epoch, stop)
     if writer is None:
         return None
-
-    def explorer(slot: int) -> SplitPolicy:
-        """Return the policy that explores in a slot, on the CPU, where answers are; its network is never used."""
-        place = ActorSlot(slot, num_envs=1, actor_count=settings.simulators)
-        explores = build_policy(config.agent, spec, "cpu", seed * 1_000_003 + slot, place)
-        assert isinstance(explores, SplitPolicy)
-        return explores
-
+    seeds = exploration_seeds(config, writer)
     simulators = Simulators(
         writer,
         forward,
         partial(Episode, spec, policy.recurrent_state_size, extra_columns_of(config.agent, spec)),
-        explorer,
+        partial(make_explorer, config, spec, seeds),
         identity,
         SimulatorMetrics(),
         fail,
@@ -132,7 +143,7 @@ async def serve_simulators(
         grace_s=settings.simulator_grace_s,
         max_wait_s=settings.max_wait_ms / 1000.0,
         device=device,
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(seeds),
         curves=open_curves(config),
     )
     client = ParamsClient(config.cluster.params, folder=config.run.params_folder)

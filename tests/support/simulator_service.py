@@ -21,6 +21,7 @@ from tests.support.waiting import WAIT_S
 from tidemill.acting.writer import open_writer
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import InferenceConfig
+from tidemill.config.services import InferenceSettings
 from tidemill.config.table import TableSettings
 from tidemill.params.version import Params
 from tidemill.replay.client import ReplayClient
@@ -29,7 +30,6 @@ from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.interface import SplitPolicy
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.settings.registry import AgentConfig, extra_columns_of
 from tidemill.rpc.background import BackgroundServer
@@ -38,6 +38,7 @@ from tidemill.services.inference.batcher import Batcher
 from tidemill.services.inference.episode import Episode
 from tidemill.services.inference.forward_thread import ForwardThread
 from tidemill.services.inference.metrics import Metrics, SimulatorCurves, SimulatorMetrics
+from tidemill.services.inference.open_simulators import exploration_seeds, make_explorer
 from tidemill.services.inference.resume_token import Identity
 from tidemill.services.inference.simulator_servicer import SimulatorServicer
 from tidemill.services.inference.simulators import Simulators
@@ -98,6 +99,7 @@ def local_simulators(
     identity: Path | None = None,
     sampler: str = "uniform",
     name: str = "simulators",
+    index: int = 0,
     params: FixedParams | None = None,
     run: Path | None = None,
     versions: Mapping[int, Params] | None = None,
@@ -117,6 +119,7 @@ def local_simulators(
     kept = Identity(identity)
     settings = InferenceConfig(
         agent=config,
+        inference=InferenceSettings(index=index, simulators=slots),
         cluster=ClusterSettings(replay=(replay,)),
         table=TableSettings(name=TABLE, chunk_length=CHUNK, sampler=sampler),  # type: ignore[arg-type]
     )
@@ -133,16 +136,12 @@ def local_simulators(
     )
     assert writer is not None
 
-    def explorer(slot: int) -> SplitPolicy:
-        made = build_policy(config, spec, seed=slot, slot=ActorSlot(slot, 1, slots))
-        assert isinstance(made, SplitPolicy)
-        return made
-
+    seeds = exploration_seeds(settings, writer)
     simulators = Simulators(
         writer,
         forward,
         partial(Episode, spec, policy.recurrent_state_size, extra_columns_of(config, spec)),
-        explorer,
+        partial(make_explorer, settings, spec, seeds),
         kept,
         SimulatorMetrics(registry),
         errors.append,
@@ -151,7 +150,7 @@ def local_simulators(
         grace_s=grace_s,
         max_wait_s=0.002,
         device=torch.device("cpu"),
-        rng=np.random.default_rng(0),
+        rng=np.random.default_rng(seeds),
         curves=None if run is None else SimulatorCurves(run, "inference-0", every_s=0.0),
     )
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -430,6 +432,34 @@ def test_service_that_is_restarted_loses_and_doubles_no_step(kept: bool, tmp_pat
         seen = {int(step) for step in items["observation"][:, :, 1].reshape(-1)}
         assert seen == set(range(40))
         assert len(firsts) >= 40 - 2  # an item across the restart is not made
+
+
+def _explored(replay: str, identity: Path, name: str = "simulators", index: int = 0) -> tuple[int, ...]:
+    """Return the actions of the first episode that a service plays, all of them drawn at random."""
+    config = replace(_DQN, exploration="schedule", epsilon_start=1.0, epsilon_final=1.0)
+    with local_simulators(replay, config, _SPEC, identity=identity, name=name, index=index) as service:
+        with SimulatorClient(service.address, _SPEC) as client:
+            actions = _play(client, 0, 40)
+        service.flush()
+    return tuple(actions[:-1])
+
+
+def test_services_explore_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same slot, also after a restart; a service that begins as another one did draws the same."""
+    begun = []
+    for number in range(2):
+        with local_server() as replay:
+            create_table(replay.address, _DQN, _SPEC)
+            first = _explored(replay.address, tmp_path / f"{number}-first")
+            restarted = _explored(replay.address, tmp_path / f"{number}-first")
+            forgetful = _explored(replay.address, tmp_path / f"{number}-forgetful")
+            second = _explored(replay.address, tmp_path / f"{number}-second", name="second", index=1)
+            with monkeypatch.context() as patched:
+                patched.setattr(socket, "gethostname", lambda: "another")
+                distant = _explored(replay.address, tmp_path / f"{number}-distant", name="distant")
+        assert len({first, restarted, forgetful, second, distant}) == 5
+        begun.append(first)
+    assert begun[0] == begun[1]
 
 
 def test_steps_sent_again_are_what_they_were(tmp_path: Path) -> None:

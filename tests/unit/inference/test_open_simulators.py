@@ -95,7 +95,7 @@ def test_simulators_explore_on_the_cpu_wherever_the_network_is(
 ) -> None:
     """The network's numbers reach an episode in the host's memory. Noise is drawn where the network is."""
     (config, spec), opened = CASES[name], dict[str, Any]()
-    unused: Any = SimpleNamespace(epoch=0)
+    unused: Any = SimpleNamespace(epoch=0, superseded_epoch=0, next_steps=np.zeros(4, np.int64))
 
     def simulators(*parts: Any, **settings: Any) -> Any:  # noqa: ANN401 - those of `Simulators`
         opened.update(settings, explorer=parts[3])
