@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.compose.engine import NoEngine, running_engine
+from tests.compose.helm import Helm, running_helm
 from tests.compose.manifests import copy_manifests
 from tests.compose.stack import Stack
 from tests.compose.stand_ins import image_settings
@@ -43,3 +44,10 @@ def stack() -> Iterator[Stack]:
 def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the manifests for Kubernetes, with the files that components/secrets says to make."""
     return copy_manifests(tmp_path_factory.mktemp("kubernetes"))
+
+
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helm]:
+    """Helm, as one process for all charts of a module."""
+    with running_helm(tmp_path_factory.mktemp("helm")) as helm:
+        yield helm

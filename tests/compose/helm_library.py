@@ -1,4 +1,6 @@
-"""`python -m tests.compose.helm_library CHART VALUES.json`: print what a Helm chart renders, by Helm as a library.
+"""`python -m tests.compose.helm_library CHART`: print what a Helm chart renders, by Helm as a library.
+
+For each path of a VALUES.json on standard input there is a line of JSON: the manifests, and Helm's words if it refuses.
 
 The library installs charts and has no dry run. It is given a server that answers as an empty cluster would, and refuses
 the first object: the record of the release, which holds everything that was rendered.
@@ -103,9 +105,24 @@ def _resources(version: str) -> list[dict[str, Any]]:
     ]
 
 
+class _Refused(Exception):
+    """Helm's words."""
+
+
 def main() -> None:
-    """Lint the chart and print what it renders; end with 1 and Helm's words where it does not."""
-    chart, values = sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+    """Render the chart with each of the values."""
+    for file in sys.stdin:
+        values = json.loads(Path(file.rstrip("\n")).read_text(encoding="utf-8"))
+        try:
+            answer = (_render(sys.argv[1], values), "")
+        except _Refused as refused:
+            answer = ("", str(refused))
+        sys.stdout.write(f"{json.dumps(answer)}\n")
+        sys.stdout.flush()
+
+
+def _render(chart: str, values: dict[str, Any]) -> str:
+    """Lint the chart and return what it renders."""
     server = _Server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as folder:
@@ -122,14 +139,17 @@ def main() -> None:
             linted = asyncio.run(helm_sdkpy.Lint(configuration).run(chart))
             complaints = [said for said in linted["Messages"] or [] if said["Severity"] >= _WARNING]
             if complaints or linted["Errors"]:
-                sys.exit(f"helm lint: {complaints} {linted['Errors']}")
+                raise _Refused(f"helm lint: {complaints} {linted['Errors']}")
             try:
                 asyncio.run(helm_sdkpy.Install(configuration).run("run", chart, values=values, wait=False))
             except helm_sdkpy.InstallError as refused:
                 if not server.posted:
-                    sys.exit(str(refused))
+                    raise _Refused(str(refused)) from refused
+    server.shutdown()
+    server.server_close()
     (release,) = _RELEASE.findall(server.posted[0])
-    sys.stdout.write(json.loads(gzip.decompress(base64.b64decode(release)))["manifest"])
+    manifest: str = json.loads(gzip.decompress(base64.b64decode(release)))["manifest"]
+    return manifest
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.compose.helm import render
+from tests.compose.helm import Helm
 from tests.compose.manifests import KUSTOMIZATIONS, Object, check_valid, objects, of_kind, pods, told_values, words_of
 from tests.compose.shipped import ROOT
 from tidemill.services.launcher.commands.check import check
@@ -80,12 +80,12 @@ def test_autoscaler_follows_the_run_that_the_page_names(kubernetes: Path) -> Non
     assert metric["external"]["metric"]["selector"]["matchLabels"] == {"what": "data", "run": "thermostat"}
 
 
-def test_chart_with_the_page_s_values_is_the_same_run(own_run: list[Object], tmp_path: Path) -> None:
+def test_chart_with_the_page_s_values_is_the_same_run(own_run: list[Object], helm: Helm) -> None:
     """Helm and kustomize give a run of one's own the same pods."""
     files = of_kind(own_run, "ConfigMap", "tidemill-own")["data"]
     values = yaml.safe_load(_block(_PAGE, "yaml", "# my-values.yaml"))
     values["run"]["own"] = files
-    rendered = render(tmp_path, values)
+    rendered = helm.render(values)
     assert of_kind(rendered, "ConfigMap", "tidemill-own")["data"] == files
     assert told_values(rendered) == told_values(own_run)
     for name, pod in pods(own_run).items():

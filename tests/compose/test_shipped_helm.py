@@ -15,7 +15,7 @@ import yaml
 
 from scripts.helm_chart import generated
 from tests.compose.dashboards import DASHBOARDS
-from tests.compose.helm import CHART, Refused, render
+from tests.compose.helm import CHART, Helm, Refused
 from tests.compose.manifests import Object, check_valid, objects, of_kind, pods, with_components
 from tests.compose.shipped import ROOT
 
@@ -69,19 +69,19 @@ def _by_name(found: Iterable[Object]) -> dict[tuple[str, str], Object]:
     ],
 )
 def test_chart_is_what_kustomize_builds(
-    overlay: str, components: list[str], values: Mapping[str, Any], kubernetes: Path, tmp_path: Path
+    overlay: str, components: list[str], values: Mapping[str, Any], helm: Helm, kubernetes: Path, tmp_path: Path
 ) -> None:
     """Object by object and field by field; and every object is valid."""
-    rendered = render(tmp_path, values)
+    rendered = helm.render(values)
     check_valid(rendered)
     built = with_components(kubernetes, overlay, components, tmp_path) if components else objects(kubernetes / overlay)
-    helm, kustomize = _by_name(rendered), _by_name(built)
-    assert helm.keys() == kustomize.keys()
+    chart, kustomize = _by_name(rendered), _by_name(built)
+    assert chart.keys() == kustomize.keys()
     for name, item in kustomize.items():
-        assert helm[name] == item, name
+        assert chart[name] == item, name
 
 
-def test_values_reach_the_manifests(tmp_path: Path) -> None:
+def test_values_reach_the_manifests(helm: Helm) -> None:
     """Registry, pull secrets, own files, places, storage classes: all that a cluster of one's own has otherwise."""
     values: dict[str, Any] = {
         "image": {"registry": "registry.example/team", "tag": "7", "pullSecrets": ["registry"], "pullPolicy": "Always"},
@@ -95,7 +95,7 @@ def test_values_reach_the_manifests(tmp_path: Path) -> None:
         "page": {"enabled": False},
         "networkPolicies": {"enabled": False},
     }
-    found = render(tmp_path, values)
+    found = helm.render(values)
     check_valid(found)
     assert not [item for item in found if item["kind"] in ("NetworkPolicy", "Deployment")]
     assert not [item for item in found if "namespace" in item["metadata"]]
@@ -143,17 +143,17 @@ def test_values_reach_the_manifests(tmp_path: Path) -> None:
         ({"run": {"config": "/own/b.yaml", "own": {"a.yaml": "{}"}}}, r"no file b\.yaml; it has a\.yaml"),
     ],
 )
-def test_value_that_there_is_not_is_refused(values: Mapping[str, Any], words: str, tmp_path: Path) -> None:
+def test_value_that_there_is_not_is_refused(values: Mapping[str, Any], words: str, helm: Helm) -> None:
     """By its name, before anything is rendered: a name, what Kubernetes would refuse, what does not go together."""
     with pytest.raises(Refused, match=words):
-        render(tmp_path, values)
+        helm.render(values)
 
 
-def test_settings_that_change_restart_the_services(tmp_path: Path) -> None:
+def test_settings_that_change_restart_the_services(helm: Helm) -> None:
     """A checksum in the pods of services changes with them; a Job's pods cannot be changed."""
 
     def checksums(config: str) -> dict[str, str]:
-        found = render(tmp_path, {"run": {"config": config}})
+        found = helm.render({"run": {"config": config}})
         templates = {
             item["metadata"]["name"]: item["spec"]["template"] for item in found if "template" in item.get("spec", {})
         }
@@ -175,10 +175,10 @@ def test_settings_that_change_restart_the_services(tmp_path: Path) -> None:
         ({"run": {"config": "/own/a.yaml", "own": {"a.yaml": "run: {name: b}"}}, "autoscaling": {"run": "b"}}, "b"),
     ],
 )
-def test_autoscaler_follows_the_run_of_the_chart(values: Mapping[str, Any], run: str, tmp_path: Path) -> None:
+def test_autoscaler_follows_the_run_of_the_chart(values: Mapping[str, Any], run: str, helm: Helm) -> None:
     """Its name is that of the file of settings, or a value."""
     enabled = {**values, "autoscaling": {"enabled": True, **values.get("autoscaling", {})}}
-    scaler = of_kind(render(tmp_path, enabled), "HorizontalPodAutoscaler")["spec"]
+    scaler = of_kind(helm.render(enabled), "HorizontalPodAutoscaler")["spec"]
     assert scaler["metrics"][0]["external"]["metric"]["selector"]["matchLabels"] == {"what": "data", "run": run}
 
 
