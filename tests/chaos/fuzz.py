@@ -27,6 +27,8 @@ _OVER_HTTP = 20
 """One call of so many goes through a connection."""
 _SHARES = {"bombs": 1, "streams out of order": 2}
 """Batches of a kind in a round, if not 5: bombs are the dearest, and there are few orders."""
+_ROUND = [kind for turn in range(5) for kind in KINDS if turn < _SHARES.get(kind, 5)]
+"""The kinds in turns, so that a few thousand calls are of every kind."""
 _MOST_GROWTH_MIB = 256
 """By which this process, its servers and what attacks them may grow after the first round."""
 
@@ -50,7 +52,7 @@ def fuzz(folder: Path, count: int, seed: int) -> Iterator[FaultReport]:
     mib: list[float] = []
     numbers, left = itertools.count(), count
     while left > 0:
-        for kind in [each for each in KINDS for _ in range(_SHARES.get(each, 5))]:
+        for kind in _ROUND:
             size, number, began_s = min(_BATCH, left), next(numbers), time.monotonic()
             if size <= 0:
                 break

@@ -21,6 +21,7 @@ def test_calls_that_no_good_client_makes_are_answered_rightly_and_store_nothing(
     reports = {report.name: report for report in fuzz(tmp_path, 20_000, seed=3)}
     assert all(report.is_clean for report in reports.values()), reports
     assert sum(report.faults for report in reports.values()) == 20_000
+    assert {name for name, report in reports.items() if report.faults >= 1_000} == {f"fuzz: {kind}" for kind in KINDS}
 
 
 async def test_good_calls_of_the_corpus_are_answered(tmp_path: Path) -> None:
