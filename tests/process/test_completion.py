@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,16 @@ def _run(folder: Path, *command: str) -> str:
     return answer.stdout
 
 
+@cache
+def _script(shell: str) -> str:
+    """Return the script for a shell."""
+    return _run(Path.cwd(), "tidemill", "completion", shell)
+
+
 @pytest.mark.parametrize("line, expected", _OFFERED)
 def test_bash_offers(folder: Path, line: str, expected: list[str]) -> None:
     """Commands, options of the command and of the algorithm that is named, presets and runs."""
-    (folder / "completion").write_text(_run(folder, "tidemill", "completion", "bash"))
+    (folder / "completion").write_text(_script("bash"))
     offered = _run(folder, "bash", "-c", _BASH, "bash", "tidemill", *line.split()).split()
     assert sorted(set(offered)) == expected
 
@@ -65,7 +72,7 @@ def test_bash_offers_names_of_folders_as_they_are(folder: Path) -> None:
     for name in names:
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "config.yaml").touch()
-    (folder / "completion").write_text(_run(folder, "tidemill", "completion", "bash"))
+    (folder / "completion").write_text(_script("bash"))
     offered = _run(folder, "bash", "-c", _BASH, "bash", "tidemill", "evaluate", "runs/").splitlines()
     assert sorted(set(offered)) == sorted(names)
     assert not (folder / "owned").exists()
@@ -75,7 +82,7 @@ def test_bash_offers_names_of_folders_as_they_are(folder: Path) -> None:
 @pytest.mark.parametrize("line, expected", _OFFERED)
 def test_fish_offers(folder: Path, line: str, expected: list[str]) -> None:
     """The same as bash."""
-    (folder / "completion").write_text(_run(folder, "tidemill", "completion", "fish"))
+    (folder / "completion").write_text(_script("fish"))
     ask = f"source completion; complete -C 'tidemill {line}'"
     offered = [words.split("\t")[0].rstrip("/") for words in _run(folder, "fish", "-c", ask).splitlines()]
     assert sorted(set(offered)) == expected
@@ -84,6 +91,6 @@ def test_fish_offers(folder: Path, line: str, expected: list[str]) -> None:
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
 def test_zsh_takes_the_script(folder: Path) -> None:
     """It defines the completion without an error; zsh runs bash's completions by itself."""
-    (folder / "completion").write_text(_run(folder, "tidemill", "completion", "zsh"))
+    (folder / "completion").write_text(_script("zsh"))
     script = "autoload -Uz compinit && compinit -u; source completion; print -r -- $_comps[tidemill]"
     assert "_tidemill" in _run(folder, "zsh", "-fc", script)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -71,10 +73,31 @@ print("nested")
 """
 
 
-def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+_STEPS = """
+import contextlib, io, json, sys
+from tidemill.services.replay.__main__ import main
+
+ended = []
+for step in json.loads(sys.argv[1]):
+    streams = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        code = exec(step, {}) or 0 if isinstance(step, str) else main(step)
+    ended.append((code, *(stream.getvalue() for stream in streams)))
+print(json.dumps(ended))
+"""
+
+
+class _Ended(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+def _run(folder: Path, *steps: str | list[str]) -> list[_Ended]:
+    """Run steps in one process, which has imported Minari: programs, and command lines of `tidemill replay`."""
     environment = os.environ | {"PYTHONPATH": str(_PACKAGES), "MINARI_DATASETS_PATH": str(folder)}
-    return subprocess.run(
-        [sys.executable, *arguments],
+    done = subprocess.run(
+        [sys.executable, "-c", _STEPS, json.dumps(steps)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -82,10 +105,8 @@ def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=BOUND_S,
         check=False,
     )
-
-
-def _replay(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return _python(folder, "-m", "tidemill.services.replay", *arguments)
+    assert done.returncode == 0, done.stderr
+    return [_Ended(*ended) for ended in json.loads(done.stdout.splitlines()[-1])]
 
 
 @pytest.fixture
@@ -98,34 +119,38 @@ def server() -> Iterator[LocalServer]:
 @_needs_minari
 def test_dataset_goes_into_a_table_and_comes_back_equal(server: LocalServer, tmp_path: Path) -> None:
     """Recorded with Minari, through a table, and as Minari reads it again: spaces, dtypes and every bit."""
-    recorded = _python(tmp_path, "-c", _RECORD)
-    assert recorded.returncode == 0, recorded.stderr
-    taken = _replay(tmp_path, "from-minari", server.address, "cartpole/played-v0", "played")
-    assert taken.returncode == 0, taken.stderr
+    back = ["to-minari", server.address, "played", "cartpole/back-v0"]
+    take = ["from-minari", server.address, "cartpole/played-v0", "played"]
+    recorded, taken, given, compared, again, other, twice, missing = _run(
+        tmp_path,
+        _RECORD,
+        take,
+        [*back, "--env", "CartPole-v1"],
+        _COMPARE,
+        back,
+        ["to-minari", server.address, "played", "other-v0", "--env", "MountainCar-v0"],
+        take,
+        ["from-minari", server.address, "nowhere-v0", "played"],
+    )
+    assert recorded.code == 0, recorded.stderr
+    assert taken.code == 0, taken.stderr
     assert "6 episodes" in taken.stdout
-    given = _replay(tmp_path, "to-minari", server.address, "played", "cartpole/back-v0", "--env", "CartPole-v1")
-    assert given.returncode == 0, given.stderr
-    compared = _python(tmp_path, "-c", _COMPARE)
+    assert given.code == 0, given.stderr
     assert compared.stdout == "equal\n", compared.stderr
     table = server.replay.find("played")
     lines = taken.stdout.split()
     assert table.size == int(lines[lines.index("steps") - 1].replace(",", ""))  # an item for each step
-    again = _replay(tmp_path, "to-minari", server.address, "played", "cartpole/back-v0")
-    assert again.returncode == 1
+    assert again.code == 1
     assert "'cartpole/back-v0' exists in" in again.stderr
-    other = _replay(tmp_path, "to-minari", server.address, "played", "other-v0", "--env", "MountainCar-v0")
     assert "whose observation has columns {'observation': (2,)}, the table has {'observation': (4,)}" in other.stderr
-    twice = _replay(tmp_path, "from-minari", server.address, "cartpole/played-v0", "played")
-    assert twice.returncode == 1
+    assert twice.code == 1
     assert "table 'played' is at" in twice.stderr
     assert table.counters.inserts == table.size
-    missing = _replay(tmp_path, "from-minari", server.address, "nowhere-v0", "played")
     assert "no dataset 'nowhere-v0'" in missing.stderr
     assert sorted(path.name for path in tmp_path.glob("*-v0")) == []
 
 
 _WRITE = """
-import sys
 import numpy as np
 from tidemill.replay import ItemWindow, ReplayWriter, SelectorConfig, SelectorKind, TableConfig, signature_like
 
@@ -135,7 +160,7 @@ def row(n):
             "terminated": False, "truncated": n == 2, "is_first": n == 0, "log_prob": -float(n)}
 
 table = TableConfig("images", signature_like(row(0)), SelectorConfig(SelectorKind.UNIFORM), 100, 2)
-with ReplayWriter(sys.argv[1], table, windows=ItemWindow(2)) as writer:
+with ReplayWriter("{address}", table, windows=ItemWindow(2)) as writer:
     for n in range(4):
         writer.append(row(n))
 """
@@ -144,11 +169,11 @@ with ReplayWriter(sys.argv[1], table, windows=ItemWindow(2)) as writer:
 @_needs_minari
 def test_nested_steps_and_images_are_kept_as_they_are(server: LocalServer, tmp_path: Path) -> None:
     """Spaces made of the columns; images not compressed with loss; what is none of Minari's becomes infos."""
-    written = _python(tmp_path, "-c", _WRITE, server.address)
-    assert written.returncode == 0, written.stderr
-    given = _replay(tmp_path, "to-minari", server.address, "images", "images-v0")
-    assert given.returncode == 0, given.stderr
-    assert _python(tmp_path, "-c", _NESTED).stdout == "nested\n"
+    write = _WRITE.replace("{address}", server.address)
+    written, given, read = _run(tmp_path, write, ["to-minari", server.address, "images", "images-v0"], _NESTED)
+    assert written.code == 0, written.stderr
+    assert given.code == 0, given.stderr
+    assert read.stdout == "nested\n"
 
 
 @_needs_minari
@@ -166,9 +191,9 @@ def test_range_of_time_becomes_a_dataset(tmp_path: Path) -> None:
                 writer.flush(BOUND_S)
                 now_s += 1000.0
         between = datetime.fromtimestamp(1500).isoformat()
-        later = _replay(tmp_path, "to-minari", server.address, "t", "later-v0", "--since", between)
-        earlier = _replay(tmp_path, "to-minari", server.address, "t", "earlier-v0", "--until", between)
-        none = _replay(tmp_path, "to-minari", server.address, "t", "none-v0", "--since", "1h")
+        limits = {"later": ["--since", between], "earlier": ["--until", between], "none": ["--since", "1h"]}
+        write = ["to-minari", server.address, "t"]
+        later, earlier, none = _run(tmp_path, *([*write, f"{name}-v0", *limit] for name, limit in limits.items()))
     assert later.stdout == "made later-v0 of t: 1 episodes, 7 steps\n", later.stderr
     assert earlier.stdout == "made earlier-v0 of t: 1 episodes, 4 steps\n", earlier.stderr
     assert "table 't' has no such items" in none.stderr
