@@ -112,8 +112,11 @@ def test_ranks_pause_and_stop_together_and_steps_count_once(cluster: LearnerClus
     assert "enough" in learner.text()
 
 
-def test_every_rank_serves_its_metrics(cluster: LearnerCluster) -> None:
-    """The second on the port after the first's; what only the first does only the first shows, so no alert rings."""
+def test_every_rank_serves_its_metrics_and_listens_on_loopback_alone(cluster: LearnerCluster) -> None:
+    """The second on the port after the first's; what only the first does only the first shows, so no alert rings.
+
+    Neither torchrun's store nor what carries the gradients can be reached from another machine.
+    """
     port = _two_free_ports()
     learner = start_ranks(cluster, "--learner.server.metrics-address", f"127.0.0.1:{port}")
     cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 updates")
@@ -121,6 +124,9 @@ def test_every_rank_serves_its_metrics(cluster: LearnerCluster) -> None:
     first, second = _metrics(port), _metrics(port + 1)
     assert first.keys() - second.keys() >= {"tidemill_learner_params_version", "tidemill_learner_checkpoint_steps"}
     assert second["tidemill_learner_env_steps"] > 0
+    addresses = _listening([learner.pid, *workers(learner.pid)])
+    assert len(addresses) >= 3 + 2  # the store, what carries gradients, the control service; metrics
+    assert [address for address in addresses if not address.is_loopback] == []
     learner.signal(signal.SIGTERM)
     assert learner.wait() == 0, learner.text()
 
@@ -147,17 +153,6 @@ def test_ranks_that_cannot_share_the_batch_are_refused(cluster: LearnerCluster) 
     assert learner.wait() == 2
     assert "agent.batch_size is 33, which 2 learners cannot share evenly" in learner.text()
     wait_until(lambda: not cluster.checkpoints.exists(), "no checkpoint")
-
-
-def test_ranks_of_one_machine_listen_on_loopback_alone(cluster: LearnerCluster) -> None:
-    """Neither torchrun's store nor what carries the gradients can be reached from another machine."""
-    learner = start_ranks(cluster)
-    cluster.wait_for_status(lambda s: s.learner_steps > 0, "an update of both ranks")
-    addresses = _listening([learner.pid, *workers(learner.pid)])
-    assert len(addresses) >= 3  # the store, what carries gradients, the control service
-    assert [address for address in addresses if not address.is_loopback] == []
-    learner.signal(signal.SIGTERM)
-    assert learner.wait() == 0, learner.text()
 
 
 def _listening(pids: list[int]) -> list[IPv4Address | IPv6Address]:

@@ -210,7 +210,7 @@ class LearnerCluster:
         }
         return [*self._run, *(word for pair in settings.items() for word in pair)]
 
-    def feed(self, *, chunks_per_s: float = 50.0) -> Feeder:
+    def feed(self, *, chunks_per_s: float = 15.0) -> Feeder:
         """Append random steps from now on."""
         return self.keep(Feeder(self.replay, chunks_per_s=chunks_per_s))
 
