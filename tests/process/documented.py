@@ -49,7 +49,6 @@ BUDGETS = (
     (r"C=configs/quickstart.yaml", "C=configs/endless.yaml"),
     (r"\bbox1\b", "localhost"),
     (r"runs/NAME", "runs/quickstart"),
-    (r"examples/replay/dqn\.py --replay \S+$", r"\g<0> --steps 1500"),
     (r"scripts\.trace_transition$", r"\g<0> --steady-s 8 --record-s 1"),
 )
 """What is put instead of a part of a command: budgets, and names of machines and runs."""
@@ -196,7 +195,7 @@ ELSEWHERE = (
         page="examples/README.md",
     ),
     Elsewhere(
-        r"python examples/replay/\w+\.py( write| learn)?",
+        r"python examples/replay/\w+\.py( write| learn| --replay \S+)?",
         f"{_ALONE}test_example_outlives_its_server",
         "the same, and a kill",
         page="examples/replay/README.md",

@@ -30,7 +30,6 @@ _CASES: dict[str, dict[str, Any]] = {
         "agent": {**_SETTINGS["agent"], "n_step": 1},
         "table": {**_SETTINGS["table"], "sampler": "prioritized", "hindsight": 0.8, "hindsight_steps": 6},
     },
-    "sac": {**_CONTINUOUS, "agent": {"algorithm": "sac", "start_steps": 100, "hidden_sizes": [16], "batch_size": 16}},
     "sac normalized": {
         **_CONTINUOUS,
         "agent": {

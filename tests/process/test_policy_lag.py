@@ -92,8 +92,9 @@ def run(cluster: LearnerCluster, lag: int, actors: int, end: str, **agent: float
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("end", ["terminated", "truncated"])
-@pytest.mark.parametrize("lag,actors", [(0, 1), (0, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    "lag, actors, end", [(0, 1, "terminated"), (0, 2, "truncated"), (2, 1, "truncated"), (2, 2, "terminated")]
+)
 def test_every_item_keeps_the_bound_and_none_is_left_out(
     lag: int, actors: int, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
