@@ -221,7 +221,7 @@ def inspect(folder: LogFolder) -> Inspection:
         replay.drop_chunks(store, _corrupt_chunks(store, files))
     files.close()
     for table, before in counted.items():
-        lost[replay.number_of(table)] += table.counters.corrupt_items - before
+        lost[table.number] += table.counters.corrupt_items - before
     return Inspection(found, replay, lost, replay.corrupt_chunks)
 
 
@@ -235,7 +235,7 @@ def report(inspection: Inspection, path: Path) -> Iterator[str]:
     yield f"newest record {contents.chain.sequence}, {taken}"
     yield f"{replay.streams.count} streams, {replay.env_steps:,} agent decisions, {replay.chunks:,} chunks"
     yield from ("", f"{'table':24} {'items':>12} {'lost':>12}")
-    names = {replay.number_of(table): (table.config.name, table.size) for table in replay.tables}
+    names = {table.number: (table.config.name, table.size) for table in replay.tables}
     for number in sorted(names.keys() | inspection.lost.keys()):
         name, items = names.get(number, (f"(number {number}, unknown)", 0))
         yield f"{name:24} {items:12,} {inspection.lost.get(number, 0):12,}"

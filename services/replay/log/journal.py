@@ -69,7 +69,6 @@ class Journal(ChangeSink):
         """
         self._submit, self._segment_bytes, self._describe = submit, segment_bytes, describe_state
         self._position = position
-        self._table_numbers: dict[str, int] = {}
         self._sizes: dict[int, int] = {}  # items of each table as last reported
         self.segment_sizes: dict[int, int] = {}  # bytes, copies included, the oldest segment first
 
@@ -88,10 +87,9 @@ class Journal(ChangeSink):
         """Bytes of all segments."""
         return sum(self.segment_sizes.values())
 
-    def know_table(self, name: str, number: int, size: int = 0) -> None:
-        """Note the number that the log has for a table, and its number of items if it was not known before."""
-        self._table_numbers[name] = number
-        self._sizes.setdefault(number, size)
+    def know_table(self, table: Table) -> None:
+        """Note how many items a restored table has."""
+        self._sizes[table.number] = table.size
 
     def begin(self) -> None:
         """Begin another segment if this one is full. Call it before making a change that is then logged.
@@ -108,16 +106,16 @@ class Journal(ChangeSink):
         place = {"segment": position.segment, "next_chunk": position.next_chunk}
         self._log(Kind.SEGMENT, {**self._describe(), **place, "told": reported})
 
-    def log_table(self, number: int, table: Table) -> None:
+    def log_table(self, table: Table) -> None:
         """Write a new table, a new configuration of one, or when its newest items came."""
-        self._log(Kind.TABLE, {**describe_table(number, table), "mark": table.times.newest})
+        self._sizes.setdefault(table.number, 0)
+        self._log(Kind.TABLE, {**describe_table(table), "mark": table.times.newest})
 
-    def log_drop(self, number: int, table: Table, names: Mapping[int, TableConfig]) -> None:
+    def log_drop(self, table: Table, names: Mapping[int, TableConfig]) -> None:
         """Write that a table was dropped, and the dropped tables whose numbers still name chunks."""
-        del self._table_numbers[table.config.name]
-        self._sizes.pop(number, None)
-        self._position.removed.pop(number, None)
-        self._log(Kind.TABLE, {**describe_table(number, table), "dropped": _describe_names(names)})
+        self._sizes.pop(table.number, None)
+        self._position.removed.pop(table.number, None)
+        self._log(Kind.TABLE, {**describe_table(table), "dropped": _describe_names(names)})
 
     def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:
         """Write a new epoch, and the numbers of those it has closed."""
@@ -188,7 +186,7 @@ class Journal(ChangeSink):
         return ChunkColumns(blocks.table, columns, blocks.packed_sizes[slots].astype(np.int64))
 
     def _table_changes(self, table: Table, slots: Ints) -> TableChanges:
-        number, removed = self._table_numbers[table.config.name], table.drain_removed()
+        number, removed = table.number, table.drain_removed()
         removed_so_far = self._position.removed.get(number, 0) + len(removed)
         self._position.removed[number] = removed_so_far
         self._sizes[number] = table.held_count
@@ -238,7 +236,7 @@ def describe_state(replay: ReplayState) -> dict[str, Any]:
         "next_stream": replay.streams.next_stream,
         "tables": [
             {
-                **describe_table(replay.number_of(table), table),
+                **describe_table(table),
                 "stats": table.stats.to_array().tolist(),
                 "times": table.times.marks,
             }
@@ -255,9 +253,9 @@ def _describe_names(names: Mapping[int, TableConfig]) -> list[Any]:
     return [[number, config_to_json(config)] for number, config in names.items()]
 
 
-def describe_table(number: int, table: Table) -> dict[str, Any]:
+def describe_table(table: Table) -> dict[str, Any]:
     """Return a table's configuration and, if it was changed while in use, what its clients know of it."""
-    document: dict[str, Any] = {"number": number, "config": config_to_json(table.config)}
+    document: dict[str, Any] = {"number": table.number, "config": config_to_json(table.config)}
     if table.declared != table.config or not table.limiter.is_on or table.former:
         document["live"] = {
             "declared": config_to_json(table.declared),

@@ -258,12 +258,12 @@ class Snapshotter:
             self._replay.log_removed()
             sequence, segment, state = self._journal.sequence, self._journal.segment, self._state()
             tables = [
-                (self._replay.number_of(table), table, table.stats.to_array(), table.items.inserted, table.times.marks)
+                (table, table.stats.to_array(), table.items.inserted, table.times.marks)
                 for table in self._replay.tables
             ]
             copies = [
-                TableSnapshot(number, stats, await _copy(table, inserted), config_to_json(table.config), times)
-                for number, table, stats, inserted, times in tables
+                TableSnapshot(table.number, stats, await _copy(table, inserted), config_to_json(table.config), times)
+                for table, stats, inserted, times in tables
             ]
             snapshot = Snapshot(sequence, copies, segment, is_last, await self._kept(sequence))
             number = await asyncio.to_thread(self._files.write, snapshot)

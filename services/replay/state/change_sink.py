@@ -38,13 +38,13 @@ class ChangeSink:
     def begin(self) -> None:
         """Note that a change is about to be made: what is described of the state now is without it."""
 
-    def know_table(self, name: str, number: int, size: int = 0) -> None:
-        """Note the number of a table, and how many items it has if it was not known before."""
+    def know_table(self, table: Table) -> None:
+        """Note a table that was restored from what the sink holds."""
 
-    def log_table(self, number: int, table: Table) -> None:
+    def log_table(self, table: Table) -> None:
         """Report a new table, a new configuration of one, or when its newest items came."""
 
-    def log_drop(self, number: int, table: Table, names: Mapping[int, TableConfig]) -> None:
+    def log_drop(self, table: Table, names: Mapping[int, TableConfig]) -> None:
         """Report that a table was dropped, and the dropped tables whose numbers still name chunks."""
 
     def log_epoch(self, epoch: Epoch, closed: Sequence[int]) -> None:

@@ -82,7 +82,6 @@ class ReplayState:
         self._sink = ChangeSink()
         self._unconfirmed: set[str] = set()  # restored tables that no call has named yet
         self._tables: dict[str, Table] = {}
-        self._numbers: dict[str, int] = {}  # of each table in the log
         self.next_table = 1
         self.dropped_names: dict[int, TableConfig] = {}  # by whose number the log still names a store's chunks
         self._stores: dict[Signature, ChunkStore] = {}
@@ -121,8 +120,8 @@ class ReplayState:
         """Report every change from now on; the existing tables were restored from what the sink holds."""
         self._sink = sink
         self._unconfirmed = set(self._tables)
-        for name, table in self._tables.items():
-            sink.know_table(name, self._numbers[name], table.size)
+        for table in self._tables.values():
+            sink.know_table(table)
 
     def create_table(self, config: TableConfig) -> bool:
         """Create a table; return False if it exists: with equal configuration, or restored and not yet confirmed.
@@ -209,7 +208,14 @@ class ReplayState:
             )
         store = self._stores.get(config.signature) or self._make_store(config.signature, number)
         try:
-            table = Table(config, store, self._rng, durable=self._durable, key_salt=_key_salt(self.store_id, number))
+            table = Table(
+                config,
+                store,
+                self._rng,
+                number=number,
+                durable=self._durable,
+                key_salt=_key_salt(self.store_id, number),
+            )
         except MemoryError as error:
             raise ResourceExhausted(
                 f"max_items is {config.max_items}, too many for the server's memory; lower it",
@@ -218,7 +224,6 @@ class ReplayState:
         self._stores[config.signature] = store
         self._store_numbers.setdefault(config.signature, number)
         self._tables[config.name] = table
-        self._numbers[config.name] = number
         self.next_table = max(self.next_table, number + 1)
         return table
 
@@ -233,10 +238,6 @@ class ReplayState:
     def stores(self) -> tuple[ChunkStore, ...]:
         """The chunks of each signature."""
         return tuple(self._stores.values())
-
-    def number_of(self, table: Table) -> int:
-        """Return the number a log has for a table."""
-        return self._numbers[table.config.name]
 
     def drop_chunks(self, store: ChunkStore, chunks: Ints) -> int:
         """Remove every item that needs any of the corrupt chunks [N], and release these; return how many items."""
@@ -270,18 +271,17 @@ class ReplayState:
         """Remove a table, and with the last of a signature the streams of it; return how many items there were."""
         removed = self.reset(table)  # reported by itself: what reads the log without knowing of drops finds it empty
         name, store = table.config.name, table.store
-        number = self._numbers.pop(name)
         del self._tables[name]
         self._unconfirmed.discard(name)
         table.dropped = True
-        self.dropped_names[number] = table.config
+        self.dropped_names[table.number] = table.config
         if all(other.store is not store for other in self._tables.values()):
             self.streams.forget_store(store)
             del self._stores[store.signature]
             del self._store_numbers[store.signature]
         in_use = self._store_numbers.values()
         self.dropped_names = {key: config for key, config in self.dropped_names.items() if key in in_use}
-        self._sink.log_drop(number, table, self.dropped_names)
+        self._sink.log_drop(table, self.dropped_names)
         self.memory.count()
         return removed
 
@@ -379,9 +379,7 @@ class ReplayState:
             self._sink.log_changes(self.env_steps, None, changed)
 
     def _log_table(self, table: Table) -> None:
-        number = self.number_of(table)
-        self._sink.know_table(table.config.name, number)
-        self._sink.log_table(number, table)
+        self._sink.log_table(table)
         table.times.logged_s = int(self._clock())
 
     def _redeclare(self, table: Table, wanted: TableConfig) -> None:

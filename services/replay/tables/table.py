@@ -38,6 +38,7 @@ class Table:
         store: ChunkStore,
         rng: np.random.Generator,
         *,
+        number: int = 1,
         durable: bool = False,
         key_salt: int = 0,
     ) -> None:
@@ -47,10 +48,11 @@ class Table:
             config: What defines it.
             store: Holds the chunks of its items; may be shared by tables of the same signature.
             rng: Source of all its random picks.
+            number: By which a log knows it.
             durable: Whether it notes for a log which items leave.
             key_salt: See `Items`.
         """
-        self._key_salt = key_salt
+        self.number, self._key_salt = number, key_salt
         self.config = self.declared = config  # as it is now, and as its clients create it: see ADR 0038
         self.former: deque[TableConfig] = deque(maxlen=_MAX_FORMER)  # before each change in use
         self.fencing_token = 0  # the greatest of a learner that was heard of

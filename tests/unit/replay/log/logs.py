@@ -89,7 +89,7 @@ class Log:
         self.replay.log_removed()
         tables = [
             TableSnapshot(
-                self.replay.number_of(table),
+                table.number,
                 table.stats.to_array(),
                 [item_states(table.items, table.items.live())],
                 config_to_json(table.config),
