@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from tidemill.replay.table_config import TableConfig, TableDescription
-from tidemill.services.replay.admission import AdmissionQueue
+from tidemill.services.replay.admission import AdmissionQueue, Side
 from tidemill.services.replay.log.log import ReplayLog
 from tidemill.services.replay.log.writer import BOUNDS_S
 from tidemill.services.replay.state.replay_state import ReplayState
@@ -84,47 +84,24 @@ class ReplayCollector:
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
         tables = self._replay.tables
-        yield _gauge("items", "Items in the table.", [(t, t.size) for t in tables])
-        yield _gauge(
-            "held_bytes",
-            "Bytes of chunks and payloads that items of the table need.",
-            [(t, t.held_bytes) for t in tables],
-        )
-        leads = [(t, t.limiter.diff) for t in tables]
-        yield _gauge("limiter_diff", "How far inserts are ahead by the rate limiter, in samples.", leads)
-        yield _gauge("total_weight", "Sum of sampler weights.", [(t, t.total_weight) for t in tables])
+        for name, (about, of_table) in _GAUGES.items():
+            yield _by_table(GaugeMetricFamily, name, about, [(table, of_table(table)) for table in tables])
         for name, about in _COUNTERS.items():
-            yield _counter(name, about, [(t, getattr(t.counters, name)) for t in tables])
-        yield self._blocked()
-        yield self._waiting()
+            counts = [(table, getattr(table.counters, name)) for table in tables]
+            yield _by_table(CounterMetricFamily, name, about, counts)
+        about = "Time during which at least one call of this side waited."
+        yield _by_side(CounterMetricFamily, "blocked_seconds", about, tables, self._admission.blocked_s)
+        about = "Calls that the rate limiter makes wait, by side (insert, sample)."
+        yield _by_side(GaugeMetricFamily, "waiting", about, tables, self._admission.waiting)
         yield from self._totals()
         if self._log is not None:
             yield from _log_metrics(self._log)
 
-    def _blocked(self) -> Metric:
-        about = "Time during which at least one call of this side waited."
-        family = CounterMetricFamily(f"{_PREFIX}_blocked_seconds", about, labels=("table", "side"))
-        for table in self._replay.tables:
-            for side in ("insert", "sample"):
-                family.add_metric((table.config.name, side), self._admission.blocked_s(table, side))
-        return family
-
-    def _waiting(self) -> Metric:
-        family = GaugeMetricFamily(
-            f"{_PREFIX}_waiting",
-            "Calls that the rate limiter makes wait, by side (insert, sample).",
-            labels=("table", "side"),
-        )
-        for table in self._replay.tables:
-            for side in ("insert", "sample"):
-                family.add_metric((table.config.name, side), self._admission.waiting(table, side))
-        return family
-
     def _totals(self) -> Iterator[Metric]:
         replay, budget = self._replay, self._replay.budget
-        yield GaugeMetricFamily(f"{_PREFIX}_chunk_bytes", "Bytes of all chunks as stored.", value=replay.chunk_bytes)
-        yield GaugeMetricFamily(f"{_PREFIX}_chunks", "Chunks of all tables.", value=replay.chunks)
-        for name, (about, value) in {
+        gauges = {
+            "chunk_bytes": ("Bytes of all chunks as stored.", replay.chunk_bytes),
+            "chunks": ("Chunks of all tables.", replay.chunks),
             "stored_bytes": ("Bytes of memory behind all that is stored.", budget.size_bytes + budget.beside_bytes),
             "stored_limit_bytes": (
                 "Limit of `tidemill_replay_stored_bytes`: half of the memory budget; 0 means no limit.",
@@ -132,16 +109,14 @@ class ReplayCollector:
             ),
             "batch_bytes": ("Bytes of memory behind batches that their callers have not taken.", budget.batch_bytes),
             "message_bytes": ("Bytes of memory behind messages that wait to be stored.", budget.message_bytes),
-        }.items():
-            yield GaugeMetricFamily(f"{_PREFIX}_{name}", about, value=value)
-        about = "Items removed because memory had no room for what came."
-        yield CounterMetricFamily(f"{_PREFIX}_memory_evictions", about, value=replay.memory.evictions)
-        yield GaugeMetricFamily(
-            f"{_PREFIX}_streams", "Streams of all actors that the service remembers.", value=replay.streams.count
-        )
-        yield CounterMetricFamily(
-            f"{_PREFIX}_env_steps", "Agent decisions stored in all tables.", value=replay.env_steps
-        )
+            "streams": ("Streams of all actors that the service remembers.", replay.streams.count),
+        }
+        counters = {
+            "memory_evictions": ("Items removed because memory had no room for what came.", replay.memory.evictions),
+            "env_steps": ("Agent decisions stored in all tables.", replay.env_steps),
+        }
+        yield from _totals(GaugeMetricFamily, gauges)
+        yield from _totals(CounterMetricFamily, counters)
 
 
 def _log_metrics(log: ReplayLog) -> Iterator[Metric]:
@@ -154,8 +129,6 @@ def _log_metrics(log: ReplayLog) -> Iterator[Metric]:
         "memory_bytes": ("Bytes of chunks in memory, as compressed.", recovered.budget.size_bytes),
         "recovery_seconds": ("Time the last start took to restore the tables.", recovered.took_s),
     }
-    for name, (about, value) in gauges.items():
-        yield GaugeMetricFamily(f"{_PREFIX}_{name}", about, value=value)
     counters = {
         "corrupt_records": ("Records and chunks found corrupt or missing on disk.", log.corrupt_records),
         "missing_records": ("Records missing from the log at the last start.", recovered.corruption.missing_records),
@@ -163,13 +136,20 @@ def _log_metrics(log: ReplayLog) -> Iterator[Metric]:
         "cold_read_bytes": ("Bytes of the chunks read from the log.", blobs.read_bytes),
         "snapshots": ("Snapshots taken.", log.snapshots.taken),
     }
-    for name, (about, value) in counters.items():
-        yield CounterMetricFamily(f"{_PREFIX}_{name}", about, value=value)
+    yield from _totals(GaugeMetricFamily, gauges)
+    yield from _totals(CounterMetricFamily, counters)
     about = "Time the disk took to confirm what was written to the log."
     reached = [*map(str, BOUNDS_S), "+Inf"]
     buckets = list(zip(reached, itertools.accumulate(log.fsync.counts), strict=True))
     yield HistogramMetricFamily(f"{_PREFIX}_fsync_seconds", about, buckets=buckets, sum_value=log.fsync.sum_s)
 
+
+_GAUGES: Mapping[str, tuple[str, Callable[[Table], float]]] = {
+    "items": ("Items in the table.", lambda t: t.size),
+    "held_bytes": ("Bytes of chunks and payloads that items of the table need.", lambda t: t.held_bytes),
+    "limiter_diff": ("How far inserts are ahead by the rate limiter, in samples.", lambda t: t.limiter.diff),
+    "total_weight": ("Sum of sampler weights.", lambda t: t.total_weight),
+}
 
 _COUNTERS = {
     "inserts": "Items inserted.",
@@ -181,16 +161,26 @@ _COUNTERS = {
     "unknown_keys": "Keys of updates and deletions that were not in the table.",
 }
 
+_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
-def _gauge(name: str, about: str, values: list[tuple[Table, float]]) -> Metric:
-    family = GaugeMetricFamily(f"{_PREFIX}_{name}", about, labels=("table",))
+
+def _by_table(family: _Family, name: str, about: str, values: list[tuple[Table, float]]) -> Metric:
+    metric = family(f"{_PREFIX}_{name}", about, labels=("table",))
     for table, value in values:
-        family.add_metric((table.config.name,), value)
-    return family
+        metric.add_metric((table.config.name,), value)
+    return metric
 
 
-def _counter(name: str, about: str, values: list[tuple[Table, float]]) -> Metric:
-    family = CounterMetricFamily(f"{_PREFIX}_{name}", about, labels=("table",))
-    for table, value in values:
-        family.add_metric((table.config.name,), value)
-    return family
+def _by_side(
+    family: _Family, name: str, about: str, tables: tuple[Table, ...], value: Callable[[Table, Side], float]
+) -> Metric:
+    metric = family(f"{_PREFIX}_{name}", about, labels=("table", "side"))
+    for table in tables:
+        metric.add_metric((table.config.name, "insert"), value(table, "insert"))
+        metric.add_metric((table.config.name, "sample"), value(table, "sample"))
+    return metric
+
+
+def _totals(family: _Family, values: Mapping[str, tuple[str, float]]) -> Iterator[Metric]:
+    for name, (about, value) in values.items():
+        yield family(f"{_PREFIX}_{name}", about, value=value)
