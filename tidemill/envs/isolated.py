@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tidemill.arrays import Array
 from tidemill.envs.failures import count_failure
 from tidemill.envs.interface import EpisodeSummary, VectorStep
-from tidemill.envs.parts import Failure, down_step
+from tidemill.envs.parts import Failure, down_step, will_reset
 from tidemill.envs.settings import EnvSettings
 from tidemill.envs.worker import STEP_COLUMNS
 from tidemill.envs.worker_link import Link, Message
@@ -132,7 +132,7 @@ class WorkerPart:
         self._newest, self.action_mask = arrays["observation"], arrays.get("mask")
         columns: dict[str, Any] = {name: arrays[name] for name in STEP_COLUMNS}
         step = VectorStep(**columns, episodes=tuple(EpisodeSummary(**each) for each in fields["episodes"]))
-        self._ended = (step.terminated | step.truncated) & ~step.is_first
+        self._ended = will_reset(step)
         return step, []
 
     def restart(self, _: int, seed: int) -> None:

@@ -171,7 +171,7 @@ class BatchPart:
         except FAILURES as error:
             self._is_down = True
             return down_step(self._newest, is_cut=~self._ended), [(0, as_failure(error))]
-        self._newest, self._ended = step.observation, _will_reset(step)
+        self._newest, self._ended = step.observation, will_reset(step)
         return step, []
 
     def restart(self, _: int, seed: int) -> None:
@@ -234,6 +234,6 @@ def down_step(newest: Array, is_cut: NDArray[np.bool_] | None = None) -> VectorS
     )
 
 
-def _will_reset(step: VectorStep) -> NDArray[np.bool_]:
+def will_reset(step: VectorStep) -> NDArray[np.bool_]:
     """Return where the next step is one that resets, [N]: a lost life ends an episode and resets nothing."""
     return (step.terminated | step.truncated) & ~step.is_first

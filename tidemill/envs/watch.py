@@ -14,7 +14,8 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -86,15 +87,16 @@ class EnvWatch(Closing):
         """Return an environment whose calls are timed."""
         return _WatchedEnv(env, self) if self._watches else env
 
-    def begin(self, method: str) -> None:
-        """Note that a method of an environment is called."""
+    @contextmanager
+    def timing(self, method: str) -> Iterator[None]:
+        """Time a call of a method of an environment."""
         self._calls += 1
         self._method = method
-
-    def returned(self) -> None:
-        """Note that it has returned or raised."""
-        self._steps += self._method == "step"
-        self._method = ""
+        try:
+            yield
+        finally:
+            self._steps += method == "step"
+            self._method = ""
 
     def close(self) -> None:
         """Stop watching."""
@@ -173,29 +175,17 @@ class _WatchedEnv:
         return masks.action_mask
 
     def reset(self, seed: int) -> NDArray[Any]:
-        self._watch.begin("reset")
-        try:
+        with self._watch.timing("reset"):
             return self._env.reset(seed)
-        finally:
-            self._watch.returned()
 
     def step(self, action: NDArray[Any]) -> VectorStep:
-        self._watch.begin("step")
-        try:
+        with self._watch.timing("step"):
             return self._env.step(action)
-        finally:
-            self._watch.returned()
 
     def render(self, env_index: int = 0) -> NDArray[np.uint8] | None:
-        self._watch.begin("render")
-        try:
+        with self._watch.timing("render"):
             return self._env.render(env_index)
-        finally:
-            self._watch.returned()
 
     def close(self) -> None:
-        self._watch.begin("close")
-        try:
+        with self._watch.timing("close"):
             self._env.close()
-        finally:
-            self._watch.returned()
