@@ -1,13 +1,18 @@
-"""The config of a run that every test of a whole cluster starts from."""
+"""What tests of whole clusters start from: the config of a run, and a cluster without a learner."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from tests.support.forked_service import note_children
+
+if TYPE_CHECKING:
+    from tests.support.learner_cluster import LearnerCluster
 
 _CONFIG = {
     "run": {"name": "small"},
@@ -39,3 +44,15 @@ def config_file(tmp_path: Path) -> Path:
     file = tmp_path / "small.yaml"
     file.write_text(yaml.safe_dump(_CONFIG | {"run": {"name": "small", "root": str(tmp_path / "runs")}}))
     return file
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
+    """A cluster that is fed, with no learner yet."""
+    from tests.support.learner_cluster import learner_cluster  # imports torch, which most files here do without
+
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        cluster.start_params()
+        cluster.feed()
+        yield cluster

@@ -7,15 +7,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-import pytest
-
 from tests.support.forked_service import fork_service
-from tests.support.learner_cluster import LearnerCluster, learner_cluster
+from tests.support.learner_cluster import LearnerCluster
 from tests.support.ranks import RANKS, start_ranks, workers
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
@@ -26,16 +23,6 @@ _ENDED_S = 20.0
 """Generous bound for what takes 5 s; without it torchrun takes 30 s and an exchange until its timeout."""
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 _BYTE_STEP = -1 if sys.byteorder == "little" else 1
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
-    """A cluster that is fed, with no learner yet."""
-    with learner_cluster(tmp_path) as cluster:
-        cluster.start_replay()
-        cluster.start_params()
-        cluster.feed()
-        yield cluster
 
 
 def test_killed_rank_brings_all_back_from_the_checkpoint(cluster: LearnerCluster) -> None:

@@ -6,12 +6,10 @@ import contextlib
 import json
 import signal
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
+from tests.support.learner_cluster import LearnerCluster, Process
 from tests.support.params_service import free_address
 from tests.support.scraped import scrape
 from tests.support.waiting import wait_until
@@ -21,16 +19,6 @@ from tidemill.programs.idle import DIVERGED, INTERRUPTED
 _WAIT_S = 400.0  # torch is imported again and again, on a machine that may be busy
 
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
-    """A cluster that is fed, with no learner yet."""
-    with learner_cluster(tmp_path) as cluster:
-        cluster.start_replay()
-        cluster.start_params()
-        cluster.feed()
-        yield cluster
 
 
 def _newest(cluster: LearnerCluster) -> int:

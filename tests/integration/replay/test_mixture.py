@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -35,13 +35,6 @@ from tidemill.replay.sampling.mixture import split_batch
 
 _BY_PRIORITY = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
 _STEP: dict[str, Any] = {"number": 0, "value": np.float32(0)}
-
-
-@pytest.fixture
-def servers() -> Iterator[list[Server]]:
-    """Three that know nothing of one another."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(Server()) for _ in range(3)]
 
 
 def _table(name: str = "t", step: dict[str, Any] | None = None, **settings: Any) -> TableConfig:  # noqa: ANN401

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
 import pytest
 
 from tests.support.naming import naming
@@ -29,13 +26,6 @@ _TABLE = steps_table(
     max_times_sampled=0,
     rate_limiter=RateLimiterConfig(min_size=40, samples_per_insert=4.0, error_buffer=1000.0),
 )
-
-
-@pytest.fixture
-def servers() -> Iterator[list[Server]]:
-    """Three that know nothing of one another."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(Server()) for _ in range(3)]
 
 
 def _described(server: Server) -> tuple[int, TableConfig]:

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from tests.support.replay_shards import taken
 from tests.support.replay_streams import make_config
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists
@@ -130,13 +131,6 @@ def live(weights: dict[str, float]) -> list[_Link]:
         _Link.links[shard].open()
         _Link.links[shard].answer(total_weight=total_weight)
     return [_Link.links[shard] for shard in weights]
-
-
-def taken(stream: SampleStream) -> SampledBatch:
-    """Return a batch; there must be one."""
-    batch = stream.take(WAIT_S)
-    assert batch is not None
-    return batch
 
 
 def shares(batch: SampledBatch) -> dict[int, float]:
