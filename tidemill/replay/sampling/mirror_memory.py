@@ -76,7 +76,7 @@ def open_mirror(
         stride: Steps from the start of an item to that of the next.
         chunk_length: Steps of a chunk.
         limit_bytes: Most bytes of its rows; 0 for no mirror.
-        reserve: Gives the
+        reserve: Gives the memory of the rows.
         elsewhere: Returns what keeps some of the columns, given how many rows there are; None if all are kept here.
         must_be_whole: Whether a mirror of a part of the table is not wanted.
     """
