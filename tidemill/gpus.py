@@ -53,33 +53,35 @@ def needs() -> str:
 
 
 def why_unusable() -> str:
-    """Return why torch can use none of the GPUs that the driver lists; empty if it can, or if there are none.
+    """Return why torch can use no GPU under the driver here; empty if it can, or if there is no driver or no GPU.
 
     The driver's management library lists GPUs that a CUDA library for a newer driver cannot use: counting them is no
-    proof that one works.
+    proof that one works. Where that library fails, torch counts 0 and warns, once in a process.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count()
-        if count == 0 or torch.cuda.is_available():
+        if count and torch.cuda.is_available():
             return ""
     said = str(caught[-1].message).partition("\n")[0] if caught else "nothing"
+    if count == 0:
+        return f"torch finds no GPU: {said}" if caught else ""
     have = driver_version() or "of an unknown version"
     return f"torch can use none of the {count} GPUs here: the driver is {have}, and {needs()} (torch says: {said})"
 
 
 def check_usable(wanted: str, instead: str) -> None:
-    """Refuse what the user asks for, if torch can use none of the GPUs here.
+    """Refuse what the user asks for, if torch can use no GPU under the driver here.
 
     Args:
         wanted: What needs a GPU, as `learner.device is 'cuda'`.
         instead: What to do on a machine that is to compute on its CPU.
 
     Raises:
-        ConfigError: Says which driver is there, and which one is needed.
+        ConfigError: Says which driver is there and which one is needed, or what torch says of it.
     """
     if why := why_unusable():
-        remedy = f"update the driver, install a build of torch for an older CUDA, or {instead}"
+        remedy = f"update the driver, reboot, install a build of torch for an older CUDA, or {instead}"
         raise ConfigError(f"{wanted}, but {why}; {remedy}")
 
 

@@ -16,6 +16,7 @@ from tidemill.errors import ConfigError
 from tidemill.services.learner.data.device import resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo
 
+_BROKEN = "CUDA initialization: Unexpected error from cudaGetDeviceCount(): Error 803: unsupported driver combination"
 _TOO_OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 12040)."
 
 
@@ -37,6 +38,19 @@ def _old_driver(monkeypatch: pytest.MonkeyPatch, cuda_13: None) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
     monkeypatch.setattr(gpus, "driver_version", lambda: "550.54.15")
+
+
+@pytest.fixture(name="broken_driver")
+def _broken_driver(monkeypatch: pytest.MonkeyPatch, cuda_13: None) -> None:
+    """A driver that was updated under a running kernel, so that NVML fails: torch counts 0 and warns."""
+
+    def device_count() -> int:
+        warnings.warn("Can't initialize NVML", stacklevel=2)
+        warnings.warn(f"{_BROKEN}\n(Triggered internally)", stacklevel=2)
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "device_count", device_count)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +114,18 @@ def test_one_learner_warns_of_an_old_driver(old_driver: None) -> None:
     (line,) = logs
     assert line["event"] == "cannot use the GPU, computing on the CPU"
     assert "550.54.15" in line["why"]
+
+
+def test_broken_driver_is_not_taken_for_no_gpu(broken_driver: None) -> None:
+    """What torch says of it is in the refusal of a learner that asks for a GPU, and in the log of any other."""
+    why = f"torch finds no GPU: {_BROKEN}"
+    with pytest.raises(ConfigError, match=naming("inference.device 'cuda'", why, "reboot", "to cpu")):
+        named_device("inference.device", "cuda")
+    with pytest.raises(ConfigError, match=naming("8 learners", why)):
+        resolve_device("auto", RankInfo(5, 8, 5))
+    with capture_logs() as logs:
+        assert resolve_device("auto") == torch.device("cpu")
+    assert [(line["event"], line["why"]) for line in logs] == [("cannot use the GPU, computing on the CPU", why)]
 
 
 def test_machine_without_a_gpu_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,10 @@ def findings(answers: Sequence[Answer], error: str, seen: str) -> list[Finding]:
     if error:
         return [*found, _ended_at(known.get("begins", "import torch"), error)]
     if known["why_unusable"]:
-        advice = "update the driver, or install a build of torch for an older CUDA; `auto` trains on the CPU until then"
+        advice = (
+            "update the driver, restart the machine or the container, or install a build of torch for an older CUDA; "
+            "`auto` trains on the CPU until then"
+        )
         return [Finding("FAIL", known["why_unusable"], advice)]
     if not found:
         return [_none(known["torch"], known["cuda"], seen.replace("\n", "; "))]

@@ -32,7 +32,10 @@ _TORCH = """
 """
 _CUDA = """
     import os, warnings
-    def device_count(): return int(os.environ["GPUS"])
+    def device_count():
+        if "BROKEN_DRIVER" not in os.environ: return int(os.environ["GPUS"])
+        warnings.warn("CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 803")
+        return 0
     def is_available():
         if "OLD" in os.environ:
             warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old (found version 12040).")
@@ -86,6 +89,7 @@ def test_two_gpus_that_work_are_each_multiplied_on_and_summed_over(machine: pyte
     "variable, value, mark, parts",
     [
         ("OLD", "1", "FAIL", ("none of the 2 GPUs", "driver 580 or newer", "too old (found version 12040)")),
+        ("BROKEN_DRIVER", "1", "FAIL", ("torch finds no GPU: CUDA initialization", "Error 803")),
         ("V100", "1", "FAIL", ("GPU 1: Tesla V100, compute capability 7.0", "no kernels")),
         ("BROKEN", "cuda:1bfloat16", "FAIL", ("GPU 1", "a bfloat16 matmul fails", "uncorrectable ECC error")),
         ("ENDS", "cuda:1", "FAIL", ("did not get past GPU 1", "it ended with code 7")),
