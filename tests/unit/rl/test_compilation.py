@@ -66,12 +66,13 @@ def updated(agent: Agent, config: AgentConfig, env_spec: EnvSpec, numbers: range
     return reported
 
 
-def assert_same_updates(config: AgentConfig, env_spec: EnvSpec, updates: int = UPDATES) -> None:
-    """Compare what compiled and eager updates report, and the parameters they end with."""
+def assert_same_updates(config: AgentConfig, env_spec: EnvSpec, updates: int = UPDATES) -> Agent:
+    """Compare what compiled and eager updates report, and the parameters they end with; return the compiled agent."""
     agents = [build_agent(with_compile(config, how), env_spec, seed=1) for how in ("none", "default")]
     eager, fast = (updated(agent, config, env_spec, range(updates)) for agent in agents)
     torch.testing.assert_close(fast, eager, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(agents[1].policy_state(), agents[0].policy_state(), rtol=1e-3, atol=1e-4)
+    return agents[1]
 
 
 def with_compile(config: AgentConfig, how: str) -> AgentConfig:
@@ -87,9 +88,18 @@ def can_be_compiled(config: AgentConfig) -> bool:
 
 @needs_compiler
 @pytest.mark.timeout(300)  # a C++ compiler at work
-def test_compiled_updates_equal_eager_ones() -> None:
-    """Twenty updates with copies to the target: priorities, metrics and parameters agree to rounding."""
-    assert_same_updates(CONFIG, SPEC)
+def test_compiled_updates_equal_eager_ones_and_resume_exactly() -> None:
+    """Twenty updates with copies to the target: priorities, metrics and parameters agree to rounding.
+
+    Half of the updates, a new agent with the state and the other half end in the bits of all in one go.
+    """
+    straight, config = assert_same_updates(CONFIG, SPEC), with_compile(CONFIG, "default")
+    before, resumed = (build_agent(config, SPEC, seed=seed) for seed in (1, 2))
+    updated(before, config, SPEC, range(UPDATES // 2))
+    resumed.load_state_dict(copy.deepcopy(before.state_dict()))
+    updated(resumed, config, SPEC, range(UPDATES // 2, UPDATES))
+    left, right = resumed.policy_state(), straight.policy_state()
+    assert all(torch.equal(left[name], right[name]) for name in right)
 
 
 @pytest.mark.parametrize("name", [name for name, (config, _) in CASES.items() if can_be_compiled(config)])
@@ -114,19 +124,6 @@ def test_compiled_gradients_are_averaged_over_ranks(monkeypatch: pytest.MonkeyPa
         updated(agent, CONFIG, SPEC, range(2))
         assert ranks.means == 2
     torch.testing.assert_close(agents[1].policy_state(), agents[0].policy_state())
-
-
-@needs_compiler
-def test_compiled_agent_resumes_exactly() -> None:
-    """Half of the updates, a new agent with the state and the other half end in the bits of all in one go."""
-    config = with_compile(CONFIG, "default")
-    straight, before, resumed = (build_agent(config, SPEC, seed=seed) for seed in (1, 1, 2))
-    updated(straight, config, SPEC, range(UPDATES))
-    updated(before, config, SPEC, range(UPDATES // 2))
-    resumed.load_state_dict(copy.deepcopy(before.state_dict()))
-    updated(resumed, config, SPEC, range(UPDATES // 2, UPDATES))
-    left, right = resumed.policy_state(), straight.policy_state()
-    assert all(torch.equal(left[name], right[name]) for name in right)
 
 
 def test_missing_compiler_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
