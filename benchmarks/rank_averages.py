@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks.rows import row, write
+from tidemill import gpus
 
 _WAIT_S = 60
 
@@ -52,8 +53,8 @@ def main() -> None:
             process.join()
     found = None if times.empty() else times.get()
     if isinstance(found, list):
-        gpus = torch.cuda.device_count()
-        where = "Gloo" if not torch.cuda.is_available() else "NCCL, one GPU" if gpus == 1 else f"NCCL, {gpus} GPUs"
+        count = gpus.count()
+        where = "Gloo" if count == 0 else "NCCL, one GPU" if count == 1 else f"NCCL, {count} GPUs"
         name = f"average of {sizes.size_bytes / 1e6:g} MB over {_ranks()} ranks, {where}"
         write("rank_averages", [row(name, "ms", found)])
     else:
@@ -62,7 +63,7 @@ def main() -> None:
 
 def _rank(rank: int, port: int, sizes: Sizes, times: mp.SimpleQueue[list[float] | str]) -> None:
     on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", rank % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+    device = torch.device("cuda", rank % gpus.count()) if on_gpu else torch.device("cpu")
     try:
         if on_gpu:
             torch.cuda.set_device(device)
@@ -94,7 +95,7 @@ def _average_ms(gradients: torch.Tensor) -> float:
 
 
 def _ranks() -> int:
-    return max(torch.cuda.device_count(), 2)
+    return max(gpus.count(), 2)
 
 
 def _free_port() -> int:

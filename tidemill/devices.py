@@ -14,13 +14,14 @@ from tidemill.logger import LateLogger
 _log = LateLogger()
 
 
-def named_device(setting: str, name: str, *, gpu: int = 0) -> torch.device:
+def named_device(setting: str, name: str, *, gpu: int = 0, wraps: bool = False) -> torch.device:
     """Return the device of a setting; a GPU always with its index, as `torch.cuda.set_device` needs it.
 
     Args:
         setting: Its name, for errors.
         name: `cpu`, `cuda:N`, `cuda` or `auto`: a GPU if there is one, and the CPU otherwise.
         gpu: Index of the GPU that `cuda` and `auto` take.
+        wraps: Count that index around the GPUs here, so that it may be any.
 
     Raises:
         ConfigError: There is no such device on this machine, or this build of torch cannot use it.
@@ -34,7 +35,9 @@ def named_device(setting: str, name: str, *, gpu: int = 0) -> torch.device:
         raise ConfigError(f"{setting} is {name!r}, allowed: auto, cpu, cuda or cuda:N") from error
     if device.type != "cuda":
         return device
-    count = torch.cuda.device_count()
+    count = gpus.count()
+    if wraps and wanted == "cuda":
+        device = torch.device("cuda", gpu % max(count, 1))
     if device.index >= count:
         raise ConfigError(
             f"{setting} is {name!r}, but torch finds {count} GPUs here, not {device}; use one that exists, or cpu"

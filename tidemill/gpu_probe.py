@@ -29,7 +29,7 @@ def main() -> int:
     _say(torch=torch.__version__, cuda=torch.version.cuda, needs=gpus.needs() if torch.version.cuda else "")
     _begin("CUDA's answer")
     why = gpus.why_unusable()
-    count = 0 if why else torch.cuda.device_count()
+    count = 0 if why else gpus.count()
     _say(why_unusable=why, count=count, nccl=torch.distributed.is_available() and torch.distributed.is_nccl_available())
     for index in range(count):
         _begin(f"GPU {index}")

@@ -52,6 +52,18 @@ def needs() -> str:
     return words + (f" and compute capability {capability[0]}.{capability[1]} or newer" if capability else "")
 
 
+def count() -> int:
+    """Return the number of GPUs that this process can compute on; initialise CUDA if there are any.
+
+    Before that torch counts the cards that the driver's management library lists. Of cards in slices (MIG) CUDA gives a
+    process one slice, however many there are. After this call the process can fork no other that uses CUDA.
+    """
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.init()
+    return torch.cuda.device_count()
+
+
 def why_unusable() -> str:
     """Return why torch can use no GPU under the driver here; empty if it can, or if there is no driver or no GPU.
 
@@ -60,14 +72,14 @@ def why_unusable() -> str:
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        count = torch.cuda.device_count()
-        if count and torch.cuda.is_available():
+        listed = torch.cuda.device_count()
+        if listed and torch.cuda.is_available():
             return ""
     said = str(caught[-1].message).partition("\n")[0] if caught else "nothing"
-    if count == 0:
+    if listed == 0:
         return f"torch finds no GPU: {said}" if caught else ""
     have = driver_version() or "of an unknown version"
-    return f"torch can use none of the {count} GPUs here: the driver is {have}, and {needs()} (torch says: {said})"
+    return f"torch can use none of the {listed} GPUs here: the driver is {have}, and {needs()} (torch says: {said})"
 
 
 def check_usable(wanted: str, instead: str) -> None:

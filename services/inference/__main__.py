@@ -63,8 +63,7 @@ def _start(arguments: Sequence[str]) -> int:
     if not wait_for_service("cluster.params", config.cluster.params, config.cluster.connect_timeout_s, stop):
         return 0
     spec = spec_of(config.env)
-    gpu = config.inference.index % max(torch.cuda.device_count(), 1)
-    device = named_device("inference.device", config.inference.device, gpu=gpu)
+    device = named_device("inference.device", config.inference.device, gpu=config.inference.index, wraps=True)
     if device.type == "cuda":
         use_near_processors(device)
     policy = make_policy(config, spec, device)

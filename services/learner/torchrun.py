@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -95,7 +94,8 @@ def rank_count(wanted: str) -> int:
     """
     if wanted == "gpu":
         gpus.check_usable("one learner for each GPU is wanted", "give their number and --learner.device cpu")
-    return max(torch.cuda.device_count(), 1) if wanted == "gpu" else int(wanted)
+        return max(gpus.count(), 1)
+    return int(wanted)
 
 
 def _options_of_one_machine(wanted: str, restarts: str) -> list[str]:

@@ -13,6 +13,7 @@ from tests.support.naming import naming
 from tidemill import gpus
 from tidemill.devices import named_device
 from tidemill.errors import ConfigError
+from tidemill.services.learner.checkpoint.resume import rng_state
 from tidemill.services.learner.data.device import resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo
 
@@ -134,6 +135,48 @@ def test_machine_without_a_gpu_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert gpus.why_unusable() == ""
 
 
+@pytest.fixture(name="slices")
+def _slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight cards in slices, as NVML lists them; CUDA, once initialised, has one slice."""
+    cards = [8]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards[-1])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: cards.append(1))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def test_process_has_one_slice_of_a_gpu(slices: None) -> None:
+    """A second learner is refused with the count of CUDA, and every inference service takes the slice that is there."""
+    with pytest.raises(ConfigError, match=naming("learner.device 'cuda' 1 GPUs cuda:1")):
+        resolve_device("cuda", RankInfo(1, 2, 1))
+    assert str(named_device("inference.device", "auto", gpu=3, wraps=True)) == "cuda:0"
+
+
+def test_generators_are_saved_of_the_slice_alone(slices: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner on the CPU reads them without having counted GPUs before."""
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.zeros(16)] * torch.cuda.device_count())
+    assert len(rng_state()["cuda"]) == 1
+
+
+def test_machine_without_a_gpu_has_none_to_initialise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a build for CPUs nor a missing driver raises, nor one that is too old and lists eight."""
+    assert torch.cuda.is_available() or gpus.count() == 0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert gpus.count() == 0
+
+
+@pytest.mark.parametrize("gpu, device", [(1, "cuda:1"), (4, "cuda:0")])
+def test_services_are_counted_around_the_gpus(gpu: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that names its GPU has that one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert str(named_device("inference.device", "cuda", gpu=gpu, wraps=True)) == device
+    assert str(named_device("inference.device", "cuda:2", gpu=gpu, wraps=True)) == "cuda:2"
+
+
 @pytest.mark.parametrize("capability, is_refused", [((7, 0), True), ((7, 5), False), ((9, 0), False), ((12, 0), False)])
 def test_gpu_without_kernels_is_refused(
     capability: tuple[int, int], is_refused: bool, cuda_13: None, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +184,7 @@ def test_gpu_without_kernels_is_refused(
     """A V100 is listed by torch, and the first operation on it fails."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
     if not is_refused:

@@ -13,6 +13,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from tidemill import gpus
 from tidemill.errors import FatalError, InvalidArgument
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
@@ -36,14 +37,13 @@ def rng_state() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": numpy_state | {"state": {"key": words["key"].tolist(), "pos": int(words["pos"])}},
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": torch.cuda.get_rng_state_all() if gpus.count() else [],
     }
 
 
 def fits_devices(state: dict[str, Any]) -> bool:
     """True if this machine has as many GPUs as the state has generators, so `load_rng_state` can set them all."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return len(state["cuda"]) == count
+    return len(state["cuda"]) == gpus.count()
 
 
 def load_rng_state(state: dict[str, Any]) -> None:

@@ -91,6 +91,7 @@ def test_gpu_always_has_its_index(
     """`torch.cuda.set_device` refuses one without."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert str(resolve_device(name, rank)) == expected
     assert str(named_device("inference.device", "auto")) == "cuda:0"
@@ -124,6 +125,7 @@ def test_learner_takes_a_gpu_by_itself_where_that_pays(
     """And says why in one line; where several learners train, or the GPU is asked for, each has one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     config = from_document(LearnerConfig, {"env": {"id": "CartPole-v1"}, "agent": agent})
     with capture_logs() as logs:
@@ -179,6 +181,7 @@ def test_deterministic_learner_takes_a_gpu_for_updates_that_are_recorded(
     """With `auto` such a run records none, so that small layers are those of a core."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     document = {"agent": {"algorithm": "dqn", "compile": how}, "run": {"deterministic": True}}
     config = from_document(LearnerConfig, {"env": {"id": "CartPole-v1"}, **document})

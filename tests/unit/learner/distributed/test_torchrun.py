@@ -21,8 +21,20 @@ def test_one_learner_is_started_on_each_gpu(monkeypatch: pytest.MonkeyPatch, gpu
     """`gpu` counts the GPUs the process sees, one learner without any; a number is taken as it is."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     assert rank_count("gpu") == ranks
     assert rank_count("3") == 3
+
+
+def test_one_learner_is_started_on_slices_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver lists eight cards; CUDA gives a process one slice, and a second learner would have no GPU."""
+    cards = [8]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards[-1])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: cards.append(1))
+    assert rank_count("3") == 3
+    assert cards == [8]
+    assert rank_count("gpu") == 1
 
 
 def test_driver_that_is_too_old_starts_no_learner(monkeypatch: pytest.MonkeyPatch) -> None:
