@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support.batches import CASES
 from tests.support.naming import naming
@@ -15,10 +16,10 @@ from tests.support.own_algorithm import OwnAgent, OwnConfig, OwnPolicy
 from tidemill.errors import ConfigError
 from tidemill.rl.agents import algorithm_trial
 from tidemill.rl.agents.algorithm_trial import try_algorithm
-from tidemill.rl.agents.interface import Update
+from tidemill.rl.agents.interface import PolicyContext, Update
 from tidemill.rl.policy_io import PolicyOutput
 from tidemill.rl.settings.registry import AgentConfig
-from tidemill.types import EnvSpec, WindowSpec
+from tidemill.types import ColumnSpec, EnvSpec, WindowSpec
 
 _SPEC = EnvSpec((2,), "float32", num_actions=3)
 _NAME = "'tests.support.own_algorithm:OwnConfig'"
@@ -69,6 +70,7 @@ _RAISED = "RuntimeError: told to fail (test_algorithm_trial.py"
         (OwnPolicy, "act", _acts(torch.zeros(2, dtype=torch.int64), **_LOG_PROB), "act action torch.int64 NumPy"),
         (OwnPolicy, "act", _acts(np.zeros(2, np.int64)), "act 'log_prob' none float32 (2,)"),
         (OwnAgent, "decode", _raises, f"decode {_RAISED}"),
+        (OwnAgent, "set_process_group", _raises, f"set_process_group {_RAISED}"),
         (OwnAgent, "update", _raises, f"update {_RAISED}"),
         (OwnAgent, "update", lambda *_: None, "update 'priority' NoneType"),
         (OwnAgent, "update", _updates(torch.zeros(())), "update priority torch.float32 () (4,)"),
@@ -95,6 +97,55 @@ def test_recurrent_state_has_its_size_and_type(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(OwnPolicy, "act", lambda *_, output=output, **__: output)
         with pytest.raises(ConfigError, match=naming("act recurrent_state float32 (2, 3)")):
             try_algorithm(OwnConfig(), _SPEC)
+
+
+def test_update_sees_the_columns_that_the_policy_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spread or probabilities of zeros would be refused by torch's distributions, which a run never has."""
+    seen: list[Tensor] = []
+
+    def update(_: OwnAgent, batch: dict[str, Tensor], weight: Tensor) -> Update:
+        seen.append(torch.distributions.Normal(0.0, batch["spread"]).log_prob(weight))
+        torch.distributions.Categorical(probs=batch["probs"])
+        return Update(weight, {})
+
+    spread = np.array([0.5, 2.0], np.float32)
+    act = _acts(np.zeros(2, np.int64), spread=spread, probs=np.full((2, 3), 1 / 3, np.float32))
+    monkeypatch.setattr(OwnPolicy, "act", act)
+    columns = ColumnSpec("spread", "float32", ()), ColumnSpec("probs", "float32", (3,))
+    monkeypatch.setattr(OwnConfig, "extra_columns", lambda *_: columns)
+    monkeypatch.setattr(OwnAgent, "decode", lambda _, columns, index: {n: c[index[:, 0]] for n, c in columns.items()})
+    monkeypatch.setattr(OwnAgent, "update", update)
+    try_algorithm(OwnConfig(), _SPEC)
+    assert seen[0].shape == (4,)
+
+
+def test_policy_knows_how_many_environments_it_acts_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may make its noise for as many when it is built."""
+    slots = []
+    build = OwnConfig.build_policy
+
+    def build_policy(config: OwnConfig, env_spec: EnvSpec, context: PolicyContext) -> OwnPolicy:
+        slots.append(context.slot.num_envs)
+        return build(config, env_spec, context)
+
+    monkeypatch.setattr(OwnConfig, "build_policy", build_policy)
+    try_algorithm(OwnConfig(), _SPEC)
+    assert slots == [2]
+
+
+def test_agent_has_its_process_group_before_it_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a learner, also in one that trains alone."""
+    sizes = []
+    update = OwnAgent.update
+
+    def updates(agent: OwnAgent, *arguments: Any) -> Update:  # noqa: ANN401
+        sizes.append(agent.group.size)  # type: ignore[attr-defined]
+        return update(agent, *arguments)
+
+    monkeypatch.setattr(OwnAgent, "set_process_group", lambda agent, group: setattr(agent, "group", group))
+    monkeypatch.setattr(OwnAgent, "update", updates)
+    try_algorithm(OwnConfig(), _SPEC)
+    assert sizes == [1]
 
 
 def test_window_of_an_agent_is_that_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:

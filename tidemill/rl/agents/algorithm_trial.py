@@ -12,11 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tidemill.arrays import Array
 from tidemill.errors import ConfigError, described
 from tidemill.rl.agents.blank_batch import blank_batch
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.interface import Agent, Policy
-from tidemill.rl.policy_io import PolicyInputBuilder, check_extras
+from tidemill.rl.exploration import ActorSlot
+from tidemill.rl.policy_io import PolicyInputBuilder, PolicyOutput, check_extras
+from tidemill.rl.process_group import SINGLE_PROCESS
 from tidemill.rl.settings.registry import ALGORITHMS, AgentConfig, extra_columns_of
 from tidemill.types import EnvSpec
 
@@ -32,7 +35,8 @@ def try_algorithm(config: AgentConfig, env_spec: EnvSpec, *, with_update: bool =
     Args:
         config: The algorithm's settings.
         env_spec: Shapes of the environment.
-        with_update: Whether to make an update, on the CPU, from a batch of zeros of the size in the settings.
+        with_update: Whether to make an update, on the CPU, from a batch of the size in the settings: zeros, and
+            the algorithm's own columns as the policy filled them.
 
     Raises:
         ConfigError: A method failed, or returned what cannot be used; the message names the method.
@@ -43,14 +47,16 @@ def try_algorithm(config: AgentConfig, env_spec: EnvSpec, *, with_update: bool =
     with _calling(config, "build_agent"):
         agent = build_agent(config, env_spec)
     with _calling(config, "build_policy"):
-        policy = build_policy(config, env_spec)
+        policy = build_policy(config, env_spec, slot=ActorSlot(num_envs=_NUM_ENVS))
     _check_sides(config, env_spec, agent, policy)
     with _calling(config, "load (of what policy_state returned)"):
         policy.load(agent.policy_state())
-    for evaluation in (False, True):
-        _try_acting(config, env_spec, policy, evaluation=evaluation)
+    extras = _try_acting(config, env_spec, policy, evaluation=False).extras
+    _try_acting(config, env_spec, policy, evaluation=True)
+    with _calling(config, "set_process_group"):
+        agent.set_process_group(SINGLE_PROCESS)
     if with_update:
-        _try_update(config, env_spec, agent)
+        _try_update(config, env_spec, agent, {name: column[0] for name, column in extras.items()})
 
 
 def _check_sides(config: AgentConfig, env_spec: EnvSpec, agent: Agent, policy: Policy) -> None:
@@ -66,7 +72,7 @@ def _check_sides(config: AgentConfig, env_spec: EnvSpec, agent: Agent, policy: P
         raise _wrong(config, f"agent has the window {given}, must be that of its settings: {wanted}")
 
 
-def _try_acting(config: AgentConfig, env_spec: EnvSpec, policy: Policy, *, evaluation: bool) -> None:
+def _try_acting(config: AgentConfig, env_spec: EnvSpec, policy: Policy, *, evaluation: bool) -> PolicyOutput:
     inputs = PolicyInputBuilder(_NUM_ENVS, env_spec, policy.recurrent_state_size)
     observation = np.zeros((_NUM_ENVS, *env_spec.observation_shape), env_spec.observation_dtype)
     mask = np.ones((_NUM_ENVS, sum(env_spec.action_options)), np.bool_) if env_spec.masks_actions else None
@@ -83,16 +89,17 @@ def _try_acting(config: AgentConfig, env_spec: EnvSpec, policy: Policy, *, evalu
     if policy.recurrent_state_size and not _fits(output.recurrent_state, "float32", state_shape, "no"):
         found = f"{call} returned {_shown(output.recurrent_state)} as recurrent_state"
         raise _wrong(config, f"{found}, must be a NumPy array: float32 {state_shape}")
+    return output
 
 
 def _fits(array: object, dtype: str, shape: tuple[int, ...], casting: Literal["no", "same_kind"]) -> bool:
     return isinstance(array, np.ndarray) and array.shape == shape and np.can_cast(array.dtype, dtype, casting)
 
 
-def _try_update(config: AgentConfig, env_spec: EnvSpec, agent: Agent) -> None:
+def _try_update(config: AgentConfig, env_spec: EnvSpec, agent: Agent, extras: Mapping[str, Array]) -> None:
     items = config.batch_size
     with _calling(config, "decode"):
-        batch = blank_batch(agent, config, env_spec, items)
+        batch = blank_batch(agent, config, env_spec, items, extras)
     call = f"update (with {items} items of zeros)"
     with _calling(config, call):
         update = agent.update(batch, torch.ones(items))

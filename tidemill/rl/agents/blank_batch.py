@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from tidemill.arrays import Array
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.settings.registry import AgentConfig, stored_columns
 from tidemill.types import ACTION_MASK, EnvSpec
 
 
-def blank_batch(agent: Agent, config: AgentConfig, env_spec: EnvSpec, items: int) -> dict[str, Tensor]:
+def blank_batch(
+    agent: Agent, config: AgentConfig, env_spec: EnvSpec, items: int, extras: Mapping[str, Array] | None = None
+) -> dict[str, Tensor]:
     """Return a batch as `Agent.decode` makes it of one long episode in which nothing is seen, and all actions are 0.
 
     Args:
@@ -19,14 +24,16 @@ def blank_batch(agent: Agent, config: AgentConfig, env_spec: EnvSpec, items: int
         config: The agent's settings.
         env_spec: Shapes of the environment.
         items: Of the batch.
+        extras: The algorithm's own columns of each step, [...] each; None: zeros.
 
     Returns:
         Tensors of the host, [B, ...].
     """
     length = agent.window.length
     rows = items + length
+    values = {ACTION_MASK: True, **(extras or {})}  # every action is legal
     columns = {
-        column.name: np.full((rows, *column.shape), column.name == ACTION_MASK, column.dtype)  # every action is legal
+        column.name: np.full((rows, *column.shape), values.get(column.name, 0), column.dtype)
         for column in stored_columns(config, env_spec)
     }
     index = np.arange(items)[:, None] + np.arange(length)
