@@ -1,7 +1,7 @@
 """Agent steps per second of one actor process against its environment stepping alone, on one core.
 
-The actor is the real process, pinned to core 0; the replay service and the parameter server are real processes on the
-other core. Random parameters are published once. Rounds alternate (environment alone, actor, RLlib where it is
+The actor is the real process, pinned to one core; the replay service and the parameter server are real processes on
+another. Random parameters are published once. Rounds alternate (environment alone, actor, RLlib where it is
 installed), so that a drift of the machine meets all. Also reports what the replay process holds in memory for each
 observation.
 
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.learner_feed import process, publish
+from benchmarks.learner_feed import cores, process, publish
 from benchmarks.rllib_turns import rllib_turns
 from benchmarks.rows import Row, row, write
 from tidemill.config.load import from_document, read_document, write_document
@@ -97,9 +97,21 @@ def _arguments() -> argparse.Namespace:
 
 
 def _alone(config: str, seconds: float) -> float:
-    """Return steps/s of the environments alone, in a process pinned to core 0."""
-    command = [sys.executable, "-m", "benchmarks.actor", "--alone", "--config", config, "--seconds", str(seconds)]
-    return float(subprocess.check_output(["taskset", "-c", "0", *command], text=True, timeout=seconds + _START_S))
+    """Return steps/s of the environments alone, in a process pinned to one core."""
+    command = [
+        "taskset",
+        "-c",
+        cores()[0],
+        sys.executable,
+        "-m",
+        "benchmarks.actor",
+        "--alone",
+        "--config",
+        config,
+        "--seconds",
+        str(seconds),
+    ]
+    return float(subprocess.check_output(command, text=True, timeout=seconds + _START_S))
 
 
 def _step_alone(config: RunConfig, seconds: float) -> None:
@@ -127,14 +139,17 @@ def _actor(config: RunConfig, path: str, seconds: float) -> tuple[float, float]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tm-")))
         replay, params = f"unix://{folder}/r", f"unix://{folder}/p"
         places = ["--cluster.replay", replay, "--cluster.params", params]
-        server = stack.enter_context(process("1", "tidemill.services.replay", path, "--replay.server.address", replay))
+        own, other = cores()
+        server = stack.enter_context(
+            process(other, "tidemill.services.replay", path, "--replay.server.address", replay)
+        )
         address = ["--paramserver.server.address", params, "--run.root", str(folder)]
-        stack.enter_context(process("1", "tidemill.services.paramserver", path, *address))
+        stack.enter_context(process(other, "tidemill.services.paramserver", path, *address))
         client = stack.enter_context(ReplayClient(replay))
         client.wait_for_ready(_START_S)
         prepare(config, client, params)
         before = _resident_bytes(server)
-        stack.enter_context(process("0", "tidemill.services.actor", path, "--actor.log-every-s", "5", *places))
+        stack.enter_context(process(own, "tidemill.services.actor", path, "--actor.log-every-s", "5", *places))
         _wait_for_steps(client, config.table.name)
         time.sleep(_WARM_UP_S)
         first, started = client.describe_table(config.table.name).env_steps, time.monotonic()

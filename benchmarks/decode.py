@@ -2,7 +2,7 @@
 
     python -m benchmarks.decode [--rounds 5] [--seconds 2]
 
-The process may use cores 0 and 1. No service runs: the batches are put together beforehand from frames of five games,
+The process may use two cores. No service runs: the batches are put together beforehand from frames of five games,
 as a server sends them to a learner without a mirror. They are decoded to the rows that items cover, and to what a
 learner trains on: both stacks of each item, returns and weights, as tensors.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.learner_feed import chunks_of_steps
+from benchmarks.learner_feed import chunks_of_steps, cores
 from benchmarks.replay_roles import CHUNK_LENGTH, FRAME_STACK, N_STEPS, SIGNATURE, TABLE, WINDOW
 from benchmarks.rows import Row, row, write
 from tidemill import kernel
@@ -38,7 +38,6 @@ from tidemill.types import Codec, EnvSpec
 
 _BATCH = 512
 _STEPS = 20_000
-_CORES = {0, 1}
 _SPEC = EnvSpec((84, 84), "uint8", FRAME_STACK, num_actions=18)
 
 Chunk = tuple[bytes, ...]
@@ -178,7 +177,7 @@ def main() -> None:
     options = parser.parse_args()
     if not kernel.available:
         raise SystemExit(f"the kernel is not in use: {kernel.reason}")
-    os.sched_setaffinity(0, _CORES)
+    os.sched_setaffinity(0, map(int, cores()))
     torch.set_num_threads(1)
     keep_freed_memory()
     kinds: dict[str, Work] = {"decoded": to_rows, "with stacks, ready to train on": to_stacks()}

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.learner_cases import CASES, Case
-from benchmarks.learner_feed import servers
+from benchmarks.learner_feed import cores, servers
 from benchmarks.rows import Row, row, write
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
@@ -45,7 +45,6 @@ from tidemill.services.learner.data.decoder import DatasetBatches, ToDevice, dec
 from tidemill.services.learner.data.device_rows import DeviceRows
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 
-_FEED_CORES = {0, 1}
 _OPERATORS = 179  # of an update of the DQN family, each small
 _FED_BATCHES_PER_S = 100.0
 _WARM = b"warm\n"
@@ -276,7 +275,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="that decode")
     parser.add_argument("--take-from", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    os.sched_setaffinity(0, _FEED_CORES)
+    os.sched_setaffinity(0, map(int, cores()))
     torch.set_num_threads(1)
     keep_freed_memory()
     if options.take_from:

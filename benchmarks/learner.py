@@ -1,7 +1,7 @@
 """Updates per second of a learner fed by a real replay service, against its updates alone from memory.
 
-The learner is the real process, pinned to core 0 unless it has a GPU; the replay service and the parameter server are
-real processes on core 1. The table holds made-up transitions and nothing limits the rate. Rounds alternate (updates
+The learner is the real process, pinned to one core unless it has a GPU; the replay service and the parameter server are
+real processes on another. The table holds made-up transitions and nothing limits the rate. Rounds alternate (updates
 alone, learner), so that a drift of the machine meets both. On a CPU rates are per second of processor time of the whole
 process, decoding, gRPC and publishing included: the rate by the clock on a core without other work, but undisturbed by
 other programs. On a GPU they are by the clock. Also reports what the learner's threads spent their time on.
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.learner_cases import CASES
-from benchmarks.learner_feed import START_S, process, processor_s, random_columns, servers
+from benchmarks.learner_feed import START_S, cores, process, processor_s, random_columns, servers
 from benchmarks.rows import Row, row, write
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
@@ -110,7 +110,7 @@ def _beside_sb3(name: str, path: str, arguments: argparse.Namespace) -> list[Row
         return []
     hidden = [str(size) for size in config.hidden_sizes]
     command = [sys.executable, "-m", "benchmarks.sac_peer", "--hidden", *hidden, "--batch", str(config.batch_size)]
-    command = ["taskset", "-c", "0", *command, "--seconds", str(arguments.seconds)]
+    command = ["taskset", "-c", cores()[0], *command, "--seconds", str(arguments.seconds)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": arguments.sb3}
     ours, theirs = [], []
     for _ in range(arguments.rounds):
@@ -126,8 +126,8 @@ def _beside_sb3(name: str, path: str, arguments: argparse.Namespace) -> list[Row
 
 
 def _alone(path: str, seconds: float) -> float:
-    """Return the rate of updates from memory, in a process pinned to core 0 unless a GPU makes them."""
-    pinned = [] if torch.cuda.is_available() else ["taskset", "-c", "0"]
+    """Return the rate of updates from memory, in a process pinned to one core unless a GPU makes them."""
+    pinned = [] if torch.cuda.is_available() else ["taskset", "-c", cores()[0]]
     command = [*pinned, sys.executable, "-m", "benchmarks.learner", "--alone", path, "--seconds", str(seconds)]
     return float(subprocess.check_output(command, text=True, timeout=seconds + START_S))
 
@@ -169,7 +169,8 @@ def learner_rate(path: str, options: list[str], seconds: float) -> tuple[float, 
         address, metrics = f"unix://{folder}/l", f"127.0.0.1:{_free_port()}"
         own = ["--learner.server.address", address, "--learner.server.metrics-address", metrics, "--run.root", folder]
         own += ["--learner.updates-per-env-step", "0"]
-        core = None if torch.cuda.is_available() else "0"  # on a GPU it launches, decodes and waits at the same time
+        # On a GPU it launches, decodes and waits at the same time.
+        core = None if torch.cuda.is_available() else cores()[0]
         with process(core, "tidemill.services.learner", path, *own, *options) as pid, LearnerClient(address) as client:
             _wait_for_training(client)
             time.sleep(_WARM_UP_S)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.replay_frames import cached_steps
+from tidemill import linux
 from tidemill.config.sections import RunConfig
 from tidemill.envs.make import spec_of
 from tidemill.params.blob import half, pack
@@ -40,15 +41,21 @@ START_S = 120.0
 """Longest a process may take to start, in seconds."""
 
 
+def cores() -> tuple[str, str]:
+    """Return the numbers of the first two processors that this process may use, or of the only one twice."""
+    first, *others = sorted(linux.allowed_processors())
+    return str(first), str(others[0] if others else first)
+
+
 @contextlib.contextmanager
 def servers(config: RunConfig, path: str, env_steps: int) -> Iterator[list[str]]:
-    """Start replay service and parameter server on core 1, fill the table, and yield the options that name them."""
+    """Start replay service and parameter server on one core, fill the table, and yield the options that name them."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tm-"))
         replay, params = f"unix://{folder}/r", f"unix://{folder}/p"
-        stack.enter_context(process("1", "tidemill.services.replay", path, "--replay.server.address", replay))
+        stack.enter_context(process(cores()[1], "tidemill.services.replay", path, "--replay.server.address", replay))
         own = ["--paramserver.server.address", params, "--run.root", folder]
-        stack.enter_context(process("1", "tidemill.services.paramserver", path, *own))
+        stack.enter_context(process(cores()[1], "tidemill.services.paramserver", path, *own))
         fill(config, replay, env_steps)
         yield ["--cluster.replay", replay, "--cluster.params", params]
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import learner, rank_averages
+from benchmarks import feed, learner, learner_feed, rank_averages
+from tidemill import linux
 
 
 class _StartedError(Exception):
@@ -49,6 +52,41 @@ def test_updates_alone_are_pinned_on_a_cpu_alone(on_gpu: bool, monkeypatch: pyte
     monkeypatch.setattr(subprocess, "check_output", check_output)
     assert learner._alone("config.yaml", 1.0) == 12.5
     assert (commands[0][0] == "taskset") == (not on_gpu)
+
+
+@pytest.mark.parametrize("allowed, core", [({5, 6}, "6"), ({7, 3, 5}, "5"), ({4}, "4")])
+def test_services_run_on_a_processor_that_is_allowed(
+    allowed: set[int], core: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may have others than 0 and 1, to which nothing can be pinned there."""
+    cores: list[str | None] = []
+
+    @contextlib.contextmanager
+    def process(core: str | None, *_: str) -> Iterator[int]:
+        cores.append(core)
+        yield 0
+
+    monkeypatch.setattr(linux, "allowed_processors", lambda: allowed)
+    monkeypatch.setattr(learner_feed, "process", process)
+    monkeypatch.setattr(learner_feed, "fill", lambda *_: None)
+    with learner_feed.servers(None, "config.yaml", 1):  # type: ignore[arg-type]
+        assert cores == [core, core]
+
+
+def test_feed_is_kept_on_two_processors_that_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its services have the second."""
+    kept: list[set[int]] = []
+
+    def keep(_: int, processors: Iterable[int]) -> None:
+        kept.append(set(processors))
+        raise _StartedError
+
+    monkeypatch.setattr(sys, "argv", ["feed"])
+    monkeypatch.setattr(linux, "allowed_processors", lambda: {5, 6, 7})
+    monkeypatch.setattr(os, "sched_setaffinity", keep)
+    with pytest.raises(_StartedError):
+        feed.main()
+    assert kept == [{5, 6}]
 
 
 def test_rank_waits_for_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
