@@ -139,14 +139,17 @@ class Learner:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(container_limits.cpus()))
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
-        device = learner_device(config, spec, self._rank)
+        device, batch_size = learner_device(config, spec, self._rank), self._rank.local_batch_size(config.agent)
+        if not config.run.deterministic:  # `auto` is then nothing, so that a run is the same on every machine
+            # Before this process opens the GPU, which it may have to itself: the trial is another process.
+            config = replace(config, agent=with_chosen_compile(config.agent, spec, device, batch_size))
         torch.set_num_threads(torch_threads(config, spec, device, self._rank))
         use_device(device)  # so that the training thread's stream is this device's
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = not config.run.deterministic  # shapes never change
             watch_gpu(device)
             use_near_processors(device)
-        agent = learning_agent(config, spec, device, self._rank.local_batch_size(config.agent))
+        agent = learning_agent(config, spec, device, batch_size)
         return Learning(agent, self._pace.table(agent, stored_columns(config.agent, spec)), device)
 
     def _directory(self, stack: ExitStack) -> ShardDirectory:
@@ -417,7 +420,7 @@ def learning_agent(config: LearnerConfig, spec: EnvSpec, device: torch.device, b
     """Return the agent that a learner trains.
 
     Args:
-        config: The learner's settings.
+        config: The learner's settings, `agent.compile` being chosen.
         spec: Of the environment.
         device: Where it computes.
         batch_size: Items of this rank's part of an update.
@@ -426,10 +429,7 @@ def learning_agent(config: LearnerConfig, spec: EnvSpec, device: torch.device, b
         ConfigError: The algorithm does not fit the environment, or with `table.hindsight` its rewards cannot be
             computed from goals.
     """
-    settings = config.agent
-    if not config.run.deterministic:  # `auto` is then nothing, so that a run is the same on every machine
-        settings = with_chosen_compile(settings, spec, device, batch_size)
-    agent = build_agent(settings, spec, str(device), config.run.seed)
+    agent = build_agent(config.agent, spec, str(device), config.run.seed)
     if not config.table.hindsight:
         return agent
     window = item_window(config.agent, config.table, spec.frame_stack)

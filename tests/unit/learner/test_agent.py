@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from tidemill.config.load import from_document
@@ -11,7 +14,9 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
 from tidemill.rl.agents.dqn import DQNAgent
 from tidemill.rl.agents.hindsight import HindsightAgent
-from tidemill.services.learner.learner import learning_agent
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.services.learner import learner
+from tidemill.services.learner.learner import Learner, learning_agent
 from tidemill.types import WindowSpec
 
 
@@ -28,3 +33,36 @@ def test_agent_is_wrapped_only_where_goals_are_relabelled() -> None:
         agent = learning_agent(config, spec_of(config.env), torch.device("cpu"), 32)
         assert type(agent) is kind
         assert agent.window == WindowSpec(history=1, steps=steps)
+
+
+class _BuiltError(Exception):
+    """Ends a learner that would build its agent."""
+
+
+def test_updates_are_tried_before_the_gpu_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial is another process: a GPU in exclusive-process mode refuses it once the learner holds the GPU."""
+    gpu, done = torch.device("cuda", 1), list[str]()
+
+    def chosen(config: DQNConfig, *_: object) -> DQNConfig:
+        done.append("try updates")
+        return replace(config, compile="none")
+
+    def build(config: LearnerConfig, *_: object) -> None:
+        done.append(f"build with {config.agent.compile}")  # type: ignore[attr-defined]
+        raise _BuiltError
+
+    monkeypatch.setattr(learner, "learner_device", lambda *_: gpu)
+    monkeypatch.setattr(learner, "with_chosen_compile", chosen)
+    monkeypatch.setattr(learner, "use_device", lambda device: done.append(f"use {device}"))
+    monkeypatch.setattr(learner, "watch_gpu", lambda device: done.append(f"watch {device}"))
+    monkeypatch.setattr(learner, "use_near_processors", lambda _: None)
+    monkeypatch.setattr(learner, "learning_agent", build)
+    for changes_process in ("flush_denormals", "seed_rng"):
+        monkeypatch.setattr(learner, changes_process, lambda *_: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    config = from_document(LearnerConfig, {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": "dqn"}})
+    with pytest.raises(_BuiltError):
+        Learner(config, threading.Event())._build()
+    assert done == ["try updates", "use cuda:1", "watch cuda:1", "build with none"]
