@@ -12,6 +12,7 @@ from tests.support.raw_samples import sample
 from tests.support.waiting import wait_until
 from tidemill.errors import AlreadyExists
 from tidemill.replay.batch import SampledBatch
+from tidemill.replay.sampling import table_feed
 from tidemill.replay.sampling.table_feed import DecodePool
 
 _WAIT_S = 120.0
@@ -139,5 +140,19 @@ def test_close_ends_threads(samples: _Samples, make: _Make) -> None:
     batches = make(threads=2)
     assert batches.take(_WAIT_S) is not None
     batches.close()
+    batches.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_close_wakes_a_thread_that_holds_a_batch(
+    samples: _Samples, make: _Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the thread to look whether the pool is closed."""
+    monkeypatch.setattr(table_feed, "_POLL_S", 60.0)
+    for number in range(2):
+        samples.queue.put(sample([0.0], first_key=number + 1))
+    before = set(threading.enumerate())
+    batches = make()
+    wait_until(lambda: len(samples.received) == 2, "a batch that has no room")
     batches.close()
     assert set(threading.enumerate()) <= before

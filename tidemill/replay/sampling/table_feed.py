@@ -74,6 +74,9 @@ class DecodePool(Generic[S, T]):
     def close(self) -> None:
         """End the threads within a bounded time, once what `receive` waits for has ended. May be called twice."""
         self._closed.set()
+        with self._ready.not_full:
+            self._ready.maxsize += len(self._threads)  # room for the batches that each holds
+            self._ready.not_full.notify_all()
         for thread in self._threads:
             thread.join(_JOIN_S)
 
