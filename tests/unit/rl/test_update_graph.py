@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -16,11 +17,12 @@ from torch import Tensor
 from tests.support.batches import CASES, CONTINUOUS, VECTOR, WithIdleRank, sampled_batch
 from tests.support.naming import naming
 from tests.support.recorded_operations import OperationRecorder
+from tidemill.config.services import LauncherSettings, LearnerSettings
 from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl import train_state
 from tidemill.rl.agents import update_graph
 from tidemill.rl.agents.build import build_agent
-from tidemill.rl.agents.capture_trial import _record, can_record
+from tidemill.rl.agents.capture_trial import _record, can_record, with_chosen_compile
 from tidemill.rl.agents.interface import Agent, Update
 from tidemill.rl.agents.update_graph import RecordedUpdates
 from tidemill.rl.networks.layers.batch_renorm import BATCH_NORM, RENORM
@@ -230,6 +232,22 @@ def test_trial_repeats_every_kind_of_update(
     assert set(made) == set(kinds)
     assert min(made.values()) >= 4
     assert recorder.recordings == len(kinds)
+
+
+def test_trial_that_hangs_leaves_a_learner_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends well before the launcher, or the other learners, give up. The log says that it is being waited for."""
+    limits_s: list[float] = []
+
+    def hang(command: Sequence[str], *, timeout: float, **_: object) -> None:
+        limits_s.append(timeout)
+        raise subprocess.TimeoutExpired("trial", timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with capture_logs() as logs:
+        chosen = with_chosen_compile(SACConfig(), CONTINUOUS, torch.device("cuda", 0), BATCH)
+    assert getattr(chosen, "compile") == "none"  # noqa: B009 - of the settings of any algorithm
+    assert [(line["log_level"], line.get("timeout_s")) for line in logs] == [("info", limits_s[0]), ("warning", None)]
+    assert 2 * limits_s[0] <= min(LauncherSettings().start_timeout_s, LearnerSettings().ranks_timeout_s)
 
 
 @pytest.mark.parametrize("config", [SACConfig, TD3Config])

@@ -24,8 +24,11 @@ from tidemill.types import EnvSpec, ObservationPart
 if TYPE_CHECKING:
     import torch
 
-_TIMEOUT_S = 300.0
-"""Importing torch and opening a GPU takes some ten seconds; a hang is a failure."""
+_TIMEOUT_S = 60.0
+"""Importing torch and opening a GPU takes some ten seconds; a hang is a failure.
+
+The learner that waits must then still start within `launcher.start_timeout_s` and `learner.ranks_timeout_s`.
+"""
 _UPDATES_OF_A_KIND = 4
 """Two as they are, one that is recorded, one that repeats it."""
 _MEASURE_PERIOD, *_PERIODS = 2, 3, 5
@@ -52,6 +55,8 @@ def with_chosen_compile(config: AgentConfig, env_spec: EnvSpec, device: torch.de
     if how not in ("auto", "cuda-graphs") or (how == "cuda-graphs" and device.type != "cuda"):
         return config
     records = device.type == "cuda" and can_record(config)
+    if records:
+        _log.info("trying in another process whether updates can be recorded as CUDA graphs", timeout_s=_TIMEOUT_S)
     if records and (why := failure(config, env_spec, device, items)):
         _log.warning("cannot record updates as CUDA graphs; running them without", reason=why)
         records = False
