@@ -122,26 +122,11 @@ class Adam:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments of each parameter, by its position, and the number of steps."""
-        return {
-            "mean": {str(i): tensor for i, tensor in enumerate(self._mean)},
-            "square": {str(i): tensor for i, tensor in enumerate(self._square)},
-            "steps": self._steps,
-        }
+        return _by_position(mean=self._mean, square=self._square) | {"steps": self._steps}
 
-    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
-        for name, tensors in (("mean", self._mean), ("square", self._square)):
-            if len(state[name]) != len(tensors):
-                raise InvalidArgument(f"optimizer has {len(state[name])} parameters, expected {len(tensors)}")
-            for i, tensor in enumerate(tensors):
-                stored = state[name][str(i)]
-                if stored.shape != tensor.shape:
-                    raise InvalidArgument(
-                        f"optimizer's {name} of parameter {i} has shape {tuple(stored.shape)}, "
-                        f"expected {tuple(tensor.shape)}"
-                    )
-                tensor.copy_(stored)
+        _load(state, mean=self._mean, square=self._square)
         self._steps.copy_(state["steps"])
 
 
@@ -189,19 +174,30 @@ class RMSProp:
 
     def state_dict(self) -> dict[str, Any]:
         """Return both averages of each parameter, by its position."""
-        return {
-            "mean": {str(i): tensor for i, tensor in enumerate(self._mean)},
-            "square": {str(i): tensor for i, tensor in enumerate(self._square)},
-        }
+        return _by_position(mean=self._mean, square=self._square)
 
-    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned; raises InvalidArgument if the parameters were others."""
-        for name, tensors in (("mean", self._mean), ("square", self._square)):
-            stored = [state[name][str(i)] for i in range(len(state[name]))]
-            if [tuple(tensor.shape) for tensor in stored] != [tuple(tensor.shape) for tensor in tensors]:
-                raise InvalidArgument(f"optimizer's {name} is of other parameters than the network's")
-            torch._foreach_copy_(tensors, stored)
+        _load(state, mean=self._mean, square=self._square)
+
+
+def _by_position(**moments: list[Tensor]) -> dict[str, Any]:
+    return {name: {str(i): tensor for i, tensor in enumerate(tensors)} for name, tensors in moments.items()}
+
+
+@torch.no_grad()
+def _load(state: Mapping[str, Any], **moments: list[Tensor]) -> None:
+    for name, tensors in moments.items():
+        if len(state[name]) != len(tensors):
+            raise InvalidArgument(f"optimizer has {len(state[name])} parameters, expected {len(tensors)}")
+        for i, tensor in enumerate(tensors):
+            stored = state[name][str(i)]
+            if stored.shape != tensor.shape:
+                raise InvalidArgument(
+                    f"optimizer's {name} of parameter {i} has shape {tuple(stored.shape)}, "
+                    f"expected {tuple(tensor.shape)}"
+                )
+            tensor.copy_(stored)
 
 
 class Optimizer(Protocol):
