@@ -51,14 +51,14 @@ _RECURSION_DESIRED = 0x0100
 _POINTER = 0xC0
 
 
-def own_dns_name(resolv_conf: Path = Path("/etc/resolv.conf")) -> str:
+def own_dns_name() -> str:
     """Return the name of this host's address, e.g. `tidemill-actor-3.tidemill_cluster`.
 
     Raises:
         ConfigError: DNS does not answer, or knows no name for it.
     """
     address = str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
-    lines = [line.split() for line in resolv_conf.read_text(encoding="ascii").splitlines()]
+    lines = [line.split() for line in Path("/etc/resolv.conf").read_text(encoding="ascii").splitlines()]
     servers = [words[1] for words in lines if len(words) > 1 and words[0] == "nameserver"]
     name = ask_name(address, servers[0]) if servers else ""
     if not name:

@@ -22,18 +22,18 @@ def demonstrations(**settings: Any) -> TableConfig:  # noqa: ANN401 - of a table
     return TableConfig("demos", **(defaults | settings))
 
 
-def write_demonstrations(address: str, table: TableConfig, steps: int = 20, *, counts: bool = False) -> None:
-    """Write an episode of so many steps that is truncated."""
+def write_demonstrations(address: str, table: TableConfig, *, counts: bool = False) -> None:
+    """Write an episode of 20 steps that is truncated."""
     rng = np.random.default_rng(0)
     windows = ItemWindow(table.max_item_steps)
     with ReplayWriter(address, table, windows=windows, counts_decisions=counts) as writer:
-        for number in range(steps):
+        for number in range(20):
             row = {
                 "observation": rng.standard_normal(4),
                 "action": int(rng.integers(2)),
                 "reward": 1.0,
                 "terminated": False,
-                "truncated": number == steps - 2,
+                "truncated": number == 18,
                 "is_first": number == 0,
             }
             writer.append({name: row.get(name, 0) for name in (column.name for column in table.signature)})

@@ -100,7 +100,6 @@ def local_simulators(
     sampler: str = "uniform",
     name: str = "simulators",
     index: int = 0,
-    params: FixedParams | None = None,
     run: Path | None = None,
     versions: Mapping[int, Params] | None = None,
 ) -> Iterator[LocalSimulators]:
@@ -108,9 +107,8 @@ def local_simulators(
 
     `versions` are those that can be evaluated.
     """
-    if params is None:
-        params = FixedParams()
-        params.set(state_of(config, spec), number=3)
+    params = FixedParams()
+    params.set(state_of(config, spec), number=3)
     policy, errors, registry = build_policy(config, spec, slot=ActorSlot(num_envs=64)), list[BaseException](), None
     registry = CollectorRegistry()
     watcher: Any = params

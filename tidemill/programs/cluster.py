@@ -20,6 +20,7 @@ from tidemill.errors import ConfigError, FailedPrecondition, FatalError, Tidemil
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
 from tidemill.process import ENDS_WITH_INPUT, NAMES_ERRORS
+from tidemill.programs.fork_client import wait_or_kill
 from tidemill.programs.result import RunResult
 from tidemill.rpc.channel import DEADLINE_S
 from tidemill.settings.user_code import imported_for_a_run
@@ -181,11 +182,7 @@ class Cluster(Closing):
             # Python that is interrupted while it starts ends with a fatal error; a run that has begun takes both alike.
             may_interrupt = self._heeds_interrupts and self.output()
             self._process.send_signal(signal.SIGINT if may_interrupt else signal.SIGTERM)
-            try:
-                self._process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                self._process.kill()  # its children end with it
-                self._process.wait()
+            wait_or_kill(self._process, timeout_s)  # its children end with it
         return self.result()
 
     def output(self) -> list[str]:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
 from tidemill import linux
 from tidemill.parent import PARENT_VARIABLE
@@ -136,7 +136,7 @@ def started(order: Order, output: IO[bytes], forks: ForkClient | None = None) ->
     )
 
 
-def wait_or_kill(process: Program, within_s: float) -> None:
+def wait_or_kill(process: ForkedPopen | subprocess.Popen[Any], within_s: float) -> None:
     """Wait for the end of a process; kill it after some seconds."""
     try:
         process.wait(within_s)

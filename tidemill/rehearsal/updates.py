@@ -22,6 +22,7 @@ UPDATES = 2
 """That an eager agent makes: the first is measured, as is every fiftieth, and the second is as most are."""
 _OF_A_KIND = 4
 """Two updates of a kind as they are, a third that is recorded, a fourth repeated."""
+_DEVICE = "cuda:0"
 _LONGEST_PERIOD = 3
 """Kinds that come less often are not waited for."""
 
@@ -69,32 +70,28 @@ def rehearse_updates(
     config: AgentConfig,
     env_spec: EnvSpec,
     *,
-    updates: int = 0,
     items: int = 0,
-    device: str = "cuda:0",
     group: ProcessGroup | None = None,
 ) -> Rehearsed:
-    """Make updates of an agent on a pretended GPU.
+    """Make updates of an agent on a pretended GPU, enough to see each kind that comes at once.
 
     Args:
         cuda: The GPUs.
         config: The agent's settings.
         env_spec: Shapes of the environment.
-        updates: How many; 0: enough to see each kind that comes at once.
         items: Of a batch; 0: as many as the settings say.
-        device: Which GPU.
         group: The ranks that update together; none if not given.
     """
     found = Rehearsed()
     items = items or config.batch_size
-    updates = updates or (recorded_updates(config) if getattr(config, "compile", "") == GRAPHS else UPDATES)
+    updates = recorded_updates(config) if getattr(config, "compile", "") == GRAPHS else UPDATES
     with cuda.rehearsing() as watch:
-        agent = build_agent(config, env_spec, device, 1)
+        agent = build_agent(config, env_spec, _DEVICE, 1)
         if group is not None:
             agent.set_process_group(group)
         host = blank_batch(agent, config, env_spec, items)
-        batch = {name: tensor.to(device) for name, tensor in host.items()}
-        weight = torch.ones(items).to(device)
+        batch = {name: tensor.to(_DEVICE) for name, tensor in host.items()}
+        weight = torch.ones(items).to(_DEVICE)
         watch.undetermined.clear()
         try:
             for number in range(updates):

@@ -63,11 +63,12 @@ def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) ->
     return grpc.intercept_channel(bounded, *interceptors) if interceptors else bounded
 
 
-def open_aio_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
+def open_aio_channel(address: str) -> grpc.aio.Channel:
     """Return the asyncio twin of `open_channel`, which brings no token: it is for health checks."""
+    options = client_options(MAX_MESSAGE_BYTES)
     if (credentials := channel_credentials(address)) is None:
-        return grpc.aio.insecure_channel(address, options=client_options(max_message_bytes))
-    return grpc.aio.secure_channel(address, credentials, [*client_options(max_message_bytes), *name_options()])
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, [*options, *name_options()])
 
 
 class BoundedChannel(Closing, grpc.Channel):
