@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from tidemill import linux
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, FatalError
 
 DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver for each major version of CUDA; within one, older drivers run newer minor versions."""
 CAPABILITIES = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
 """The lowest compute capability that each major version of CUDA compiles for."""
+_GIB = 2**30
 _LOADED_DRIVER = linux.PROC / "driver/nvidia/version"
 
 
@@ -115,3 +118,32 @@ def check_capability(setting: str, device: torch.device) -> None:
         f"{setting} is {str(device)!r}, a {name} of compute capability {has[0]}.{has[1]}, but {needs()}; choose "
         f"another GPU, install a build of torch for an older CUDA, or set {setting} to cpu"
     )
+
+
+@contextmanager
+def full_gpu_explained(device: torch.device | None = None) -> Iterator[None]:
+    """Have a learner whose GPU is full end with the memory that is free and what to do, in one line.
+
+    Args:
+        device: The GPU; None: the calling thread's current one.
+
+    Raises:
+        FatalError: In place of torch's errors that memory was refused to it, or to CUDA itself.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "CUDA error: out of memory" not in str(error):
+            raise
+        raise FatalError(
+            f"the GPU is full: {_free_memory(device)}; choose a smaller agent.batch_size, set learner.mirror_device "
+            "host, or take another GPU (`nvidia-smi` lists the programs on each)"
+        ) from error
+
+
+def _free_memory(device: torch.device | None) -> str:
+    try:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # it opens a context, which itself needs memory
+        return "it has too little free memory for CUDA to start"
+    return f"{free_bytes / _GIB:.1f} of {total_bytes / _GIB:.1f} GiB are free"

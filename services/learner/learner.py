@@ -16,7 +16,7 @@ from importlib.metadata import version
 import structlog
 import torch
 
-from tidemill import container_limits
+from tidemill import container_limits, gpus
 from tidemill.config.digest import config_digest, diverged_tag
 from tidemill.config.hindsight import item_window
 from tidemill.config.sections import LearnerConfig
@@ -144,12 +144,13 @@ class Learner:
             # Before this process opens the GPU, which it may have to itself: the trial is another process.
             config = replace(config, agent=with_chosen_compile(config.agent, spec, device, batch_size))
         torch.set_num_threads(torch_threads(config, spec, device, self._rank))
-        use_device(device)  # so that the training thread's stream is this device's
-        if device.type == "cuda":
-            torch.backends.cudnn.benchmark = not config.run.deterministic  # shapes never change
-            watch_gpu(device)
-            use_near_processors(device)
-        agent = learning_agent(config, spec, device, batch_size)
+        with gpus.full_gpu_explained(device):
+            use_device(device)  # so that the training thread's stream is this device's
+            if device.type == "cuda":
+                torch.backends.cudnn.benchmark = not config.run.deterministic  # shapes never change
+                watch_gpu(device)
+                use_near_processors(device)
+            agent = learning_agent(config, spec, device, batch_size)
         return Learning(agent, self._pace.table(agent, stored_columns(config.agent, spec)), device)
 
     def _directory(self, stack: ExitStack) -> ShardDirectory:

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tests.support.naming import naming
 from tidemill import gpus
 from tidemill.devices import named_device
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, FatalError
 from tidemill.services.learner.checkpoint.resume import rng_state
 from tidemill.services.learner.data.device import resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo
@@ -192,3 +192,16 @@ def test_gpu_without_kernels_is_refused(
         return
     with pytest.raises(ConfigError, match=naming("'cuda:0' V100 7.0 7.5")):
         named_device("learner.device", "auto")
+
+
+def test_gpu_without_room_for_cuda_itself_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then its free memory cannot be read. Other errors of CUDA stay as they are."""
+
+    def refuse(device: object = None) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+    with pytest.raises(FatalError, match=naming("full agent.batch_size another GPU")), gpus.full_gpu_explained():
+        torch.cuda.mem_get_info()
+    with pytest.raises(RuntimeError, match="illegal memory access"), gpus.full_gpu_explained():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")

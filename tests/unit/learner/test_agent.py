@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.naming import naming
 from tidemill.config.load import from_document
 from tidemill.config.sections import LearnerConfig
 from tidemill.envs.make import spec_of
+from tidemill.errors import FatalError
 from tidemill.rl.agents.dqn import DQNAgent
 from tidemill.rl.agents.hindsight import HindsightAgent
 from tidemill.rl.settings.q_learning import DQNConfig
@@ -39,9 +41,10 @@ class _BuiltError(Exception):
     """Ends a learner that would build its agent."""
 
 
-def test_updates_are_tried_before_the_gpu_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trial is another process: a GPU in exclusive-process mode refuses it once the learner holds the GPU."""
-    gpu, done = torch.device("cuda", 1), list[str]()
+@pytest.fixture(name="on_gpu")
+def _on_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Learner, list[str]]:
+    """Return a learner that is given a GPU, and what it does until it has built its agent, which raises _BuiltError."""
+    done: list[str] = []
 
     def chosen(config: DQNConfig, *_: object) -> DQNConfig:
         done.append("try updates")
@@ -51,18 +54,38 @@ def test_updates_are_tried_before_the_gpu_is_opened(monkeypatch: pytest.MonkeyPa
         done.append(f"build with {config.agent.compile}")  # type: ignore[attr-defined]
         raise _BuiltError
 
-    monkeypatch.setattr(learner, "learner_device", lambda *_: gpu)
+    monkeypatch.setattr(learner, "learner_device", lambda *_: torch.device("cuda", 1))
     monkeypatch.setattr(learner, "with_chosen_compile", chosen)
     monkeypatch.setattr(learner, "use_device", lambda device: done.append(f"use {device}"))
     monkeypatch.setattr(learner, "watch_gpu", lambda device: done.append(f"watch {device}"))
-    monkeypatch.setattr(learner, "use_near_processors", lambda _: None)
     monkeypatch.setattr(learner, "learning_agent", build)
-    for changes_process in ("flush_denormals", "seed_rng"):
+    for changes_process in ("flush_denormals", "seed_rng", "use_near_processors"):
         monkeypatch.setattr(learner, changes_process, lambda *_: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     config = from_document(LearnerConfig, {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": "dqn"}})
+    return Learner(config, threading.Event()), done
+
+
+def test_updates_are_tried_before_the_gpu_is_opened(on_gpu: tuple[Learner, list[str]]) -> None:
+    """The trial is another process: a GPU in exclusive-process mode refuses it once the learner holds the GPU."""
+    made, done = on_gpu
     with pytest.raises(_BuiltError):
-        Learner(config, threading.Event())._build()
+        made._build()
     assert done == ["try updates", "use cuda:1", "watch cuda:1", "build with none"]
+
+
+@pytest.mark.parametrize("step", ["use_device", "watch_gpu", "learning_agent"])
+def test_learner_that_a_full_gpu_refuses_says_what_is_free(
+    step: str, on_gpu: tuple[Learner, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA itself takes memory, then the agent."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(learner, step, refuse)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**28 * device.index, 79 * 2**30))
+    with pytest.raises(FatalError, match=naming("0.2 79.0 GiB agent.batch_size")):
+        on_gpu[0]._build()
