@@ -127,6 +127,19 @@ def test_algorithm_of_a_user_that_acts_wrongly_is_told() -> None:
         check_environment(load_config({"env": {"id": "CartPole-v1"}, "agent": agent}))
 
 
+def test_run_that_has_trained_on_images_with_their_channels_first_continues() -> None:
+    """With its settings as they were, or with the torso by its name that `auto` chose; a new run is refused."""
+    env = {"id": "tests.support.envs:pixels", "kwargs": {"shape": [3, 84, 84]}}
+    auto, mlp = (
+        load_config({"env": env, "agent": {"algorithm": "dqn", "network": network, "hidden_sizes": [8]}})
+        for network in ("auto", "mlp")
+    )
+    with pytest.raises(ConfigError, match=naming("agent.network 'auto' (3, 84, 84)")):
+        check_environment(auto)
+    for now in (auto, mlp):
+        check_environment(now, before=auto)
+
+
 def test_environment_without_a_limit_is_noted() -> None:
     """Its evaluation may never end: the note names the setting that ends it, which then ends the note too."""
     env = EnvSettings(id=f"{__name__}:goes_on")

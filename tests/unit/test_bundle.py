@@ -169,6 +169,17 @@ def test_actions_fit_the_users_environment(tmp_path: Path) -> None:
         tidemill.load_policy(tmp_path / "bundle", action_space=gymnasium.spaces.Discrete(3))
 
 
+@pytest.mark.parametrize("shape, stack", [((3, 84, 84), 1), ((12, 84, 84), 1), ((4, 84, 84, 3), 1), ((3, 84, 84), 2)])
+def test_policy_of_images_with_their_channels_first_still_acts(
+    shape: tuple[int, ...], stack: int, tmp_path: Path
+) -> None:
+    """Only a new run is refused them: this one was trained by the torso that `auto` chose."""
+    settings = _SETTINGS | {"agent": {"algorithm": "dqn", "hidden_sizes": [8]}}
+    _bundle(tmp_path, settings, EnvSpec(shape, "uint8", frame_stack=stack, num_actions=3))
+    action = tidemill.load_policy(tmp_path / "bundle").act(np.zeros((2, *shape), np.uint8))
+    assert np.shape(action) == (2,)
+
+
 @pytest.mark.parametrize("algorithm", ["r2d2", "ppo", "sac", "td3"])
 def test_recurrent_policy_remembers_until_it_is_reset(algorithm: str, tmp_path: Path) -> None:
     """Its choices depend on the episode so far, and on nothing before `reset` or its first observation."""

@@ -25,6 +25,8 @@ from tidemill.programs.fork_client import ForkClient, started
 from tidemill.programs.fork_server import Order
 from tidemill.programs.group_guard import MARK_VARIABLE
 from tidemill.programs.groups import Groups
+from tidemill.rl.networks.torsos import check_axes
+from tidemill.rl.settings.base import AgentSettings
 from tidemill.rl.settings.registry import AgentConfig, require_bfloat16, stored_columns
 from tidemill.services.launcher.run.continuation import changed_settings
 from tidemill.services.launcher.run.paths import with_addresses
@@ -67,7 +69,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
         folder, mark = Path(name), groups.new_mark()
         groups.start()
         write_document(config, folder / _SETTINGS)
-        if before is not None and changed_settings(before, config):
+        if before is not None:
             write_document(before, folder / _BEFORE)
         with (folder / _OUTPUT).open("wb") as output:
             process = started(_order(folder, mark), output, forks)
@@ -104,30 +106,23 @@ def try_here(folder: Path) -> int:
     """Try the environment of the settings in a folder; write there what is refused, and what is to be noted."""
     from tidemill.envs.goals import goal_rewards
     from tidemill.envs.make import make_env, spec_of
-    from tidemill.replay.table_config import MAX_ITEM_STEPS, check_signature
     from tidemill.services.launcher.run.continuation import check_continues
     from tidemill.services.launcher.run.random_play import play_random_steps
 
     try:
         config = from_document(RunConfig, read_document(folder / _SETTINGS))
+        has_trained = (folder / _BEFORE).exists()
+        before = from_document(RunConfig, read_document(folder / _BEFORE)) if has_trained else None
         _check_callbacks(config)
         notices: list[str] = []
         with contextlib.ExitStack() as stack:
             env = None if config.env.spaces else stack.enter_context(closing(make_env(config.env, 1, training=False)))
             spec = spec_of(config.env) if env is None else env.spec
-            config.agent.validate_env(spec)
-            for service in ("actor", "inference"):
-                if getattr(config, service).precision == "bfloat16":
-                    require_bfloat16(f"{service}.precision", config.agent, spec)
-            check_signature(stored_columns(config.agent, spec))
-            steps = item_window(config.agent, config.table, spec.frame_stack).length
-            allowed = f"at most {MAX_ITEM_STEPS}: lower agent.n_step or agent.unroll"
-            check(steps <= MAX_ITEM_STEPS, "the number of steps of an item", steps, allowed)
+            _check_fits(config, spec, is_new=before is None)
             if env is not None:
                 notices = _notices(config, env)
                 play_random_steps(env, config.env, config.run.seed)
-        if (folder / _BEFORE).exists():
-            before = from_document(RunConfig, read_document(folder / _BEFORE))
+        if before is not None and changed_settings(before, config):
             check_continues(before, config, spec_of)
         if config.table.hindsight:
             goal_rewards(config.env)
@@ -142,6 +137,22 @@ def try_here(folder: Path) -> int:
     except (ConfigError, InvalidArgument, Unavailable) as error:
         (folder / _REFUSAL).write_text(str(error), encoding="utf-8")
     return 0
+
+
+def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool) -> None:
+    """Raise ConfigError or InvalidArgument unless an algorithm and the table fit the environment."""
+    from tidemill.replay.table_config import MAX_ITEM_STEPS, check_signature
+
+    if is_new and isinstance(config.agent, AgentSettings):
+        check_axes(config.agent.network, spec)
+    config.agent.validate_env(spec)
+    for service in ("actor", "inference"):
+        if getattr(config, service).precision == "bfloat16":
+            require_bfloat16(f"{service}.precision", config.agent, spec)
+    check_signature(stored_columns(config.agent, spec))
+    steps = item_window(config.agent, config.table, spec.frame_stack).length
+    allowed = f"at most {MAX_ITEM_STEPS}: lower agent.n_step or agent.unroll"
+    check(steps <= MAX_ITEM_STEPS, "the number of steps of an item", steps, allowed)
 
 
 def _notices(config: RunConfig, env: VectorEnv) -> list[str]:

@@ -28,7 +28,7 @@ from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.layers.noisy import NoisyLinear, disable_noise, reset_noise, reset_noise_rows
 from tidemill.rl.networks.q_head import QHead
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.networks.torsos import check_observations, check_torso, chosen_torso, torso_names
+from tidemill.rl.networks.torsos import check_axes, check_observations, check_torso, chosen_torso, torso_names
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.types import EnvSpec, ObservationPart
 
@@ -140,8 +140,9 @@ def test_image_with_its_channels_first_is_refused(name: str, shape: tuple[int, .
     in_parts = EnvSpec((math.prod(shape),), "uint8", num_actions=2, observation_parts=(part,))
     for spec in (EnvSpec(shape, "uint8", num_actions=2), in_parts):
         with pytest.raises(ConfigError, match=naming(f"agent.network '{name}' {shape} env.observation_stack mlp")):
-            check_observations(name, spec)
+            check_axes(name, spec)
         for own in ("mlp", "my_torsos:Torso"):
+            check_axes(own, spec)
             check_observations(own, spec)
 
 
@@ -161,6 +162,7 @@ def test_image_with_its_channels_first_is_refused(name: str, shape: tuple[int, .
 def test_image_with_its_channels_last_is_taken(shape: tuple[int, ...], torso: str) -> None:
     """Grids with many codes, too."""
     spec = EnvSpec(shape, "uint8", num_actions=2)
+    check_axes("auto", spec)
     check_observations("auto", spec)
     assert chosen_torso("auto", spec) == torso
 

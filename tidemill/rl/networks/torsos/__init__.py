@@ -49,23 +49,14 @@ def chosen_torso(name: str, env_spec: EnvSpec) -> str:
 def check_observations(name: str, env_spec: EnvSpec) -> None:
     """Raise ConfigError unless a torso of ours takes the observations of an environment.
 
-    `mlp` has no convolutions: of an image it would learn next to nothing, slowly. Only by its name does it take an
-    image whose axes are in another order.
+    `mlp` has no convolutions: of an image it would learn next to nothing, slowly. It takes one whose axes are in
+    another order.
     """
-    parts = [(part.shape, part.is_image) for part in env_spec.observation_parts]
-    parts = parts or [(env_spec.observation_shape, env_spec.is_image)]
-    images = [shape for shape, is_image in parts if is_image and len(shape) > 1]
+    parts, images = _parts(env_spec), _images(env_spec)
     if name == MLP and images and min(images[0][:2]) >= MIN_SIZES["impala"] and not _is_turned(images[0]):
         raise ConfigError(
             f"agent.network is 'mlp', which takes vectors, but the environment observes images {images[0]}: "
             "leave it at auto, set it to nature, impala or your own (module:name), or encode them in the environment"
-        )
-    seen = images if name == AUTO else [shape for shape, _ in parts if name in MIN_SIZES]
-    if turned := [shape for shape in seen if _is_turned(shape)]:
-        raise ConfigError(
-            f"agent.network is {name!r}, which takes images [H, W] or [H, W, C], but the environment observes images "
-            f"{turned[0]}: move the channels to the end, or use env.observation_stack in place of a frame-stack "
-            "wrapper; mlp and your own (module:name) take them as they are"
         )
     if name not in MIN_SIZES:
         return
@@ -77,6 +68,31 @@ def check_observations(name: str, env_spec: EnvSpec) -> None:
             f"agent.network is {name!r}, which takes images [H, W] or [H, W, C] of at least {size}x{size}, but the "
             f"environment observes {found}: leave it at auto, or set it to mlp"
         )
+
+
+def check_axes(name: str, env_spec: EnvSpec) -> None:
+    """Raise ConfigError if a torso of ours would see images with their channels first, or another axis in front.
+
+    Only a new run is asked: the torso that `auto` chose for such images, or whose sizes they have, can be built, and a
+    run or a bundle that has trained with it continues.
+    """
+    seen = _images(env_spec) if name == AUTO else [shape for shape, _ in _parts(env_spec) if name in MIN_SIZES]
+    if turned := [shape for shape in seen if _is_turned(shape)]:
+        raise ConfigError(
+            f"agent.network is {name!r}, which takes images [H, W] or [H, W, C], but the environment observes images "
+            f"{turned[0]}: move the channels to the end, or use env.observation_stack in place of a frame-stack "
+            "wrapper; mlp and your own (module:name) take them as they are"
+        )
+
+
+def _parts(env_spec: EnvSpec) -> list[tuple[tuple[int, ...], bool]]:
+    """Return the shape of each part of an observation, and whether it is bytes."""
+    parts = [(part.shape, part.is_image) for part in env_spec.observation_parts]
+    return parts or [(env_spec.observation_shape, env_spec.is_image)]
+
+
+def _images(env_spec: EnvSpec) -> list[tuple[int, ...]]:
+    return [shape for shape, is_image in _parts(env_spec) if is_image and len(shape) > 1]
 
 
 def _is_turned(shape: tuple[int, ...]) -> bool:
