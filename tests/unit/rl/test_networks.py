@@ -131,7 +131,17 @@ def test_colours_and_frames_become_channels_frame_by_frame() -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [(3, 84, 84), (4, 84, 84), (1, 210, 160), (4, 10, 10), (12, 84, 84), (16, 64, 64), (4, 84, 84, 3), (2, 3, 64, 64)],
+    [
+        (3, 84, 84),
+        (4, 84, 84),
+        (1, 210, 160),
+        (4, 10, 10),
+        (12, 84, 84),
+        (16, 64, 64),
+        (3, 32, 64),
+        (4, 84, 84, 3),
+        (2, 3, 64, 64),
+    ],
 )
 @pytest.mark.parametrize("name", ["auto", "impala"])
 def test_image_with_its_channels_first_is_refused(name: str, shape: tuple[int, ...]) -> None:
@@ -139,7 +149,9 @@ def test_image_with_its_channels_first_is_refused(name: str, shape: tuple[int, .
     part = ObservationPart("camera", "uint8", shape)
     in_parts = EnvSpec((math.prod(shape),), "uint8", num_actions=2, observation_parts=(part,))
     for spec in (EnvSpec(shape, "uint8", num_actions=2), in_parts):
-        with pytest.raises(ConfigError, match=naming(f"agent.network '{name}' {shape} env.observation_stack mlp")):
+        with pytest.raises(
+            ConfigError, match=naming(f"agent.network '{name}' {shape} env.observation_stack last axis mlp")
+        ):
             check_axes(name, spec)
         for own in ("mlp", "my_torsos:Torso"):
             check_axes(own, spec)
@@ -154,6 +166,8 @@ def test_image_with_its_channels_first_is_refused(name: str, shape: tuple[int, .
         ((10, 10, 4), "impala"),  # MinAtar
         ((10, 10, 20), "impala"),
         ((8, 8, 111), "impala"),
+        ((6, 10, 20), "mlp"),
+        ((5, 9, 26), "mlp"),
         ((7, 7, 3), "mlp"),  # minigrid
         ((4, 4, 16), "mlp"),
         ((4, 4, 4, 2), "mlp"),

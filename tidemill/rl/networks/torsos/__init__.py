@@ -81,7 +81,7 @@ def check_axes(name: str, env_spec: EnvSpec) -> None:
         raise ConfigError(
             f"agent.network is {name!r}, which takes images [H, W] or [H, W, C], but the environment observes images "
             f"{turned[0]}: move the channels to the end, or use env.observation_stack in place of a frame-stack "
-            "wrapper; mlp and your own (module:name) take them as they are"
+            "wrapper; if they are the last axis already, set it to mlp or your own (module:name), which take any order"
         )
 
 
@@ -100,8 +100,11 @@ def _is_turned(shape: tuple[int, ...]) -> bool:
     least = MIN_SIZES["impala"]
     if len(shape) != 3:
         return len(shape) > 3 and sum(side >= least for side in shape) > 1
-    first, *sides = shape
-    return first <= _MAX_CHANNELS and min(sides) >= (least if first < least else 3 * first)
+    first, middle, last = shape
+    if first < least:
+        is_grid = middle < 4 * first and last >= 2 * middle  # of few rows, whose cells have many codes
+        return min(middle, last) >= least and not is_grid
+    return first <= _MAX_CHANNELS and min(middle, last) >= 3 * first
 
 
 def image_channels(network: str, env_spec: EnvSpec) -> tuple[int, int, int]:
