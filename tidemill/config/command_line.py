@@ -105,7 +105,7 @@ def _value(option: str, kind: Any, source: list[str]) -> Any:  # noqa: ANN401 - 
     words = _values(source)
     if origin in LISTS:
         del source[: len(words)]
-        return _listed(words, has_texts=typing.get_args(kind)[0] is str)
+        return _listed(words, has_texts=typing.get_args(kind)[:1] == (str,))
     if _is_mapping(kind):
         del source[: len(words)]
         return _mapping(option, words)

@@ -191,7 +191,7 @@ def _kind(kind: Any) -> str:  # noqa: ANN401 - what get_type_hints gives
     if type(None) in arguments:
         return f"{_kind(next(each for each in arguments if each is not type(None)))}|none"
     if origin in LISTS:
-        return f"{_kind(arguments[0])} ..."
+        return f"{_kind((*arguments, Any)[0])} ..."
     if origin is not None and issubclass(origin, Mapping):
         return "NAME VALUE ..."
     return {bool: "true|false", int: "INTEGER", float: "NUMBER", str: "TEXT"}.get(kind, "VALUE")

@@ -171,7 +171,9 @@ def _takes(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type, or what 
     if origin in (typing.Union, types.UnionType):
         return any(_takes(each, value) for each in arguments)
     if origin is tuple:
-        return all(_takes(arguments[0], each) for each in (value if isinstance(value, list | tuple) else [value]))
+        return all(
+            _takes((*arguments, Any)[0], each) for each in (value if isinstance(value, list | tuple) else [value])
+        )
     if origin is typing.Literal:
         is_taken = isinstance(value, str) and not _is_number(value)
     elif origin is not None:

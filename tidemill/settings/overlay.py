@@ -83,7 +83,7 @@ def to_document(settings: object) -> Any:  # noqa: ANN401 - a tree of YAML's own
 
 
 LISTS = (tuple, list, Sequence)
-"""Origins of the types of a setting that is a list, whose first argument is the type of its values."""
+"""Origins of the types of a setting that is a list, whose first argument, if any, is the type of its values."""
 
 _TYPES = "bool, int, float, str, Any, Literal, and tuple, list, Sequence, Mapping and unions of these"
 _DECIMAL = re.compile(r"-?\d+\.\d+")
@@ -101,14 +101,15 @@ def _convert(value: Any, kind: Any, default: Any, path: str) -> Any:  # noqa: AN
     if origin is typing.Literal:
         return _expect(value in arguments, value, path, "one of " + ", ".join(map(repr, arguments)))
     if origin in LISTS:
-        if arguments[0] is str and isinstance(value, str):
+        kind_of_items = (*arguments, Any)[0]  # `typing.List` names none
+        if kind_of_items is str and isinstance(value, str):
             value = [value]  # one alone needs no list
         _expect(isinstance(value, list | tuple), value, path, f"a list, such as [{str(value).strip('()[]')}]")
-        items = (_convert(item, arguments[0], None, f"{path}[{i}]") for i, item in enumerate(value))
+        items = (_convert(item, kind_of_items, None, f"{path}[{i}]") for i, item in enumerate(value))
         return list(items) if origin is list else tuple(items)
     if origin is not None and issubclass(origin, Mapping):
         _expect(isinstance(value, Mapping), value, path, "a mapping")
-        each = arguments[1]
+        each = arguments[1] if arguments else Any
         below = typing.cast(Any, each)() if dataclasses.is_dataclass(each) else None
         return {str(key): _convert(item, each, below, f"{path}.{key}") for key, item in value.items()}
     if not isinstance(kind, type):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,6 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from tests.support.naming import naming
+from tidemill.config import help_text
+from tidemill.config.command_line import document_of
 from tidemill.errors import ConfigError
 from tidemill.settings.overlay import overlay, to_document
 
@@ -58,6 +61,9 @@ class Lists:
     names: list[str] = field(default_factory=list)
     limits: list[int] | None = None
     marks: set[str] = field(default_factory=set)
+    anything: typing.List = field(default_factory=list)  # type: ignore[type-arg] # noqa: UP006
+    sequence: typing.Sequence = ()  # type: ignore[type-arg]
+    mapping: typing.Mapping = field(default_factory=dict)  # type: ignore[type-arg]
 
 
 def test_list_of_any_type_is_read_as_a_tuple_is() -> None:
@@ -66,6 +72,16 @@ def test_list_of_any_type_is_read_as_a_tuple_is() -> None:
     assert settings == Lists([4, 5], (1e-4,), ["b"], [6])
     with pytest.raises(ConfigError, match=naming("sizes[1] 'b' number")):
         overlay(Lists(), {"sizes": [1, "b"]})
+
+
+def test_bare_list_and_mapping_of_typing_take_anything() -> None:
+    """As `list[Any]` and `Mapping[str, Any]` do, in a file, on a command line and in its help."""
+    settings = overlay(Lists(), {"anything": [1, "b"], "sequence": [None], "mapping": {"a": 1}})
+    assert (settings.anything, settings.sequence, settings.mapping) == ([1, "b"], (None,), {"a": 1})
+    words = ["--anything", "1", "b", "--sequence", "2", "--mapping", "a", "3"]
+    assert document_of(words, Lists()) == {"anything": ["1", "b"], "sequence": ["2"], "mapping": {"a": 3}}
+    kinds = typing.get_type_hints(Lists)
+    assert [help_text._kind(kinds[name]) for name in ("anything", "mapping")] == ["VALUE ...", "NAME VALUE ..."]
 
 
 def test_type_that_no_setting_can_have_is_named() -> None:
