@@ -342,6 +342,26 @@ def test_wait_without_a_timeout_is_explained_once(
     assert re.search(naming("'t' 0 items 0 inserts min_size 1 chunk flush"), told[0])
 
 
+@pytest.mark.parametrize("epochs, remedy", [(None, "allow_smaller=True timeout_s"), (0, "allow_smaller=True takes")])
+def test_wait_for_a_table_smaller_than_a_batch_names_what_takes_it(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch, epochs: int | None, remedy: str
+) -> None:
+    """Without a timeout a smaller batch is asked for at the end of an epoch alone."""
+    told: list[str] = []
+    monkeypatch.setattr(late_batches, "_LATE_S", 0.1)
+    monkeypatch.setattr(late_batches._log, "warning", lambda _, **fields: told.append(fields["reason"]))
+    table = steps_table() if epochs is None else _POOL
+    _write(server.address, table, range(3))
+    with ThreadPoolExecutor(1) as threads, ReplayDataset(server.address, "t", 8, epochs=epochs) as dataset:
+        reading = threads.submit(next, dataset)
+        wait_until(lambda: bool(told), "the warning")
+        dataset.close()
+        with pytest.raises(StopIteration):
+            reading.result(WAIT_S)
+    assert re.search(naming(remedy), told[0])
+    assert ("timeout_s" in told[0]) == (epochs is None)
+
+
 def test_silent_servers_are_asked_for_the_reason_together() -> None:
     """However many there are, an overdue batch is refused half a second later."""
     with ExitStack() as stack:

@@ -24,7 +24,7 @@ class LateBatches:
     """Asks the servers of a table why no batch comes, and logs the answer once."""
 
     def __init__(
-        self, directory: ShardDirectory, table: TableConfig, batch_size: int, *, may_shrink: bool = False
+        self, directory: ShardDirectory, table: TableConfig, batch_size: int, *, takes_fewer: str = ""
     ) -> None:
         """Ask nothing yet.
 
@@ -32,10 +32,10 @@ class LateBatches:
             directory: The servers.
             table: The table.
             batch_size: Items of a batch.
-            may_shrink: Whether `allow_smaller` would give a batch of fewer items.
+            takes_fewer: The arguments that would give a batch of fewer items; empty if none would.
         """
         self._directory, self._table = directory, table
-        self._batch_size, self._may_shrink = batch_size, may_shrink
+        self._batch_size, self._takes_fewer = batch_size, takes_fewer
         self._is_told, self._ask_again_s = False, -math.inf
 
     def ask(self) -> list[TableDescription]:
@@ -53,8 +53,8 @@ class LateBatches:
             f"it has {items} items after {inserts} inserts and {sum(part.samples for part in found)} samples, with "
             f"min_size {limiter.min_size} and samples_per_insert {limiter.samples_per_insert:g}"
         )
-        if self._may_shrink and 0 < items < self._batch_size and inserts >= limiter.min_size:
-            cause += f"; they are fewer than a batch of {self._batch_size}: allow_smaller=True takes them"
+        if self._takes_fewer and 0 < items < self._batch_size and inserts >= limiter.min_size:
+            cause += f"; they are fewer than a batch of {self._batch_size}: {self._takes_fewer} takes them"
         return cause
 
     def is_due(self, began_s: float) -> bool:
