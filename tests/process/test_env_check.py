@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from tests.support.demonstrations import demonstrations, write_demonstrations
 from tests.support.launched import ROOT, launched
 from tests.support.naming import naming
-from tests.support.own_algorithm import OwnConfig, OwnPolicy
+from tests.support.own_algorithm import OwnAgent, OwnConfig, OwnPolicy
 from tests.support.params_service import free_address
 from tests.support.replay_service import local_server
 from tidemill.config.load import load_config
@@ -29,6 +30,9 @@ from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.policy_io import PolicyOutput
 from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.types import EnvSpec
+
+if TYPE_CHECKING:
+    import torch
 
 pytestmark = pytest.mark.process
 
@@ -66,6 +70,23 @@ class ActsWrongly(OwnConfig):
         act = policy.act
         policy.act = lambda seen, **_: PolicyOutput(act(seen).action[:, None], extras=act(seen).extras)  # type: ignore[method-assign]
         return policy
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdatesBadly(OwnConfig):
+    """Settings of an algorithm whose update never ends, or takes the process down."""
+
+    algorithm: str = f"{__name__}:UpdatesBadly"
+    aborts: bool = False
+
+    def build_agent(self, env_spec: EnvSpec, device: torch.device, seed: int) -> OwnAgent:
+        """Return that agent."""
+        agent = super().build_agent(env_spec, device, seed)
+        agent.update = self._update  # type: ignore[assignment, method-assign]
+        return agent
+
+    def _update(self, *_: object) -> Any:  # noqa: ANN401 - nothing
+        return os.abort() if self.aborts else time.sleep(3600)
 
 
 def _config(function: str, **launcher: float) -> RunConfig:
@@ -125,6 +146,17 @@ def test_algorithm_of_a_user_that_acts_wrongly_is_told() -> None:
     agent = {"algorithm": f"{__name__}:ActsWrongly"}
     with pytest.raises(ConfigError, match=naming(f"'{__name__}:ActsWrongly' act (2, 1) (2,)")):
         check_environment(load_config({"env": {"id": "CartPole-v1"}, "agent": agent}))
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_update_of_a_user_s_algorithm_that_does_not_end_well_is_told(aborts: bool) -> None:
+    """The environment is not to blame alone, and a learner's GPU may be what the update needs."""
+    agent = {"algorithm": f"{__name__}:UpdatesBadly", "aborts": aborts}
+    settings = {"env": {"id": "CartPole-v1"}, "agent": agent, "launcher": {"start_timeout_s": 60.0 if aborts else 9.0}}
+    with pytest.raises(ConfigError, match=naming(f"'CartPole-v1' agent.algorithm '{agent['algorithm']}'")) as told:
+        check_environment(load_config({**settings, "learner": {"device": "cpu"}}))
+    assert re.search(naming("learner.device cuda"), str(told.value))
+    assert check_environment(load_config({**settings, "learner": {"device": "cuda"}})) == ""
 
 
 def test_run_that_has_trained_on_images_with_their_channels_first_continues() -> None:

@@ -27,7 +27,7 @@ from tidemill.programs.group_guard import MARK_VARIABLE
 from tidemill.programs.groups import Groups
 from tidemill.rl.networks.torsos import check_axes
 from tidemill.rl.settings.base import AgentSettings
-from tidemill.rl.settings.registry import AgentConfig, require_bfloat16, stored_columns
+from tidemill.rl.settings.registry import ALGORITHMS, AgentConfig, require_bfloat16, stored_columns
 from tidemill.services.launcher.run.continuation import changed_settings
 from tidemill.services.launcher.run.paths import with_addresses
 from tidemill.settings.check import check
@@ -64,7 +64,7 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
             making or playing it failed or took longer than `launcher.start_timeout_s`, or a table of `learner.sources`
             cannot be reached or does not fit.
     """
-    env_id, timeout_s = config.env.id, config.launcher.start_timeout_s
+    tried, timeout_s = _tried(config), config.launcher.start_timeout_s
     with temporary_folder("env-check") as name, closing(Groups()) as groups:
         folder, mark = Path(name), groups.new_mark()
         groups.start()
@@ -78,8 +78,8 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             raise ConfigError(
-                f"trying env.id {env_id!r} took over {timeout_s:g} s; raise launcher.start_timeout_s, or make the "
-                "environment start faster"
+                f"trying {tried} took over {timeout_s:g} s; raise launcher.start_timeout_s, or make the environment "
+                "start faster"
             ) from error
         finally:
             process.kill()
@@ -92,8 +92,19 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
         last_lines = (folder / _OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     if code:
         how = ":" if last_lines else f": its process ended with exit code {code} and printed nothing"
-        raise ConfigError("\n".join([f"trying env.id {env_id!r} failed{how}", *last_lines[-_SHOWN_LINES:]]))
+        raise ConfigError("\n".join([f"trying {tried} failed{how}", *last_lines[-_SHOWN_LINES:]]))
     return said
+
+
+def _tried(config: RunConfig) -> str:
+    """Return the names of all that is tried, for messages: the environment, and a user's algorithm with its update."""
+    tried = f"env.id {config.env.id!r}"
+    if config.agent.algorithm in ALGORITHMS:
+        return tried
+    update = (
+        "" if config.learner.device.startswith("cuda") else " (an update on the CPU; none with learner.device cuda)"
+    )
+    return f"{tried} and agent.algorithm {config.agent.algorithm!r}{update}"
 
 
 def _order(folder: Path, mark: str) -> Order:
@@ -127,9 +138,12 @@ def try_here(folder: Path) -> int:
         if config.table.hindsight:
             goal_rewards(config.env)
         if _names_own_code(config.agent):
-            from tidemill.rl.agents.algorithm_trial import try_algorithm  # torch takes seconds to import
+            from tidemill.rl.agents.algorithm_trial import (
+                try_algorithm,
+                updates_on_cpu,
+            )  # torch takes seconds to import
 
-            try_algorithm(config.agent, spec, with_update=not config.learner.device.startswith("cuda"))
+            try_algorithm(config.agent, spec, with_update=updates_on_cpu(config.learner.device))
         if config.learner.sources:
             _check_sources(config, spec)
         if notices:

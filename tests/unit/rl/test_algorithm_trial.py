@@ -162,6 +162,18 @@ def test_window_of_an_agent_is_that_of_its_settings(monkeypatch: pytest.MonkeyPa
         try_algorithm(OwnConfig(), _SPEC)
 
 
+@pytest.mark.parametrize(
+    "device, has_gpu, is_made",
+    [("cpu", True, True), ("auto", False, True), ("auto", True, False), ("cuda:1", True, False)],
+)
+def test_update_is_tried_where_a_learner_would_make_it_on_the_processor(
+    device: str, has_gpu: bool, is_made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is meant for a GPU may take minutes here."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert algorithm_trial.updates_on_cpu(device) == is_made
+
+
 def test_update_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """For one that only a GPU can make."""
     monkeypatch.setattr(OwnAgent, "update", _raises)

@@ -59,6 +59,11 @@ def try_algorithm(config: AgentConfig, env_spec: EnvSpec, *, with_update: bool =
         _try_update(config, env_spec, agent, {name: column[0] for name, column in extras.items()})
 
 
+def updates_on_cpu(device: str) -> bool:
+    """Return True if `learner.device` has a learner on this machine compute on the CPU; `auto` may take a GPU."""
+    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+
+
 def _check_sides(config: AgentConfig, env_spec: EnvSpec, agent: Agent, policy: Policy) -> None:
     """Raise ConfigError unless agent and policy agree with each other and with their settings."""
     with _calling(config, "recurrent_state_size"):
