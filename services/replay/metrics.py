@@ -35,7 +35,7 @@ def describe(table: Table, replay: ReplayState, admission: AdmissionQueue, log: 
         sample_blocked=not table.can_sample(),
         insert_blocked_s=admission.blocked_s(table, "insert"),
         sample_blocked_s=admission.blocked_s(table, "sample"),
-        env_steps=log.env_steps(table) if log is not None else counters.env_steps,
+        env_steps=log.stored_steps(table).env_steps if log is not None else counters.env_steps,
         total_weight=table.total_weight,
         held_bytes=table.held_bytes,
         limiter_diff=table.limiter.diff,

@@ -310,7 +310,7 @@ class ReplayServicer:
         if wanted.items:
             sample, eras, counted = await self._batches.read(opened, wanted, room)
             number = leases.sent(sample, eras, counted)
-            stored = StoredSteps(self._replay.store_id, self._env_steps(table))
+            stored = self._stored_steps(table)
             epoch = opened.epochs.place if opened.epochs is not None else None
             counts = opened.item_counts
             sample, spans = self._traces.drawn(table, sample)
@@ -320,12 +320,14 @@ class ReplayServicer:
             return data
         table.limiter.sampled(wanted.counted_by(table.limiter) or 0)
         self._admission.changed()
+        stored = self._stored_steps(table)
         return pb.SampleResponse(
             table_items=table.size,
             total_weight=table.total_weight,
-            env_steps=self._env_steps(table),
+            env_steps=stored.env_steps,
             limiter_diff=table.limiter.diff,
-            store_id=self._replay.store_id,
+            store_id=stored.store_id,
+            count_id=stored.count_id,
         ).SerializeToString()
 
     async def _draw_asking(
@@ -417,13 +419,13 @@ class ReplayServicer:
             await self._append(session, request)
             yield self._replay.sequence, self._acknowledge(session)
 
-    def _env_steps(self, table: Table) -> int:
-        return self._log.env_steps(table) if self._log is not None else table.counters.env_steps
+    def _stored_steps(self, table: Table) -> StoredSteps:
+        return self._log.stored_steps(table) if self._log is not None else self._replay.stored_steps(table)
 
     def _note_env_steps(self, *tables: Table) -> None:
         """Have the counts of tables told once what was logged so far is durable."""
         if self._log is not None:
-            counts = {table.config.name: table.counters.env_steps for table in tables}
+            counts = {table.config.name: self._replay.stored_steps(table) for table in tables}
             self._log.commits.stored(self._replay.sequence, counts)
 
     async def _durable(self, record: int | None = None) -> None:

@@ -31,10 +31,18 @@ class StoredSteps:
     Attributes:
         store_id: Identifies the count: a server that starts with nothing stored counts from 0 under a new number.
         env_steps: Agent decisions stored since the table was created or reset; a crash may take the newest ones.
+        count_id: Identifies the table's part of it: a table that was reset or created again counts from 0 under another
+            number. 0 if the server does not say.
     """
 
     store_id: int
     env_steps: int
+    count_id: int = 0
+
+    def continues(self, before: StoredSteps) -> bool:
+        """Return True if this is the same count as before, which only a crash reduces."""
+        is_same_table = self.count_id == before.count_id or 0 in (self.count_id, before.count_id)
+        return self.store_id == before.store_id and is_same_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,6 +238,7 @@ def pack_sample(
         store_id=stored.store_id,
         number=number,
         epoch=pack_epoch(epoch) if epoch is not None else None,
+        count_id=stored.count_id,
     )
     return b"".join(
         (
@@ -322,7 +323,7 @@ def unpack_sample(message: pb.SampleResponse, *, mirrored: bool = False, receive
         blocks=unpack_blocks(chunks),
         table_items=message.table_items,
         total_weight=message.total_weight,
-        stored={"": StoredSteps(message.store_id, message.env_steps)},
+        stored={"": StoredSteps(message.store_id, message.env_steps, message.count_id)},
         limiter_diff=message.limiter_diff,
         slots=np.array(chunks.slots, dtype=np.int64) if mirrored else None,
         sent=np.array(chunks.sent, dtype=np.int64) if mirrored else None,

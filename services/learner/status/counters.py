@@ -10,6 +10,7 @@ from tidemill.replay.batch import StoredSteps
 
 _SERVER = "server_env_steps"
 _HISTORY = "server_history"
+_COUNT = "server_count"
 """Each before the name of a shard, which is empty for a single server, in a checkpoint."""
 
 _UNKNOWN = StoredSteps(-1, 0)
@@ -45,15 +46,15 @@ class Counters:
             return self._base_env_steps + sum(steps)
 
     def observe(self, stored: StoredSteps, shard: str = "") -> None:
-        """Take the count of a table, which starts at 0 again when its server starts empty.
+        """Take the count of a table, which starts at 0 again when it is reset or its server starts empty.
 
-        Within a history a count falls if the table was reset, or if the server lost its last moments with the power:
-        the decisions were made all the same. Answers of one sample stream come in order, and only they may be given
-        here. Several shards count each for itself, under its name.
+        Within a history a count falls if the server lost its last moments with the power, or if it is of a version that
+        does not tell of a reset: the decisions were made all the same. Answers of one sample stream come in order, and
+        only they may be given here. Several shards count each for itself, under its name.
         """
         with self._lock:
             before = self._stored.get(shard, _UNKNOWN)
-            if stored.store_id != before.store_id:
+            if not stored.continues(before):
                 self._base_env_steps += before.env_steps
             elif stored.env_steps < before.env_steps:
                 self._base_env_steps += before.env_steps - stored.env_steps
@@ -74,6 +75,7 @@ class Counters:
                 "base_env_steps": self._base_env_steps,
                 **{f"{_SERVER}{shard}": stored.env_steps for shard, stored in self._stored.items()},
                 **{f"{_HISTORY}{shard}": stored.store_id for shard, stored in self._stored.items()},
+                **{f"{_COUNT}{shard}": stored.count_id for shard, stored in self._stored.items()},
             }
 
     def load_state(self, state: Mapping[str, int]) -> None:
@@ -83,5 +85,8 @@ class Counters:
         self._base_env_steps = state["base_env_steps"]
         shards = [name.removeprefix(_SERVER) for name in state if name.startswith(_SERVER)]
         self._stored = {
-            shard: StoredSteps(state.get(f"{_HISTORY}{shard}", 0), state[f"{_SERVER}{shard}"]) for shard in shards
+            shard: StoredSteps(
+                state.get(f"{_HISTORY}{shard}", 0), state[f"{_SERVER}{shard}"], state.get(f"{_COUNT}{shard}", 0)
+            )
+            for shard in shards
         }

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
+from tidemill.replay.batch import StoredSteps
 from tidemill.services.replay.log.writer import Progress
 
 
@@ -22,7 +23,7 @@ class Commits:
         *,
         wait_for_sync: bool,
         max_pending_bytes: int,
-        env_steps: Mapping[str, int] | None = None,
+        env_steps: Mapping[str, StoredSteps] | None = None,
         reached: int = 0,
     ) -> None:
         """Begin with nothing submitted.
@@ -38,7 +39,9 @@ class Commits:
         self.env_steps = dict(env_steps or {})
         self.pending_bytes = 0
         self._pending: deque[tuple[int, int]] = deque()  # sequence number and size
-        self._decisions: deque[tuple[int, Mapping[str, int]]] = deque()  # sequence number and `env_steps` with it
+        self._decisions: deque[tuple[int, Mapping[str, StoredSteps]]] = (
+            deque()
+        )  # sequence number and `env_steps` with it
         self._waiting: dict[bool, list[tuple[int, int, asyncio.Future[None]]]] = {True: [], False: []}  # for a sync?
         self._impatient: list[asyncio.Future[None]] = []  # those that do not wait for a full disk
         self._ended: OSError | None = None
@@ -53,7 +56,7 @@ class Commits:
         if self.pending_bytes >= self._max_pending_bytes:
             self._has_room.clear()
 
-    def stored(self, sequence: int, env_steps: Mapping[str, int]) -> None:
+    def stored(self, sequence: int, env_steps: Mapping[str, StoredSteps]) -> None:
         """Note how many agent decisions tables have, by name, once a record is durable."""
         self._decisions.append((sequence, env_steps))
 

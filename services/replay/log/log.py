@@ -11,6 +11,7 @@ from tidemill.atomic_files import is_disk_full
 from tidemill.config.services import StorageSettings
 from tidemill.errors import FatalError, Reason, ResourceExhausted, Unavailable
 from tidemill.logger import LateLogger
+from tidemill.replay.batch import StoredSteps
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.commits import Commits
 from tidemill.services.replay.log.compactor import Compactor
@@ -50,7 +51,7 @@ class ReplayLog:
         self.commits = Commits(
             wait_for_sync=settings.ack == "fsync",
             max_pending_bytes=min(settings.max_queue_mib * 2**20, recovered.budget.share_limit or _NO_LIMIT),
-            env_steps={table.config.name: table.counters.env_steps for table in self._replay.tables},
+            env_steps={table.config.name: self._replay.stored_steps(table) for table in self._replay.tables},
             reached=recovered.position.sequence,
         )
         self._loop = asyncio.get_running_loop()
@@ -90,9 +91,10 @@ class ReplayLog:
                 ) from error
             raise
 
-    def env_steps(self, table: Table) -> int:
+    def stored_steps(self, table: Table) -> StoredSteps:
         """Return the agent decisions of a table that are stored durably: a restart does not reduce this count."""
-        return self.commits.env_steps.get(table.config.name, 0)
+        nothing = StoredSteps(self._replay.store_id, 0, table.count_id)
+        return self.commits.env_steps.get(table.config.name, nothing)
 
     @property
     def corrupt_records(self) -> int:

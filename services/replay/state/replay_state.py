@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tidemill.arrays import Ints
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason, ResourceExhausted
 from tidemill.replay.argument_types import check_range
+from tidemill.replay.batch import StoredSteps
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.limits import MAX_ENV_COUNT
 from tidemill.replay.table_config import TableConfig, TableUpdate
@@ -284,6 +285,10 @@ class ReplayState:
         self._sink.log_drop(table, self.dropped_names)
         self.memory.count()
         return removed
+
+    def stored_steps(self, table: Table) -> StoredSteps:
+        """Return the agent decisions stored for a table."""
+        return StoredSteps(self.store_id, table.counters.env_steps, table.count_id)
 
     def find(self, name: str) -> Table:
         """Return a table. NotFound: there is none of that name."""

@@ -365,6 +365,11 @@ class Table:
         return np.concatenate(removed) if removed else _NO_SLOTS
 
     @property
+    def count_id(self) -> int:
+        """Number of the counters: another one after a reset, and for a table created again; never 0."""
+        return (self.number << 44) + self.items.inserted - self.counters.inserts
+
+    @property
     def stats(self) -> TableStats:
         """Every number of the table beside its items."""
         return TableStats(self.counters, self.items.inserted, self.limiter.state)

@@ -20,6 +20,7 @@ from tidemill.replay.table_config import RateLimiterConfig, TableDescription
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.channel import open_channel
+from tidemill.services.learner.status.counters import Counters
 
 
 def history_of(address: str) -> int:
@@ -44,6 +45,35 @@ def test_history_goes_on_with_the_log_and_ends_with_it(tmp_path: Path) -> None:
     assert found[0] > 0
     assert found[:3] == found[:1] * 3
     assert found[3] != found[0]
+
+
+def test_decisions_behind_a_reset_add_up_over_restarts(tmp_path: Path) -> None:
+    """A learner that samples before a reset, and again when more was stored than before, counts all; a kill is none."""
+    arguments, counters = options(tmp_path), Counters()
+
+    def store_and_sample(address: str, steps: int) -> int:
+        with open_appender(address, f"actor-{steps}") as appender:
+            for step in range(0, steps, 4):
+                write(appender, step)
+            assert appender.flush(WAIT_S)
+        return look(address)
+
+    def look(address: str) -> int:
+        with ReplaySampler(address, "t", 1) as sampler:
+            counters.observe(next(sampler).stored[""])
+        return counters.env_steps
+
+    with server_process("127.0.0.1:0", *arguments) as first, ReplayClient(first.address) as client:
+        client.create_table(RANKED)
+        assert store_and_sample(first.address, 8) == 8
+        client.reset_table("t")
+        assert store_and_sample(first.address, 12) == 20
+        kill(first)
+    with server_process("127.0.0.1:0", *arguments) as second, ReplayClient(second.address) as client:
+        assert look(second.address) == 20
+        client.drop_table("t")
+        client.create_table(RANKED)
+        assert store_and_sample(second.address, 16) == 36
 
 
 def test_tables_count_their_own_decisions_over_restarts(tmp_path: Path) -> None:

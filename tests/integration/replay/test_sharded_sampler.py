@@ -227,7 +227,9 @@ def test_shard_that_joins_by_name_gets_the_table_and_is_sampled() -> None:
         ):
             wait_until(lambda: [report.live for report in stream.shards()] == [True], "the first shard")
             fill(servers[0].address, 0, [1.0] * 4)
-            assert taken(stream).stored == {servers[0].address: StoredSteps(servers[0].replay.store_id, 4)}
+            assert taken(stream).stored == {
+                servers[0].address: StoredSteps(servers[0].replay.store_id, 4, servers[0].replay.find("t").count_id)
+            }
             answers.append([server.address for server in servers])
             wait_until(lambda: len(second.list_tables()) == 1, "the table on the second shard")
             fill(servers[1].address, 1, [1.0] * 4)

@@ -64,6 +64,27 @@ def test_env_steps_lost_with_the_power_were_played_all_the_same() -> None:
     assert observed((7, 100), (7, 90), (7, 95)).env_steps == 105
 
 
+def test_env_steps_behind_a_reset_of_the_table_are_all_new() -> None:
+    """25 steps before a reset and 7 after it are 32, also over a checkpoint, and 60 are as many as the 25 and 35."""
+    before, reset = StoredSteps(7, 25, count_id=1), StoredSteps(7, 7, count_id=2)
+    for restarts in (False, True):
+        counters = Counters()
+        counters.observe(before)
+        counters = reloaded(counters) if restarts else counters
+        counters.observe(reset)
+        assert counters.env_steps == 32
+        counters.observe(StoredSteps(7, 35, count_id=2))
+        assert counters.env_steps == 60
+
+
+def test_count_of_a_server_or_a_checkpoint_that_names_no_table_continues() -> None:
+    """Of an earlier version, before an update of either side or behind it."""
+    counters = Counters()
+    for count_id, env_steps in ((0, 25), (3, 30), (0, 32)):
+        counters.observe(StoredSteps(7, env_steps, count_id=count_id))
+        assert counters.env_steps == env_steps
+
+
 def test_restored_counters_go_on_where_they_were() -> None:
     """A new process on the same service counts neither twice nor from 0."""
     before = observed((7, 25), (8, 3), counters=Counters(learner_steps=9, version=4, fencing_token=2))

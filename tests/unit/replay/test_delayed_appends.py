@@ -70,7 +70,7 @@ async def test_append_of_a_call_that_is_cancelled_counts(tmp_path: Path) -> None
     await asyncio.sleep(0)
     assert reached.done()
     await log.commits.durable(recovered.replay.sequence)
-    assert log.env_steps(scene.table) == 8
+    assert log.stored_steps(scene.table).env_steps == 8
     await log.close()
 
 

@@ -95,7 +95,7 @@ class FrameSocket:
 
 def pack_batch(batch: SampledBatch) -> tuple[Header, bytes]:
     """Return a batch that a mirror keeps as a message: everything but its rows."""
-    stored = {name: (steps.store_id, steps.env_steps) for name, steps in batch.stored.items()}
+    stored = {name: (steps.store_id, steps.env_steps, steps.count_id) for name, steps in batch.stored.items()}
     arrays = {
         column.name: np.asarray(getattr(batch, column.name), f"<{column.dtype}")
         for column in _ARRAYS

@@ -1357,6 +1357,7 @@ class SampleResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     TABLE_S_FIELD_NUMBER: _builtins.int
     TRACES_FIELD_NUMBER: _builtins.int
+    COUNT_ID_FIELD_NUMBER: _builtins.int
     table_items: _builtins.int
     """Items in the table when the batch was drawn."""
     total_weight: _builtins.float
@@ -1379,6 +1380,10 @@ class SampleResponse(_message.Message):
     """Whether the next response has the next part of the same batch."""
     number: _builtins.int
     """Number of this batch in the call, counted from 1 without empty batches; 0 for an empty batch."""
+    count_id: _builtins.int
+    """Identifies the count of `env_steps` within `store_id`: a table that was reset after it had items, or created again,
+    counts from 0 under another number. 0 from a server of an earlier version, which does not tell them apart.
+    """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Key of the item, for UpdatePriorities; never 0."""
@@ -1457,10 +1462,11 @@ class SampleResponse(_message.Message):
         epoch: Global___EpochPlace | None = ...,
         table_s: _abc.Iterable[_builtins.float] | None = ...,
         traces: _abc.Iterable[_builtins.bytes] | None = ...,
+        count_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "env_steps", b"env_steps", "epoch", b"epoch", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "more", b"more", "number", b"number", "part", b"part", "payloads", b"payloads", "priorities", b"priorities", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "table_s", b"table_s", "times_sampled", b"times_sampled", "total_weight", b"total_weight", "traces", b"traces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ages", b"ages", "chunks", b"chunks", "count_id", b"count_id", "env_steps", b"env_steps", "epoch", b"epoch", "first_rows", b"first_rows", "keys", b"keys", "lengths", b"lengths", "limiter_diff", b"limiter_diff", "more", b"more", "number", b"number", "part", b"part", "payloads", b"payloads", "priorities", b"priorities", "probabilities", b"probabilities", "store_id", b"store_id", "table_items", b"table_items", "table_s", b"table_s", "times_sampled", b"times_sampled", "total_weight", b"total_weight", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

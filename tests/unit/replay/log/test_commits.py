@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tidemill.replay.batch import StoredSteps
 from tidemill.services.replay.log.commits import Commits, acknowledge_in_order
 from tidemill.services.replay.log.writer import BOUNDS_S, FsyncLatency, Progress
 from tidemill.services.replay.state.memory import MemoryBudget
@@ -84,16 +85,20 @@ async def test_room_is_given_as_records_are_written() -> None:
     assert commits.pending_bytes == 60
 
 
+def _steps(count: int) -> StoredSteps:
+    return StoredSteps(1, count)
+
+
 async def test_decisions_count_once_their_record_is_durable() -> None:
     """What a kill could take back is not reported."""
-    commits = Commits(wait_for_sync=False, max_pending_bytes=100, env_steps={"t": 7})
-    commits.stored(3, {"t": 20, "u": 13})
-    commits.stored(4, {"t": 0})
-    assert commits.env_steps == {"t": 7}
+    commits = Commits(wait_for_sync=False, max_pending_bytes=100, env_steps={"t": _steps(7)})
+    commits.stored(3, {"t": _steps(20), "u": _steps(13)})
+    commits.stored(4, {"t": _steps(0)})
+    assert commits.env_steps == {"t": _steps(7)}
     commits.progressed(Progress(written=3))
-    assert commits.env_steps == {"t": 20, "u": 13}
+    assert commits.env_steps == {"t": _steps(20), "u": _steps(13)}
     commits.progressed(Progress(written=4))
-    assert commits.env_steps == {"t": 0, "u": 13}
+    assert commits.env_steps == {"t": _steps(0), "u": _steps(13)}
 
 
 async def test_cancelled_waiter_does_not_disturb_the_others() -> None:
