@@ -25,9 +25,9 @@ from tidemill.loggers.callbacks import CallbackThread, make_callbacks
 from tidemill.params.run_end import (
     HAS_DIVERGED,
     IS_OVER,
-    RESULT,
     RunEnd,
     clear_divergence,
+    has_result_of,
     note_divergence,
     read_divergence,
     set_result_aside,
@@ -179,7 +179,7 @@ class _RunEnds:
     """The marks of a run's end that other processes set: its end, and that of training that has diverged."""
 
     def __init__(self, config: EvaluatorConfig, finish: threading.Event, stack: ExitStack) -> None:
-        self._folder, self._finish = config.run.folder, finish
+        self._config, self._folder, self._finish = config, config.run.folder, finish
         self._end, self._divergence = (
             stack.enter_context(closing(RunEnd(config.cluster.params, tag)))
             for tag in (config.run.end_tag, diverged_tag(config))
@@ -195,12 +195,13 @@ class _RunEnds:
         """
         is_over = self._end.is_marked()
         self.has_diverged = not is_over and self._divergence.is_marked()
-        if not is_over and not self.has_diverged:
-            set_result_aside(self._folder)
-            clear_divergence(self._folder)
-        elif is_there(self._folder / RESULT):
+        mark = diverged_tag(self._config) if self.has_diverged else self._config.run.end_tag
+        if (is_over or self.has_diverged) and has_result_of(self._folder, mark):
             _log.info(HAS_DIVERGED if self.has_diverged else IS_OVER)
             return True
+        set_result_aside(self._folder)
+        if not is_over and not self.has_diverged:
+            clear_divergence(self._folder)
         self._end.watch(self._finish.set)
         self._divergence.watch(self._on_divergence)
         return False

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tidemill import formats
 from tidemill.atomic_files import write_atomically
+from tidemill.config.digest import diverged_tag
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import described
 from tidemill.params.run_end import RESULT
@@ -82,6 +83,9 @@ class Result:
     """File in the run's folder."""
     video: str | None
     """File in the run's folder."""
+    marks: tuple[str, ...] = ()
+    """Tags at the parameter server that mark this end: with other limits, or after a divergence with other settings, a
+    run has others."""
 
 
 def write_result(result: Result, folder: Path) -> None:
@@ -228,4 +232,5 @@ def _summarise(
         evaluations=len(logs.scores.rows),
         learning_curve=curve,
         video=video,
+        marks=(config.run.end_tag, diverged_tag(config)),
     )

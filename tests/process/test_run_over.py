@@ -125,12 +125,17 @@ def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> N
 
 
 def test_limit_of_the_learner_ends_the_evaluator(cluster: LearnerCluster) -> None:
-    """The evaluator measures the last version, writes the result and idles; a run that continues keeps it aside."""
+    """The evaluator measures the last version, writes the result and idles; a run that continues keeps it aside.
+
+    So does one that is started after the end: it does not take the result of the earlier end for that of this one.
+    """
     addresses = free_address(), free_address()
     settings = ("--run.supervisor", "engine", "--learner.server.metrics-address", addresses[0])
     for steps in ("100", "200"):
         limit = ("--run.max-learner-steps", steps)
         learner = cluster.start_learner_process(*settings, *limit)
+        if steps == "200":
+            _wait_for_rest(addresses[0], learner)
         evaluator = _start_evaluator(cluster, addresses[1], *limit)
         for address, process in zip(addresses, (learner, evaluator), strict=True):
             _wait_for_rest(address, process)

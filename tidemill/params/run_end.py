@@ -5,6 +5,7 @@ The run's folder says how it ended, and whether its learner has diverged.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,18 @@ def read_divergence(folder: Path) -> str:
 def clear_divergence(folder: Path) -> None:
     """Forget that a run has diverged, as it is resumed."""
     (folder / _DIVERGED).unlink(missing_ok=True)
+
+
+def has_result_of(folder: Path, mark: str) -> bool:
+    """True if a run's folder has the result of the end that a mark stands for; raises OSError.
+
+    Older results do not say of which end they are, and count as that of any.
+    """
+    try:
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return mark in result.get("marks", [mark])
 
 
 def set_result_aside(folder: Path) -> None:
