@@ -154,10 +154,12 @@ class ResumableState:
         """Continue from the newest whole checkpoint; return a description of what was restored, empty if there is none.
 
         Raises:
+            ConfigError: There are checkpoints, none of them whole; the message names them and what to do.
             FatalError: The checkpoint is of another algorithm or network; the message names both.
         """
         found = store.newest()
         if found is None:
+            store.check_unused()
             return ""
         path, checkpoint = found
         check_fits(path, checkpoint, self.capture())

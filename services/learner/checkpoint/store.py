@@ -18,7 +18,7 @@ import structlog
 
 from tidemill.atomic_files import TEMPORARY, is_disk_full, make_folder, replacing, sync_file, write_atomically
 from tidemill.config.run import RESTORED
-from tidemill.errors import DataLoss, FatalError, Reason, ResourceExhausted, TidemillError
+from tidemill.errors import ConfigError, DataLoss, FatalError, Reason, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
 from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
 from tidemill.services.learner.checkpoint.state_tree import flatten
@@ -103,6 +103,18 @@ class CheckpointStore:
             except (DataLoss, Diverged) as error:
                 _log.warning("checkpoint unusable, trying the previous one", path=str(path), reason=str(error))
         return None
+
+    def check_unused(self) -> None:
+        """Check that the folder has no checkpoint, so that a learner may start from scratch.
+
+        Raises:
+            ConfigError: It has some; the message names them, and what to do if none of them is usable.
+        """
+        if found := [path.name for _, _, path in self._found()]:
+            raise ConfigError(
+                f"no checkpoint in {self._folder} is usable: {', '.join(found)} (logs/learner.log has the reasons). "
+                "Restore one and its .sha256 from a copy, or move the folder away to start the learner from scratch"
+            )
 
     def note_restored(self, what: str) -> None:
         """Write what this start restored, in words, for a launcher whose learner ends before it is asked."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.support.batches import policy_input
 from tests.support.naming import naming
-from tidemill.errors import FatalError
+from tidemill.errors import ConfigError, FatalError
 from tidemill.params.blob import unpack
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.interface import Agent
@@ -171,6 +171,18 @@ def test_fresh_run_restores_nothing(tmp_path: Path) -> None:
     counters = Counters()
     assert _resumable(build_agent(_SAC, _CONTINUOUS), counters).restore(CheckpointStore(tmp_path, keep=1)) == ""
     assert counters.learner_steps == 0
+
+
+def test_learner_whose_checkpoints_are_all_corrupt_does_not_start_from_scratch(tmp_path: Path) -> None:
+    """The refusal names each file and the folder to move away; it removes nothing."""
+    store = CheckpointStore(tmp_path, keep=2)
+    resumable = _resumable(build_agent(_SAC, _CONTINUOUS), Counters())
+    paths = [store.write(resumable.capture()) for _ in range(2)]
+    for path in paths:
+        path.write_bytes(b"torn")
+    with pytest.raises(ConfigError, match=naming(str(tmp_path), *(path.name for path in paths), "move from scratch")):
+        resumable.restore(store)
+    assert all(path.exists() for path in paths)
 
 
 def test_random_numbers_go_on_after_a_resume(tmp_path: Path) -> None:
