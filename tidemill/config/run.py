@@ -13,7 +13,7 @@ from tidemill.rpc.addresses import CLIENT, is_client_address
 from tidemill.settings.check import check, check_at_least, check_positive, is_safe_name
 
 RESTORED = "restored.txt"
-"""Beside the checkpoints: what the learner's newest start restored, in words."""
+"""Beside the checkpoints: what the learner's newest start restored, in words, until a launcher has shown it."""
 
 
 @dataclass(frozen=True)

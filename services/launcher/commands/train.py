@@ -195,7 +195,7 @@ async def run_with_view(
     runner: ClusterRunner, poller: StatusPoller, view: View, curves: ClusterCurves, folder: RunFolder, every_s: float
 ) -> Outcome:
     """Run the cluster to its end with the view updated every `every_s` seconds; return how it ended."""
-    has_told, has_failed, reached = False, False, 0
+    has_failed, reached = False, 0
 
     async def show() -> None:
         nonlocal has_failed
@@ -207,12 +207,11 @@ async def run_with_view(
                 view.event(f"the view failed, the run continues: {described(error)}")
 
     async def look() -> None:
-        nonlocal has_told, reached
+        nonlocal reached
         view.show(status := await asyncio.to_thread(poller.poll))
         await asyncio.to_thread(curves.add, status)
         # Read from the folder: a learner that soon ends may be gone before it is asked.
-        if not has_told and (restored := folder.restored):
-            has_told = True
+        if restored := folder.take_restored():
             view.event(f"learner restored {restored}")
         if (learner := status.counting) is not None:
             if learner.learner_steps < reached and not learner.restored:

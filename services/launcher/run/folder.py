@@ -104,13 +104,14 @@ class RunFolder(Closing):
         """The same with the addresses of the services that run now: `--config` of an actor that joins."""
         return self.path / "cluster.yaml"
 
-    @property
-    def restored(self) -> str:
-        """What the learner restored since `set_end_aside`, in words; empty for nothing, or nothing yet."""
+    def take_restored(self) -> str:
+        """Return once what a start of the learner restored, in words; empty for nothing, or nothing yet."""
         try:
-            return self._restored_file.read_text(encoding="utf-8").strip()
+            restored = self._restored_file.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             return ""
+        self._restored_file.unlink()
+        return restored
 
     @property
     def _restored_file(self) -> Path:

@@ -28,6 +28,7 @@ from tidemill.services.launcher.run.folder import (
     with_run_paths,
 )
 from tidemill.services.launcher.run.paths import check_finds_log, check_new_log, with_absolute_log
+from tidemill.services.learner.checkpoint.store import CheckpointStore
 
 
 def _config(root: Path) -> RunConfig:
@@ -216,6 +217,17 @@ def test_result_of_an_earlier_end_is_kept_when_a_run_goes_on(tmp_path: Path) -> 
         folder.set_end_aside()
         results = {file.name: file.read_text() for file in folder.path.glob("result*")}
     assert results == {"result-1.json": "three", "result-2.json": "two"}
+
+
+def test_what_a_learner_restored_is_taken_once_for_each_of_its_starts(tmp_path: Path) -> None:
+    """Also if a second start restores the same; one that writes nothing is none."""
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
+        store = CheckpointStore(folder.path / "checkpoints", keep=1)
+        assert folder.take_restored() == ""
+        (folder.path / "checkpoints").mkdir()
+        for _ in range(2):
+            store.note_restored("checkpoint of 900 updates")
+            assert [folder.take_restored(), folder.take_restored()] == ["checkpoint of 900 updates", ""]
 
 
 def test_settings_follow_a_folder_that_was_moved(tmp_path: Path) -> None:

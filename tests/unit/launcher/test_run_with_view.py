@@ -15,10 +15,9 @@ from tidemill.services.launcher.view.status import ClusterStatus
 class _Run:
     """A run that has the statuses given, one at each poll, and ends after them: runner, poller, curves and view."""
 
-    restored = ""
-
-    def __init__(self, learners: list[LearnerStatus]) -> None:
+    def __init__(self, learners: list[LearnerStatus], restored: list[str] | None = None) -> None:
         self._learners, self._is_over, self.events = learners, asyncio.Event(), list[str]()
+        self._restored = restored or []
 
     async def run(self) -> None:
         """Run until every status was shown."""
@@ -28,6 +27,10 @@ class _Run:
         """Return the next status, and the last one again and again."""
         learner = self._learners.pop(0) if len(self._learners) > 1 else self._learners[0]
         return ClusterStatus(0.0, (), learner)
+
+    def take_restored(self) -> str:
+        """Return the words of the next start of the learner."""
+        return self._restored.pop(0) if self._restored else ""
 
     def add(self, status: ClusterStatus) -> None:
         """Take no point."""
@@ -53,3 +56,11 @@ def test_learner_that_was_killed_before_its_first_checkpoint_is_said_to_start_fr
     asyncio.run(run_with_view(run, run, run, run, run, 0.0))
     assert len(run.events) == told
     assert all("from scratch" in event and "learner.checkpoint_every_s" in event for event in run.events)
+
+
+def test_every_start_of_a_learner_is_told_with_what_it_restored() -> None:
+    """Two restarts from one checkpoint, with a full table, are two lines; a view between them adds none."""
+    same = "checkpoint-000001-00000002: 900 updates"
+    run: Any = _Run([LearnerStatus(LearnerState.TRAINING, 900, restored=same)] * 5, [same, "", same])
+    asyncio.run(run_with_view(run, run, run, run, run, 0.0))
+    assert run.events == [f"learner restored {same}"] * 2
