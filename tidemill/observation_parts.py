@@ -8,6 +8,7 @@ float32 first, in one piece, then images.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
-from tidemill.types import OBSERVATION, ObservationPart, part_column
+from tidemill.types import OBSERVATION, ObservationPart, PartSpace, part_column
 
 
 def in_order(parts: Sequence[ObservationPart]) -> tuple[ObservationPart, ...]:
@@ -144,17 +145,117 @@ def gather_observations(columns: Mapping[str, Array], rows: NDArray[np.int64]) -
     return pack(parts, values, rows.shape)
 
 
-def packed(parts: Sequence[ObservationPart], observation: Any) -> Array:  # noqa: ANN401 - nested as the user likes
+def packed(
+    parts: Sequence[ObservationPart],
+    observation: Any,  # noqa: ANN401 - nested as the user likes
+    spaces: Sequence[PartSpace] = (),
+) -> Array:
     """Return the bytes of one observation, [bytes], or of N, [N, bytes], given as such or as a nest of parts.
 
+    Args:
+        parts: In their order.
+        observation: Bytes, or a nest of parts, each in its stored shape or as its space says.
+        spaces: What the environment returns for its parts, where it is known.
+
     Raises:
-        InvalidArgument: A part is missing, unknown or has another shape.
+        InvalidArgument: A part is missing, unknown or has another shape, or it has an option that its space lacks.
     """
     if not isinstance(observation, Mapping | tuple):
         return np.asarray(observation)
     values = {name: np.asarray(value) for name, value in leaves(observation)}
     known = {part.name for part in parts}
     values = {name: value for name, value in values.items() if name in known or value.dtype.kind != "U"}  # no text
-    first = parts[0]
-    extra = values[first.name].ndim - len(first.shape) if first.name in values else 0
-    return pack(parts, values, values[first.name].shape[:extra] if extra > 0 else ())
+    if values.keys() != known:
+        return pack(parts, values)  # which says so
+    own = {space.name: space for space in spaces}
+    wrong: InvalidArgument | None = None
+    for batch in _batches(parts, values, own):
+        try:
+            in_form = {part.name: _in_form(part, values[part.name], own.get(part.name), batch) for part in parts}
+            rows = pack(parts, in_form, batch)
+            check_options(spaces, unpack(parts, rows))
+        except InvalidArgument as error:
+            wrong = wrong or error
+        else:
+            return rows
+    assert wrong is not None
+    raise wrong
+
+
+def _batches(
+    parts: Sequence[ObservationPart], values: Mapping[str, Array], own: Mapping[str, PartSpace]
+) -> list[tuple[int, ...]]:
+    """Return the axes that may stand before those of the parts, (N,) or (), likely ones first.
+
+    A single part may leave it open: three numbers are one choice of three options, or three choices.
+    """
+    stored_axes: dict[str, tuple[int, ...]] = {}
+    fits: dict[str, set[tuple[int, ...]]] = {}
+    for part in parts:
+        shape = values[part.name].shape
+        forms = [part.shape, own[part.name].shape if part.name in own else _loose(part)]
+        axes = [shape[: len(shape) - len(form)] for form in forms if shape[max(len(shape) - len(form), 0) :] == form]
+        fits[part.name] = {each for each in axes if len(each) < 2}
+        if shape[max(len(shape) - len(part.shape), 0) :] == part.shape:
+            stored_axes[part.name] = shape[: len(shape) - len(part.shape)]
+    if common := set.intersection(*fits.values()):
+        return sorted(common, key=lambda axes: any(stored_axes.get(part.name) != axes for part in parts))
+    usual = Counter([axes for each in fits.values() for axes in each] or stored_axes.values()).most_common(1)
+    return [axes for axes, _ in usual] or [()]  # of most parts, so that the message names one that differs
+
+
+def _loose(part: ObservationPart) -> tuple[int, ...]:
+    """Return a second shape to accept for a part whose space is not known: one number needs no axis."""
+    return () if part.shape == (1,) else part.shape
+
+
+def _in_form(part: ObservationPart, value: Array, space: PartSpace | None, batch: tuple[int, ...]) -> Array:
+    """Return a part's value in its stored shape, [*batch, *part.shape]."""
+    own = _loose(part) if space is None else space.shape
+    if value.shape == (*batch, *part.shape):
+        return value
+    if value.shape != (*batch, *own):
+        allowed = f"{(*batch, *part.shape)}" + (f" or {(*batch, *own)}" if own != part.shape else "")
+        remedy = "; give a Discrete part one-hot" if space is None and not part.is_image else ""
+        raise InvalidArgument(
+            f"part {part.name!r} of the observation has shape {value.shape}, allowed: {allowed}{remedy}"
+        )
+    if space is None or not space.options:
+        return value.reshape((*batch, *part.shape))
+    if value.dtype.kind not in "biu":
+        raise InvalidArgument(f"part {part.name!r} of the observation of {value.dtype} numbers, allowed: whole numbers")
+    options = np.array(space.options)
+    places = value.astype(np.int64).reshape((*batch, len(options))) - np.array(space.starts)
+    if not ((places >= 0) & (places < options)).all():
+        found = f"part {part.name!r} of the observation with the value {value}"
+        raise InvalidArgument(f"{found}, allowed: {_ranges(space)}")
+    one_hot = np.zeros((*batch, *part.shape), np.float32)
+    np.put_along_axis(one_hot, places + np.cumsum(options) - options, 1, axis=-1)
+    return one_hot
+
+
+def check_options(spaces: Sequence[PartSpace], values: Mapping[str, Array]) -> None:
+    """Check stored parts, each [..., *part.shape], for options that their spaces have.
+
+    Raises:
+        InvalidArgument: A choice is not one-hot, or a number of a binary part is neither 0 nor 1.
+    """
+    for space in spaces:
+        if not (space.is_binary or space.options):
+            continue
+        value = values[space.name]
+        is_known = bool(((value == 0) | (value == 1)).all())
+        if is_known and space.options:
+            options = np.array(space.options, np.int64)
+            starts: NDArray[np.int64] = np.cumsum(options) - options
+            is_known = bool((np.add.reduceat(value, starts, axis=-1) == 1).all())
+        if not is_known:
+            allowed = f"{_ranges(space)}, one-hot" if space.options else "0 and 1"
+            raise InvalidArgument(
+                f"part {space.name!r} of the observation with the value {value.tolist()}, allowed: {allowed}"
+            )
+
+
+def _ranges(space: PartSpace) -> str:
+    ranges = (f"{first} .. {first + count - 1}" for first, count in zip(space.starts, space.options, strict=True))
+    return ", ".join(ranges)

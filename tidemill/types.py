@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -102,6 +102,30 @@ class ObservationPart(NamedTuple):
         return int(np.dtype(self.dtype).itemsize * math.prod(self.shape))
 
 
+class PartSpace(NamedTuple):
+    """What an environment returns for a part of its observations that is stored as a float32 vector.
+
+    Attributes:
+        name: Of the part.
+        shape: As the environment returns it: `()` for one number or one choice.
+        options: Of each discrete choice; empty for numbers.
+        starts: The first option of each choice.
+        is_binary: Whether every number is 0 or 1.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    options: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+    is_binary: bool = False
+
+    @classmethod
+    def from_document(cls, document: Sequence[Any]) -> PartSpace:
+        """Return the description that a list of its fields holds."""
+        name, shape, options, starts, is_binary = document
+        return cls(name, tuple(shape), tuple(options), tuple(starts), bool(is_binary))
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Facts about an environment that an agent needs to build its networks.
@@ -117,6 +141,8 @@ class EnvSpec:
         observation_parts: Named arrays of observations that have several, vectors before images, each by name; empty
             for those of one array. An observation is then their bytes side by side, `uint8` of shape `(bytes,)`, which
             `declared_spec` counts; see `tidemill.observation_parts`.
+        observation_spaces: What the environment itself returns for those of the parts that are vectors, where it is
+            known. Two specifications that differ only in this are equal.
 
     Raises:
         InvalidArgument: The shape is not a tuple.
@@ -130,6 +156,7 @@ class EnvSpec:
     masks_actions: bool = False
     action_sizes: tuple[int, ...] = ()
     observation_parts: tuple[ObservationPart, ...] = ()
+    observation_spaces: tuple[PartSpace, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.observation_shape, tuple):

@@ -18,8 +18,9 @@ from tests.support.naming import naming
 from tidemill.bundle import files
 from tidemill.bundle.files import Bundle, read_bundle, read_policy_params, write_bundle
 from tidemill.bundle.onnx_report import OnnxReport
+from tidemill.envs.observations import ObservationFormat, observation_format
 from tidemill.errors import AlreadyExists, ConfigError, DataLoss, FatalError, InvalidArgument, NotFound
-from tidemill.observation_parts import packed
+from tidemill.observation_parts import packed, unpack
 from tidemill.params.blob import pack
 from tidemill.params.document import from_version, seal
 from tidemill.params.version import Encoding, Params, ParamsMetadata, Precision, Version
@@ -276,6 +277,91 @@ def test_policy_of_several_parts_takes_them_nested_or_packed(tmp_path: Path) -> 
     policy.reset()
     with pytest.raises(InvalidArgument, match=naming("'body__0' NaN")):
         policy.act({**observation, "body": (np.array([0.5, np.nan]),)})
+
+
+_CHOOSING = gymnasium.spaces.Dict(
+    {
+        "x": gymnasium.spaces.Box(-1, 1, (2, 2), np.float64),
+        "wind": gymnasium.spaces.Box(-1, 1, (), np.float32),
+        "d": gymnasium.spaces.Discrete(3, start=5),
+        "m": gymnasium.spaces.MultiDiscrete([2, 3]),
+        "flags": gymnasium.spaces.MultiBinary(3),
+    }
+)
+
+
+def _choosing_policy(folder: Path) -> tuple[tidemill.TrainedPolicy, ObservationFormat]:
+    """Return a policy of a bundle, trained with observations of those spaces, and how they are stored."""
+    seen = observation_format(_CHOOSING)
+    spec = EnvSpec(
+        seen.shape, "uint8", num_actions=9, observation_parts=seen.parts, observation_spaces=seen.part_spaces
+    )
+    _bundle(folder, {**_SETTINGS, "agent": {"algorithm": "ppo", "network": "mlp", "hidden_sizes": [8]}}, spec)
+    return tidemill.load_policy(folder / "bundle"), seen
+
+
+def test_policy_takes_the_observations_of_the_environment_itself(tmp_path: Path) -> None:
+    """Single and batched, as they come out of `reset`: the action is that of the stored form."""
+    policy, seen = _choosing_policy(tmp_path)
+    _CHOOSING.seed(3)
+    for count in (1, 2, 3, 5):
+        nested = [_CHOOSING.sample() for _ in range(count)]
+        rows = np.stack([seen.pack(each) for each in nested])
+        policy.reset()
+        expected = policy.act(rows)
+        policy.reset()
+        batch = {key: np.stack([each[key] for each in nested]) for key in nested[0]}
+        assert policy.act(batch).tolist() == expected.tolist()
+        assert np.array_equal(packed(seen.parts, batch, seen.part_spaces), rows)
+        for each, row, action in zip(nested, rows, expected, strict=True):
+            policy.reset()
+            assert policy.act(each) == action
+            assert np.array_equal(packed(seen.parts, each, seen.part_spaces), row)
+            assert np.array_equal(packed(seen.parts, unpack(seen.parts, row), seen.part_spaces), row)
+
+
+def test_batch_as_large_as_a_choice_is_no_one_hot() -> None:
+    """Three integers are three choices of three options, unless they are one-hot as one of stored shape is."""
+    seen = observation_format(gymnasium.spaces.Dict({"d": gymnasium.spaces.Discrete(3)}))
+    assert packed(seen.parts, {"d": np.array([2, 1, 0])}, seen.part_spaces).shape == (3, 12)
+    assert packed(seen.parts, {"d": np.array([0, 1, 0])}, seen.part_spaces).shape == (12,)
+
+
+@pytest.mark.parametrize(
+    "part, value, message",
+    [
+        ("flags", [2, 0, 1], "'flags' 2.0 0 and 1"),
+        ("d", [0, 5, 0], "'d' 5.0 5 .. 7"),
+        ("d", [1, 1, 0], "'d' [1.0 5 .. 7"),
+        ("d", 4, "'d' 4 5 .. 7"),
+        ("d", 6.0, "'d' float64"),
+        ("d", [0, 1], "'d' (2,) (3,) ()"),
+        ("m", [1, 3], "'m' [1 3] 0 .. 1 0 .. 2"),
+        ("m", [0, 0, 1, 1, 0], "'m' 0 .. 1 0 .. 2"),
+    ],
+)
+def test_policy_refuses_options_that_a_part_lacks(tmp_path: Path, part: str, value: object, message: str) -> None:
+    """Of the environment's own form and of the stored one; also in packed bytes."""
+    policy, seen = _choosing_policy(tmp_path)
+    _CHOOSING.seed(0)
+    observation = _CHOOSING.sample()
+    with pytest.raises(InvalidArgument, match=naming(message)):
+        policy.act({**observation, part: np.array(value)})
+    row = seen.pack(observation)
+    unpack(seen.parts, row)["d"][:] = 1
+    with pytest.raises(InvalidArgument, match=naming("'d' one-hot")):
+        policy.act(row)
+
+
+def test_policy_that_does_not_know_the_spaces_asks_for_stored_shapes() -> None:
+    """A bundle of an earlier version, or declared spaces: one number needs no axis, a choice must be one-hot."""
+    seen = observation_format(_CHOOSING)
+    _CHOOSING.seed(0)
+    observation = _CHOOSING.sample()
+    stored_form = unpack(seen.parts, seen.pack(observation))
+    assert np.array_equal(packed(seen.parts, {**stored_form, "wind": observation["wind"]}), seen.pack(observation))
+    with pytest.raises(InvalidArgument, match=naming("'d' () (3,) one-hot")):
+        packed(seen.parts, {**stored_form, "d": observation["d"]})
 
 
 @pytest.mark.parametrize(

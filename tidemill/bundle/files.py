@@ -29,7 +29,7 @@ from tidemill.errors import AlreadyExists, ConfigError, DataLoss, NotFound
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.stored import read_params
 from tidemill.params.version import BEST, LATEST, Params, Precision
-from tidemill.types import EnvSpec, ObservationPart
+from tidemill.types import EnvSpec, ObservationPart, PartSpace
 
 DOCUMENT, POLICY, CONFIG, CARD = "bundle.json", "policy.safetensors", "config.yaml", "README.md"
 
@@ -169,9 +169,11 @@ def portable_settings(file: Path) -> dict[str, dict[str, Any]]:
 def _document(bundle: Bundle) -> bytes:
     version = bundle.params.version
     described = dataclasses.replace(version, encodings=(version.encoding(Precision.FULL),))
+    env_spec = dataclasses.asdict(bundle.env_spec)
     content = {
         "version": from_version(described),
-        "env_spec": dataclasses.asdict(bundle.env_spec),
+        "observation_spaces": env_spec.pop("observation_spaces"),  # earlier versions know no other fields of a spec
+        "env_spec": env_spec,
         "result": dict(bundle.result),
         "versions": dict(bundle.versions),
         "exported": bundle.exported or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -205,6 +207,7 @@ def read_bundle(folder: Path) -> Bundle:
     spec["observation_parts"] = tuple(
         ObservationPart(name, dtype, tuple(shape)) for name, dtype, shape in spec.get("observation_parts", ())
     )
+    spec["observation_spaces"] = tuple(map(PartSpace.from_document, content.get("observation_spaces", ())))
     params = Params(version, Precision.FULL, blob)
     return Bundle(params, EnvSpec(**spec), content["result"], content["versions"], content["exported"])
 

@@ -14,7 +14,7 @@ from tidemill.bundle.hub import local_folder
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
-from tidemill.observation_parts import packed, stored
+from tidemill.observation_parts import check_options, packed, stored
 from tidemill.observation_parts import unpack as parts_of
 from tidemill.params.blob import unpack
 from tidemill.params.version import Version
@@ -132,8 +132,9 @@ class TrainedPolicy:
 
         Args:
             observation: Of one environment, [*observation_shape], or of N, [N, *observation_shape]; a single frame
-                where the policy stacks them. Of several parts: as `make_env`'s environments return them, or nested as
-                the environment's own, each part in its stored shape (discrete parts one-hot).
+                where the policy stacks them. Of several parts: as `make_env`'s environments return them, or nested,
+                each part as the environment itself returns it or in its stored shape (discrete parts one-hot). A
+                policy whose environment did not say what its parts are takes only stored shapes.
             reward: That came with it, a number or [N]; only recurrent policies look at it.
             is_first: Whether it is the first of its episode, bool or [N]; None: it is after `reset`, then no more.
             explore: Whether to choose as in training, instead of the action thought best.
@@ -146,10 +147,11 @@ class TrainedPolicy:
 
         Raises:
             InvalidArgument: The observation or the mask has another shape, the observation numbers of another kind or
-                range than those that were trained with, or N changed without a `reset`.
+                range than those that were trained with or an option that a discrete part lacks, or N changed without
+                a `reset`.
         """
         parts = self.env_spec.observation_parts
-        seen = packed(parts, observation) if parts else np.asarray(observation)
+        seen = packed(parts, observation, self.env_spec.observation_spaces) if parts else np.asarray(observation)
         is_single = seen.shape == self.env_spec.observation_shape
         rows = seen[None] if is_single else seen
         if rows.shape[1:] != self.env_spec.observation_shape or not len(rows):
@@ -162,10 +164,12 @@ class TrainedPolicy:
         if gained is not None and self._config.env.clips_rewards:
             gained = np.sign(gained)  # as in training
         seen_rows = stored(rows, self.env_spec.observation_dtype)
-        for name, values in (parts_of(parts, seen_rows) if parts else {"": seen_rows}).items():
+        seen_parts = parts_of(parts, seen_rows) if parts else {"": seen_rows}
+        for name, values in seen_parts.items():
             if not np.isfinite(values).all():
                 which = f"part {name!r} of the observation" if name else "observation"
                 raise InvalidArgument(f"{which} has numbers that are NaN or infinite, allowed: finite numbers")
+        check_options(self.env_spec.observation_spaces, seen_parts)
         policy_input = builder.build(seen_rows, first, gained, self._mask(action_mask, len(rows)))
         output = self._policy.act(policy_input, 2**62, evaluation=not explore)  # long after every schedule's end
         builder.record(output)

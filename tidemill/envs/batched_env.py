@@ -76,6 +76,7 @@ class BatchedEnv:
             masks_actions=bool(mask_key),
             action_sizes=self._actions.sizes,
             observation_parts=self._format.parts,
+            observation_spaces=self._format.part_spaces,
         )
         """Shapes and dtypes of one environment."""
         self._mask_key = mask_key

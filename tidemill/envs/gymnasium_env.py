@@ -78,6 +78,7 @@ class GymnasiumVectorEnv:
             masks_actions=bool(mask_key),
             action_sizes=self._actions.sizes,
             observation_parts=self._format.parts,
+            observation_spaces=self._format.part_spaces,
         )
         """Shapes and dtypes of one environment."""
         self._masks = ActionMasks(mask_key, num_envs, self.spec.action_options) if mask_key else None

@@ -26,7 +26,7 @@ from tidemill.envs.worker import STEP_COLUMNS
 from tidemill.envs.worker_link import Link, Message
 from tidemill.errors import ConfigError, EnvFailed, InvalidArgument
 from tidemill.parent import PARENT_VARIABLE
-from tidemill.types import EnvSpec, ObservationPart
+from tidemill.types import EnvSpec, ObservationPart, PartSpace
 
 _IMPORT_S = 60.0  # until a process has imported what it needs, or `env.reset_timeout_s` if that is longer
 _POLL_S = 0.2
@@ -334,4 +334,5 @@ def _spec(fields: dict[str, Any]) -> EnvSpec:
     """Return the spec that a message has."""
     parts = tuple(ObservationPart(name, dtype, tuple(shape)) for name, dtype, shape in fields["observation_parts"])
     shapes = {name: tuple(fields[name]) for name in ("observation_shape", "action_shape", "action_sizes")}
-    return EnvSpec(**fields | shapes | {"observation_parts": parts})
+    spaces = tuple(map(PartSpace.from_document, fields["observation_spaces"]))
+    return EnvSpec(**fields | shapes | {"observation_parts": parts, "observation_spaces": spaces})

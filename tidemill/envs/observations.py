@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tidemill.envs.checks import check_finite
 from tidemill.errors import ConfigError, InvalidArgument
 from tidemill.observation_parts import in_order, leaves, pack, part_name, stored, unpack
-from tidemill.types import OBSERVATION, ObservationPart
+from tidemill.types import OBSERVATION, ObservationPart, PartSpace
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,12 @@ class ObservationFormat:
     parts: tuple[ObservationPart, ...] = ()
     spaces: Mapping[str, gymnasium.Space[Any]] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
+
+    @property
+    def part_spaces(self) -> tuple[PartSpace, ...]:
+        """What the environment returns for the parts that are vectors; those of a space of somebody's own left out."""
+        found = (_part_space(name, space) for name, space in self.spaces.items())
+        return tuple(space for space in found if space is not None)
 
     def pack(self, observation: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - a nest of the user's
         """Return the bytes of one observation of several parts, [bytes]; discrete parts one-hot.
@@ -173,6 +179,18 @@ def _part(name: str, space: gymnasium.Space[Any]) -> ObservationPart:
         assert space.shape is not None
         return ObservationPart(name, "uint8", space.shape)
     return ObservationPart(name, "float32", (spaces.flatdim(space),))
+
+
+def _part_space(name: str, space: gymnasium.Space[Any]) -> PartSpace | None:
+    """Return the description of a part as an environment returns it; None if that is an image, or not known."""
+    if isinstance(space, spaces.Discrete):
+        return PartSpace(name, (), (int(space.n),), (int(space.start),))
+    if isinstance(space, spaces.MultiDiscrete):
+        options, starts = (tuple(map(int, each.reshape(-1))) for each in (space.nvec, space.start))
+        return PartSpace(name, space.shape, options, starts)
+    if isinstance(space, spaces.MultiBinary):
+        return PartSpace(name, space.shape, is_binary=True)
+    return PartSpace(name, space.shape) if isinstance(space, spaces.Box) and not _is_image(space) else None
 
 
 def _is_text(space: gymnasium.Space[Any]) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.logger import LateLogger
 from tidemill.rl.settings.registry import AgentConfig, config_class
 from tidemill.settings.overlay import overlay, to_document
-from tidemill.types import EnvSpec, ObservationPart
+from tidemill.types import EnvSpec, ObservationPart, PartSpace
 
 if TYPE_CHECKING:
     import torch
@@ -134,7 +134,8 @@ def _with_every_kind_soon(config: AgentConfig) -> tuple[AgentConfig, int]:
 def _env_spec(document: dict[str, Any]) -> EnvSpec:
     lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
     parts = tuple(ObservationPart(name, dtype, tuple(shape)) for name, dtype, shape in lists["observation_parts"])
-    return EnvSpec(**{**document, **lists, "observation_parts": parts})
+    spaces = tuple(map(PartSpace.from_document, lists["observation_spaces"]))
+    return EnvSpec(**{**document, **lists, "observation_parts": parts, "observation_spaces": spaces})
 
 
 if __name__ == "__main__":
