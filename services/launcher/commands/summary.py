@@ -12,6 +12,7 @@ from tidemill.installation import activation, command_name, typed
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
+from tidemill.services.launcher.run.continuation import trained_s
 from tidemill.services.launcher.run.folder import (
     has_policy,
     has_trained,
@@ -44,7 +45,9 @@ def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = No
     lines = ["", f"{folder.name}: {outcome.reason}"]
     result = formats.read_json(folder / "result.json", formats.RESULT)
     if result:
-        lines.append(describe_result(result))
+        steps = max(learner.env_steps if learner is not None else 0, result["env_steps"])
+        run = {"wall_s": max(trained_s(folder), result["wall_s"]), "env_steps": steps}  # not of the version evaluated
+        lines.append(describe_result(result | run))
     if is_deterministic(folder) and (digest := describe_digest(folder / "params")):
         lines.append(f"parameters sha256 {digest}")
     if learner is not None and learner.checkpoint_error:
@@ -82,7 +85,7 @@ def _next_commands(folder: Path, result: dict[str, Any]) -> list[str]:
 
 
 def describe_result(result: dict[str, Any]) -> str:
-    """Return a result in one line."""
+    """Return a result in one line; its `wall_s` and `env_steps` are said to be those of the run."""
     had_target = result.get("target_return") is not None
     verdict = "solved" if result.get("solved") else "not solved" if had_target else "ended"
     confirmed = result.get("confirmed_mean")

@@ -126,6 +126,16 @@ def test_closing_line_says_why_a_run_ended_and_what_was_best(result: dict[str, o
     assert describe_result(shared | result) == line
 
 
+def test_closing_line_has_the_time_and_the_steps_of_the_run(tmp_path: Path) -> None:
+    """The version that was evaluated last may be much older."""
+    result = {"solved": False, "reason": "run.max_wall_s (15) reached", "wall_s": 10.5, "env_steps": 0}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    (tmp_path / "wall_clock.json").write_text(json.dumps({"wall_s": 19.7}))
+    learner = LearnerStatus(env_steps=4200)
+    said = summarise(tmp_path, Outcome(0, "finished"), learner)
+    assert "ended after 20 s and 4,200 env steps (run.max_wall_s (15) reached): not evaluated" in said
+
+
 @pytest.mark.parametrize(
     "settings, said, unsaid",
     [
