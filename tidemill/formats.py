@@ -20,7 +20,7 @@ KEY = "format"
 CONFIG, RESULT, SCORES, EVALUATION = "config", "result", "scores", "evaluation"
 PARAMETERS, CHECKPOINT, REPLAY_LOG = "parameters", "checkpoint", "replay log"
 BUNDLE, TABLE, WRITER = "bundle", "table", "writer"
-EPISODES, CLOCK, SWEEP = "episodes", "clock", "sweep"
+EPISODES, CLOCK, SWEEP, ENV_SPEC = "episodes", "clock", "sweep", "spaces"
 
 NEWEST: Mapping[str, int] = {
     CONFIG: 1,  # config.yaml
@@ -28,6 +28,7 @@ NEWEST: Mapping[str, int] = {
     SCORES: 1,  # scores.csv, confirmations.csv
     EPISODES: 1,  # episodes.csv
     CLOCK: 1,  # wall_clock.json
+    ENV_SPEC: 1,  # env_spec.json
     EVALUATION: 1,  # evaluations/*.json
     PARAMETERS: 1,  # params/*.json
     CHECKPOINT: 4,  # checkpoints/*.safetensors

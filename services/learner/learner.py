@@ -17,12 +17,14 @@ import structlog
 import torch
 
 from tidemill import container_limits, gpus
+from tidemill.atomic_files import make_folder
 from tidemill.config.digest import config_digest, diverged_tag
 from tidemill.config.hindsight import item_window
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import flush_denormals, use_device
 from tidemill.envs.goals import goal_rewards
 from tidemill.envs.make import spec_of
+from tidemill.envs.recorded_spec import record_spec
 from tidemill.errors import Unavailable
 from tidemill.learner.status import LearnerState
 from tidemill.near_processors import use_near_processors
@@ -151,7 +153,7 @@ class Learner:
                 watch_gpu(device)
                 use_near_processors(device)
             agent = learning_agent(config, spec, device, batch_size)
-        return Learning(agent, self._pace.table(agent, stored_columns(config.agent, spec)), device)
+        return Learning(agent, self._pace.table(agent, stored_columns(config.agent, spec)), device, spec)
 
     def _directory(self, stack: ExitStack) -> ShardDirectory:
         cluster = self._config.cluster
@@ -262,6 +264,7 @@ class Learner:
             return None, None, None
         found = create_tables(directory, learning.table)
         store = self._restored(state, found.items)
+        self._record_spec(learning.spec)
         last_known_token = max(store.fencing_token, found.fencing_token)
         connection = stack.enter_context(closing(self._connection(last_known_token=last_known_token)))
         rollback = self._rollback(connection.fencing_token, state, stack)
@@ -340,6 +343,15 @@ class Learner:
             _log.info("restored", what=self._board.restored)
             store.note_restored(self._board.restored)
         return store
+
+    def _record_spec(self, spec: EnvSpec) -> None:
+        """Write what checkpoint and table are for, now that they fit."""
+        folder = self._config.run.folder
+        try:
+            make_folder(folder)
+            record_spec(folder, spec)
+        except OSError as error:
+            _log.warning("cannot record the environment's spaces", path=str(folder), reason=error.strerror)
 
     def _checkpointer(self, state: ResumableState, store: CheckpointStore, fence: Fence) -> Checkpointer:
         checkpointer = Checkpointer(

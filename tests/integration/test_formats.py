@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.support.batches import CONTINUOUS
 from tests.support.naming import naming
 from tests.support.numbered_steps import numbered_step, steps_table
 from tidemill import formats, load_policy
 from tidemill.bundle.files import read_bundle
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
+from tidemill.envs.recorded_spec import record_spec, spec_changes
 from tidemill.errors import FatalError, TidemillError
 from tidemill.formats import check_format, read_json
 from tidemill.params.document import seal
@@ -161,6 +163,11 @@ def _newer_table(old: Path) -> Path:
     return file
 
 
+def _newer_spec(old: Path) -> Path:
+    record_spec(old / "run", CONTINUOUS)
+    return _numbered(old / "run" / "env_spec.json")
+
+
 _READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     formats.CONFIG: (_newer_config, lambda old: read_document(old / "run" / "config.yaml")),
     formats.RESULT: (
@@ -173,6 +180,7 @@ _READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
         lambda old: _numbered(old / "run" / "wall_clock.json"),
         lambda old: WallClock(old / "run" / "wall_clock.json", 0.0, lambda: 0.0),
     ),
+    formats.ENV_SPEC: (_newer_spec, lambda old: spec_changes(old / "run", CONTINUOUS)),
     formats.EVALUATION: (_newer_evaluation, lambda old: read_json(old / "evaluation.json", formats.EVALUATION)),
     formats.PARAMETERS: (_newer_parameters, lambda old: read_params(old / "run" / "params")),
     formats.CHECKPOINT: (_newer_checkpoint, lambda old: CheckpointStore(old / "run" / "checkpoints", keep=2).newest()),

@@ -87,7 +87,7 @@ def test_batches_of_two_tables(servers: list[LocalServer], case: str, mirror_mib
     count = settings.batch_size // 4
     with ExitStack() as stack:
         directory = ShardDirectory(config.cluster.replay)
-        feed = pace.open(Learning(agent, table, torch.device("cpu")), TrainerOutputs(None), directory, stack)
+        feed = pace.open(Learning(agent, table, torch.device("cpu"), spec), TrainerOutputs(None), directory, stack)
         batch = feed.batches.take(WAIT_S)
         assert batch is not None
         assert batch.sizes == (settings.batch_size - count, count)

@@ -209,7 +209,7 @@ def test_rank_of_a_queue_takes_no_more_than_its_share(monkeypatch: pytest.Monkey
 
         def batches_of(rank: RankInfo) -> BatchSource:
             pace = FreeRunning(config, Counters(), rank)
-            learning = Learning(agent, pace.table(agent, columns), torch.device("cpu"))
+            learning = Learning(agent, pace.table(agent, columns), torch.device("cpu"), spec)
             return pace.open(learning, TrainerOutputs(None), directory, stack).batches
 
         ranks = _ranks(2)

@@ -21,8 +21,10 @@ from tests.support.own_algorithm import OwnAgent, OwnConfig, OwnPolicy
 from tests.support.params_service import free_address
 from tests.support.replay_service import local_server
 from tidemill.config.load import load_config
+from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
+from tidemill.envs.recorded_spec import record_spec
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.replay.client import ReplayClient
@@ -170,6 +172,22 @@ def test_run_that_has_trained_on_images_with_their_channels_first_continues() ->
         check_environment(auto)
     for now in (auto, mlp):
         check_environment(now, before=auto)
+
+
+def test_run_whose_environment_has_other_spaces_does_not_continue(tmp_path: Path) -> None:
+    """Its settings are the same, its code is not: the refusal names the environment and each space, then and now."""
+    config = dataclasses.replace(RunConfig(), run=RunSettings(root=str(tmp_path), name="lander"))
+    config.run.folder.mkdir()
+    check_environment(config, before=config)
+    spec = EnvSpec((8,), "float32", action_shape=(2,))
+    record_spec(config.run.folder, spec)
+    check_environment(config, before=config)
+    record_spec(config.run.folder, dataclasses.replace(spec, observation_shape=(7,)))
+    words = naming(f"'lander' env.id {config.env.id!r} observation_shape [8] [7] run.name")
+    with pytest.raises(ConfigError, match=words) as refused:
+        check_environment(config, before=config)
+    assert "\n" not in str(refused.value)
+    assert "action_shape" not in str(refused.value)
 
 
 def test_environment_without_a_limit_is_noted() -> None:

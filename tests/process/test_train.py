@@ -62,7 +62,7 @@ def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path,
     versions = [score.params_version for score in scores]
     assert versions == sorted(set(versions))
     assert scores[-1].learner_steps == 300
-    for name in ("config.yaml", "plots/learning_curve.png", "videos/best.mp4", "logs/learner.log"):
+    for name in ("config.yaml", "env_spec.json", "plots/learning_curve.png", "videos/best.mp4", "logs/learner.log"):
         assert (folder / name).stat().st_size > 0
     assert not (folder / "cluster.yaml").exists()
     assert "small: finished" in cluster.output

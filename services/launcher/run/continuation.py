@@ -8,6 +8,7 @@ from typing import Any
 
 from tidemill import formats
 from tidemill.config.sections import RunConfig
+from tidemill.envs.recorded_spec import spec_changes
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import stored_columns
@@ -81,6 +82,20 @@ def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
                 f"run.{name} is {limit:g}, but the run is at {reached:,.0f} already: it counts from the run's first "
                 "start. Set it above that, or to 0 for no limit"
             )
+
+
+def check_spec(config: RunConfig, spec: EnvSpec) -> None:
+    """Check that a run's environment has the spaces that its checkpoint and table are for.
+
+    Raises:
+        ConfigError: It has others; the message names the environment, what changed, and what to do.
+    """
+    pairs = spec_changes(config.run.folder, spec)
+    if changes := [f"{name} {now!r} (it was {then!r})" for name, (then, now) in pairs.items()]:
+        raise ConfigError(
+            f"run {config.run.name!r} cannot continue: env.id {config.env.id!r} now has {', '.join(changes)}. Restore "
+            "the environment as it was, or train under another --run.name"
+        )
 
 
 def trained_s(folder: Path) -> float:

@@ -117,7 +117,7 @@ def try_here(folder: Path) -> int:
     """Try the environment of the settings in a folder; write there what is refused, and what is to be noted."""
     from tidemill.envs.goals import goal_rewards
     from tidemill.envs.make import make_env, spec_of
-    from tidemill.services.launcher.run.continuation import check_continues
+    from tidemill.services.launcher.run.continuation import check_continues, check_spec
     from tidemill.services.launcher.run.random_play import play_random_steps
 
     try:
@@ -135,6 +135,8 @@ def try_here(folder: Path) -> int:
                 play_random_steps(env, config.env, config.run.seed)
         if before is not None and changed_settings(before, config):
             check_continues(before, config, spec_of)
+        if has_trained:
+            check_spec(config, spec)
         if config.table.hindsight:
             goal_rewards(config.env)
         if _names_own_code(config.agent):

@@ -28,7 +28,7 @@ from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.metrics import collect
 from tidemill.services.learner.training.trainer import BatchSource, TrainerOutputs
-from tidemill.types import Signature
+from tidemill.types import EnvSpec, Signature
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,13 @@ class Learning:
         agent: Owns the networks.
         table: The table it learns from.
         device: Where it computes.
+        spec: Of the environment.
     """
 
     agent: Agent
     table: TableConfig
     device: torch.device
+    spec: EnvSpec
 
 
 @dataclass(frozen=True)
