@@ -251,9 +251,8 @@ def check_options(spaces: Sequence[PartSpace], values: Mapping[str, Array]) -> N
             is_known = bool((np.add.reduceat(value, starts, axis=-1) == 1).all())
         if not is_known:
             allowed = f"{_ranges(space)}, one-hot" if space.options else "0 and 1"
-            raise InvalidArgument(
-                f"part {space.name!r} of the observation with the value {value.tolist()}, allowed: {allowed}"
-            )
+            what = f"part {space.name!r} of the observation" if space.name else "observation"
+            raise InvalidArgument(f"{what} with the value {value.tolist()}, allowed: {allowed}")
 
 
 def _ranges(space: PartSpace) -> str:

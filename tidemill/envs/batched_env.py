@@ -29,7 +29,7 @@ from tidemill.envs.observations import observation_format
 from tidemill.envs.pictures import as_picture
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError, EnvFailed, InvalidArgument
-from tidemill.observation_parts import stored
+from tidemill.observation_parts import check_options, stored
 from tidemill.settings.user_code import user_object
 from tidemill.types import EnvSpec
 
@@ -217,6 +217,7 @@ class BatchedEnv:
             if self._format.parts:
                 return self._format.pack_batch(observation, self.num_envs)
             copy = np.array(stored(observation, self._format.dtype))
+            check_options(self.spec.observation_spaces, {"": copy})
         except InvalidArgument as error:
             raise EnvFailed(f"{self._name} returned an invalid observation: {error}") from error
         allowed = (self.num_envs, *self._format.shape)

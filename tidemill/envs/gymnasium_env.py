@@ -22,7 +22,7 @@ from tidemill.envs.interface import VectorStep
 from tidemill.envs.observations import observation_format
 from tidemill.envs.pictures import as_picture
 from tidemill.errors import EnvFailed, FatalError, InvalidArgument, described
-from tidemill.observation_parts import stored
+from tidemill.observation_parts import check_options, stored
 from tidemill.types import EnvSpec
 
 GymnasiumEnv = gymnasium.Env[Any, Any]
@@ -265,7 +265,10 @@ class GymnasiumVectorEnv:
         if row.shape != self._format.shape:  # NumPy would repeat a smaller one
             allowed = f"allowed by its observation space: {self._format.shape}"
             raise InvalidArgument(f"observation of shape {row.shape}, {allowed}")
-        return stored(row, self._dtype)
+        row = stored(row, self._dtype)
+        if self.spec.observation_spaces:
+            check_options(self.spec.observation_spaces, {"": row})
+        return row
 
     def _step_all(self, commands: Sequence[Any], is_reset_step: NDArray[np.bool_]) -> _Outcome:
         """Step or reset each environment; plain lists, because writing single elements of arrays is slow."""
@@ -306,6 +309,7 @@ class GymnasiumVectorEnv:
 
     def _failure(self, index: int, error: BaseException, returned: Any, *, reset: bool) -> EnvFailed:  # noqa: ANN401
         at = place(index, self._counter.lengths[index] + (not reset))
-        found = f"returned an {error}" if isinstance(error, InvalidArgument) else ""
+        article = "a" if str(error).startswith("part") else "an"  # before "observation"
+        found = f"returned {article} {error}" if isinstance(error, InvalidArgument) else ""
         wrong = found or fault(returned, reset=reset, error=error)
         return failed(f"{at} {wrong}", error, index=index, returned=returned)

@@ -27,7 +27,7 @@ class ObservationFormat:
         shape: Of one observation, or (bytes,) of one of several parts.
         dtype: `uint8` for images of bytes and for several parts, `float32` for everything else.
         parts: Named arrays of a Dict or Tuple; empty for one array.
-        spaces: The space of each part, by its name.
+        spaces: The space of each part, by its name; of a MultiBinary, with the name "".
         texts: Names of parts that are text, which is neither stored nor seen.
     """
 
@@ -131,12 +131,14 @@ def observation_format(space: gymnasium.Space[Any]) -> ObservationFormat:
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _format_of_parts(space)
+    if isinstance(space, spaces.MultiBinary):
+        return ObservationFormat(space.shape, "float32", spaces={"": space})
     if not isinstance(space, spaces.Box) or not space.shape:
         flatten = "set env.flatten for one float32 vector"
         fixed = "return an array of fixed size"
         raise ConfigError(
             f"observations of {space} are not an array with at least one axis; "
-            f"allowed: Box with an axis, Dict and Tuple; {flatten if has_fixed_size(space) else fixed}"
+            f"allowed: Box with an axis, MultiBinary, Dict and Tuple; {flatten if has_fixed_size(space) else fixed}"
         )
     return ObservationFormat(space.shape, "uint8" if _is_image(space) else "float32")
 

@@ -86,8 +86,9 @@ def test_part_that_its_space_lacks_ends_the_actor(
     wrong = {"a": np.zeros(1, np.float32), "b": value}
     says = _Says(space, wrong, at_reset=at_reset)
     env = GymnasiumVectorEnv(lambda: flattened(says) if flatten else says, 1)
-    with pytest.raises(FatalError, match=naming("environment 0", "part 'b' observation")):
+    with pytest.raises(FatalError, match=naming("environment 0", "part 'b' observation")) as caught:
         _play(env)
+    assert "returned an part" not in str(caught.value)
 
 
 @pytest.mark.parametrize("flatten", [False, True])
@@ -98,6 +99,17 @@ def test_flags_may_be_floats(*, flatten: bool) -> None:
     env.reset(0)
     observation = env.step(np.zeros(1, np.int64)).observation
     np.testing.assert_array_equal(observation.view(np.float32), [[0, 1]])
+
+
+def test_flags_alone_are_a_vector() -> None:
+    """Without a Dict around them; a number other than 0 and 1 ends the actor."""
+    env = GymnasiumVectorEnv(lambda: _Says(spaces.MultiBinary(2), np.array([0, 1])), 1)
+    env.reset(0)
+    assert (env.spec.observation_shape, env.spec.observation_dtype) == ((2,), "float32")
+    np.testing.assert_array_equal(env.step(np.zeros(1, np.int64)).observation, [[0, 1]])
+    wrong = GymnasiumVectorEnv(lambda: _Says(spaces.MultiBinary(2), np.array([0, 2])), 1)
+    with pytest.raises(FatalError, match=naming("environment 0 1 returned an observation 2.0 allowed 0 and 1")):
+        _play(wrong)
 
 
 def test_flattened_bytes_are_refused_out_of_range() -> None:
