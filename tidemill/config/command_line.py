@@ -13,7 +13,7 @@ import yaml
 
 from tidemill.config.algorithm_defaults import merged
 from tidemill.config.presets import preset_names
-from tidemill.config.yaml_text import parse
+from tidemill.config.yaml_text import described_error, parse
 from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import algorithms, config_class
 from tidemill.settings.check import collecting, refuse
@@ -172,7 +172,9 @@ def _parsed(option: str, word: str) -> Any:  # noqa: ANN401 - what YAML has
     try:
         return parse(word)
     except yaml.YAMLError as error:
-        raise ConfigError(f"option {option} has a value that is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"option {option} has a value that is not YAML: {' '.join(described_error(error, 'it').split())}"
+        ) from error
 
 
 def _owner(settings: object, sections: Sequence[str]) -> object | None:

@@ -21,7 +21,7 @@ from tidemill.config.on_policy import check_on_policy, check_simulators
 from tidemill.config.presets import FOLDER, find_config, preset_names
 from tidemill.config.sections import RunConfig
 from tidemill.config.sources import check_sources
-from tidemill.config.yaml_text import parse, written
+from tidemill.config.yaml_text import described_error, parse, written
 from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import config_class
 from tidemill.settings.check import collecting, nearest, refuse
@@ -226,7 +226,7 @@ def read_document(path: Path, name: str = "--config") -> dict[str, Any]:
         hint = _nearest_config(path) if name == "--config" else ""
         raise ConfigError(f"cannot read {name} {str(path)!r}: {error.strerror}{hint}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{name} {str(path)!r} is not valid YAML: {error}") from error
+        raise ConfigError(f"{name} {str(path)!r} is not valid YAML: {described_error(error, path)}") from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{name} {str(path)!r} is not a text of settings: {error}") from error
     if document is None:

@@ -56,6 +56,11 @@ def parse(text: str) -> Any:  # noqa: ANN401 - what the text says
     return yaml.load(text, Loader)
 
 
+def described_error(error: yaml.YAMLError, source: object) -> str:
+    """Return the message of an error of `parse`, with the name of what the text is from."""
+    return str(error).replace('"<unicode string>"', str(source))
+
+
 def written(document: Mapping[str, Any]) -> str:
     """Return a document as YAML, in its order; `parse` takes it back as it was."""
     return str(yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True))

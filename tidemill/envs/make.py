@@ -209,7 +209,7 @@ def _function(env_id: str) -> Callable[..., Any] | None:
     if name in gymnasium.registry:
         return None
     callables = [key for key, value in vars(module).items() if callable(value)]
-    hint = nearest(name, callables)
+    hint = f"; put {name} into a file" if module_name == "__main__" else nearest(name, callables)
     raise ConfigError(f"env.id is {env_id!r}, but {module_name} neither defines nor registers {name!r}{hint}")
 
 

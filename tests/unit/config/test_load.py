@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,15 @@ def test_load_refuses_a_wrong_file(tmp_path: Path, text: str, words: str) -> Non
     with pytest.raises(ConfigError) as caught:
         _load(RunConfig, "--config", str(file), "--run.root", "here", "--env.num-envs", "2")
     assert words in str(caught.value)
+    assert "unicode string" not in str(caught.value)
+
+
+def test_yaml_error_names_the_file_and_the_line(tmp_path: Path) -> None:
+    """Whichever part of the text is wrong."""
+    file = tmp_path / "run.yaml"
+    file.write_text("env: {id: a\nagent: [")
+    with pytest.raises(ConfigError, match=f"in {re.escape(str(file))}, line 2"):
+        _load(RunConfig, "--config", str(file))
 
 
 def test_whole_number_of_any_length_is_read_as_it_is(tmp_path: Path) -> None:

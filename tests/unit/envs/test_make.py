@@ -50,6 +50,7 @@ def test_kwargs_reach_the_environment() -> None:
         ("CartPole-v7", "'CartPole-v1'"),
         ("Breakout-v5", "'ALE/Breakout-v5'"),
         ("SpaceInvadersNoFrameskip-v5", "'ALE/SpaceInvaders-v5'"),
+        ("__main__:Own", "__main__ 'Own' file"),
         ("not an id", "env.id 'not an id'"),
         ("ALE/Pung-v5", "'ALE/Pong-v5'"),
         ("ALE/pong_v5", "'ALE/Pong-v5'"),
