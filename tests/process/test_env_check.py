@@ -120,6 +120,18 @@ def test_environment_that_takes_its_process_down_is_a_wrong_setting() -> None:
         check_environment(_config("dies"))
 
 
+def test_module_that_raises_is_told_without_the_frames_of_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own line is left."""
+    (tmp_path / "raising_env.py").write_text("raise RuntimeError('no licence')")
+    monkeypatch.chdir(tmp_path)
+    config = dataclasses.replace(_config("dies"), env=EnvSettings("raising_env:Own"))
+    with pytest.raises(ConfigError, match=naming("raising_env.py 1 RuntimeError no licence")) as caught:
+        check_environment(config)
+    assert "importlib" not in str(caught.value)
+
+
 def test_environment_that_hangs_is_given_up_at_the_bound() -> None:
     """The bound is that of a service's start; the message names the setting."""
     with pytest.raises(ConfigError, match=naming("3 launcher.start_timeout_s")):

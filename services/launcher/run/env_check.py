@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _MODULE = "tidemill.services.launcher.run.env_check"
 _SETTINGS, _BEFORE, _REFUSAL, _NOTICE, _OUTPUT = "settings.yaml", "before.yaml", "refusal", "notice", "output"
+_IMPORT_FRAME = '  File "<frozen importlib.'  # of a traceback: without a line of source
 _SHOWN_LINES = 8
 _TEXTS = "text in the observations of {} is left out: {}"
 _ENDLESS = (
@@ -89,11 +90,18 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
             raise ConfigError(refusal.read_text(encoding="utf-8"))
         notice = folder / _NOTICE
         said = notice.read_text(encoding="utf-8") if notice.exists() else ""
-        last_lines = (folder / _OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        output_lines = (folder / _OUTPUT).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last_lines = _without_import(output_lines)
     if code:
         how = ":" if last_lines else f": its process ended with exit code {code} and printed nothing"
         raise ConfigError("\n".join([f"trying {tried} failed{how}", *last_lines[-_SHOWN_LINES:]]))
     return said
+
+
+def _without_import(lines: list[str]) -> list[str]:
+    """Return lines with a traceback without the frames of importing a module and those that led there."""
+    first = next((index for index, line in enumerate(lines) if line.startswith(_IMPORT_FRAME)), 0)
+    return [line for line in lines[first:] if not line.startswith(_IMPORT_FRAME)]
 
 
 def _tried(config: RunConfig) -> str:
