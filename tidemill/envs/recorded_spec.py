@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,4 +34,5 @@ def spec_changes(folder: Path, spec: EnvSpec) -> dict[str, tuple[Any, Any]]:
     """
     then = formats.read_json(folder / FILE, formats.ENV_SPEC)
     now = json.loads(json.dumps(asdict(spec)))
-    return {name: (then[name], now[name]) for name in now if name in then and then[name] != now[name]}
+    compared = {each.name for each in fields(spec) if each.compare} & then.keys()
+    return {name: (then[name], now[name]) for name in now if name in compared and then[name] != now[name]}
