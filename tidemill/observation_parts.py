@@ -50,6 +50,12 @@ def leaves(observation: Any, path: str = "", whole: Collection[str] = ()) -> Ite
         yield from leaves(value, f"{path}__{name}" if path else name, whole)
 
 
+def without_mask(observation: Mapping[str, Any], key: str) -> tuple[Any, Any]:
+    """Return the rest of a Dict observation, a single value by itself, and the mask that one of its keys holds."""
+    rest = {each: value for each, value in observation.items() if each != key}
+    return next(iter(rest.values())) if len(rest) == 1 else rest, observation[key]
+
+
 _EXACT = 2**24  # float32 has every whole number up to here
 
 
@@ -193,7 +199,7 @@ def _batches(
     fits: dict[str, set[tuple[int, ...]]] = {}
     for part in parts:
         shape = values[part.name].shape
-        forms = [part.shape, own[part.name].shape if part.name in own else _loose(part)]
+        forms = [part.shape, _own_shape(part, own.get(part.name))]
         axes = [shape[: len(shape) - len(form)] for form in forms if shape[max(len(shape) - len(form), 0) :] == form]
         fits[part.name] = {each for each in axes if len(each) < 2}
         if shape[max(len(shape) - len(part.shape), 0) :] == part.shape:
@@ -204,14 +210,16 @@ def _batches(
     return [axes for axes, _ in usual] or [()]  # of most parts, so that the message names one that differs
 
 
-def _loose(part: ObservationPart) -> tuple[int, ...]:
-    """Return a second shape to accept for a part whose space is not known: one number needs no axis."""
-    return () if part.shape == (1,) else part.shape
+def _own_shape(part: ObservationPart, space: PartSpace | None) -> tuple[int, ...]:
+    """Return the second shape that a part is taken in: that of its space; a number that is none of an option, alone."""
+    if part.shape == (1,) and not (space is not None and space.options):
+        return ()
+    return part.shape if space is None else space.shape
 
 
 def _in_form(part: ObservationPart, value: Array, space: PartSpace | None, batch: tuple[int, ...]) -> Array:
     """Return a part's value in its stored shape, [*batch, *part.shape]."""
-    own = _loose(part) if space is None else space.shape
+    own = _own_shape(part, space)
     if value.shape == (*batch, *part.shape):
         return value
     if value.shape != (*batch, *own):

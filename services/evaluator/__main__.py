@@ -112,7 +112,9 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
         def give_up(verdict: RunVerdict) -> None:
             _log.error("the environment hangs in a step or reset; ending the run with the scores so far")
             own = CurveDrawing(config)  # the other may be in use, by the thread that hangs
-            when_there_is_room(partial(write_report, verdict, config, source, runner, logs, own, film=False), stop)
+            when_there_is_room(
+                partial(write_report, verdict, config, source, runner, logs, own, mark=_mark(end), film=False), stop
+            )
             os._exit(0)
 
         if end is None or not end.is_done():
@@ -137,13 +139,19 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
             if verdict is not None:
                 if end is not None:  # before the report, so that the learner does not continue to train meanwhile
                     end.conclude(verdict, timeout_s)
-                when_there_is_room(partial(write_report, verdict, config, source, runner, logs, drawing), stop)
+                when_there_is_room(
+                    partial(write_report, verdict, config, source, runner, logs, drawing, mark=_mark(end)), stop
+                )
                 watch.on_hang = partial(os._exit, 0)  # all that is left is to close the environments
             else:
                 draw_curve(drawing, logs)
         server.set_serving(False)
     _log.info("stopped")
     return end is not None and end.has_diverged
+
+
+def _mark(end: _RunEnds | None) -> str:
+    return "" if end is None else end.tag
 
 
 def _on_evaluation(config: EvaluatorConfig, drawing: CurveDrawing, callbacks: CallbackThread, score: Score) -> None:
@@ -195,8 +203,7 @@ class _RunEnds:
         """
         is_over = self._end.is_marked()
         self.has_diverged = not is_over and self._divergence.is_marked()
-        mark = diverged_tag(self._config) if self.has_diverged else self._config.run.end_tag
-        if (is_over or self.has_diverged) and has_result_of(self._folder, mark):
+        if (is_over or self.has_diverged) and has_result_of(self._folder, self.tag):
             _log.info(HAS_DIVERGED if self.has_diverged else IS_OVER)
             return True
         set_result_aside(self._folder)
@@ -205,6 +212,11 @@ class _RunEnds:
         self._end.watch(self._finish.set)
         self._divergence.watch(self._on_divergence)
         return False
+
+    @property
+    def tag(self) -> str:
+        """Name of the mark of the run's end, as far as it is known."""
+        return diverged_tag(self._config) if self.has_diverged else self._config.run.end_tag
 
     def mark(self, timeout_s: float, version: int | None) -> None:
         """Mark the run as over, as `RunEnd.mark` does."""

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from tidemill import formats
 from tidemill.atomic_files import write_atomically
-from tidemill.config.digest import diverged_tag
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import described
 from tidemill.params.run_end import RESULT
@@ -83,9 +82,9 @@ class Result:
     """File in the run's folder."""
     video: str | None
     """File in the run's folder."""
-    marks: tuple[str, ...] = ()
-    """Tags at the parameter server that mark this end: with other limits, or after a divergence with other settings, a
-    run has others."""
+    mark: str = ""
+    """Tag at the parameter server that marks this end; empty if a launcher ended the run. With other limits, or after a
+    divergence with other settings, a run has another."""
 
 
 def write_result(result: Result, folder: Path) -> None:
@@ -102,6 +101,7 @@ def write_report(
     logs: RunLogs,
     drawing: CurveDrawing,
     *,
+    mark: str = "",
     film: bool = True,
 ) -> Result:
     """Write the report; a curve or video that fails is logged and left out, the result is always written.
@@ -115,7 +115,7 @@ def write_report(
     video = _film(config, source, runner, logs) if can_film and isinstance(runner, EpisodeRunner) else None
     curve = drawing.finish() if has_curve else None
     newest = source.newest()
-    result = _summarise(verdict, config, logs, newest.version if newest else None, curve=curve, video=video)
+    result = _summarise(verdict, config, logs, newest.version if newest else None, mark=mark, curve=curve, video=video)
     write_result(result, config.run.folder)
     _log.info("run ended", solved=result.solved, reason=result.reason, mean_return=result.mean_return)
     return result
@@ -191,6 +191,7 @@ def _summarise(
     logs: RunLogs,
     newest: Version | None,
     *,
+    mark: str,
     curve: str | None,
     video: str | None,
 ) -> Result:
@@ -232,5 +233,5 @@ def _summarise(
         evaluations=len(logs.scores.rows),
         learning_curve=curve,
         video=video,
-        marks=(config.run.end_tag, diverged_tag(config)),
+        mark=mark,
     )

@@ -22,6 +22,7 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.errors import TidemillError
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.params.client import ParamsClient
+from tidemill.params.run_end import RESULT, has_result_of
 from tidemill.params.version import Version
 from tidemill.process import leave, run, stop_event
 from tidemill.programs.idle import show_idling
@@ -46,6 +47,7 @@ class RunThatEnded:
         self._config, self._clock = config, clock
         self._started_s = clock()
         self._version: Version | None = None
+        self._tag = ""
 
     def ask(self, client: ParamsClient) -> None:
         """Look up the version that the run ended with.
@@ -54,7 +56,9 @@ class RunThatEnded:
             TidemillError: The parameter server does not answer.
         """
         found = client.list_versions()
-        number = found.tags.get(self._config.run.end_tag, found.tags.get(diverged_tag(self._config), 0))
+        tags = (self._config.run.end_tag, diverged_tag(self._config))
+        self._tag = next((tag for tag in tags if tag in found.tags), "")
+        number = found.tags.get(self._tag, 0)
         self._version = next((version for version in found.versions if version.version == number), None)
 
     def status(self) -> LearnerStatus:
@@ -75,10 +79,11 @@ class RunThatEnded:
 
     def _end(self, version: Version | None) -> str:
         """Return the evaluator's words for the end; it may not have written them yet, or to another disk."""
-        try:
-            return str(formats.read_json(self._config.run.folder / "result.json", formats.RESULT)["end"])
-        except (OSError, KeyError):
-            return f"ended with version {version.version}" if version else "ended"
+        folder = self._config.run.folder
+        with suppress(OSError, KeyError):
+            if has_result_of(folder, self._tag):
+                return str(formats.read_json(folder / RESULT, formats.RESULT)["end"])
+        return f"ended with version {version.version}" if version else "ended"
 
 
 def marks(config: LearnerConfig) -> tuple[bool, bool]:

@@ -136,6 +136,9 @@ def test_limit_of_the_learner_ends_the_evaluator(cluster: LearnerCluster) -> Non
         learner = cluster.start_learner_process(*settings, *limit)
         if steps == "200":
             _wait_for_rest(addresses[0], learner)
+            assert cluster.wait_for_status(lambda s: s.params_version > 0, "the end").end.startswith(
+                "ended with version"
+            )
         evaluator = _start_evaluator(cluster, addresses[1], *limit)
         for address, process in zip(addresses, (learner, evaluator), strict=True):
             _wait_for_rest(address, process)
@@ -153,6 +156,8 @@ def test_run_that_diverged_has_failed_and_continues_with_other_settings(cluster:
     for rate, code in (("1e30", DIVERGED), ("1e30", DIVERGED), ("1e-3", 0)):
         settings = (*job, "--agent.learning-rate", rate)
         learner = cluster.start_learner_process(*settings)
+        if code == 0:  # an evaluator that comes late does not take the result of the divergence for this end's
+            assert learner.wait(_WAIT_S) == code, learner.text()
         evaluator = _start_evaluator(cluster, free_address(), *settings)
         assert learner.wait(_WAIT_S) == code, learner.text()
         assert evaluator.wait(_WAIT_S) == code, evaluator.text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,23 @@ def test_policy_of_masked_actions_wants_the_masks(tmp_path: Path) -> None:
     assert "policy.act(observation, is_first=is_first, action_mask=env.action_mask)" in card
 
 
+@pytest.mark.parametrize("others", [("board",), ("board", "hand")])
+def test_policy_takes_the_mask_out_of_the_observation(tmp_path: Path, others: tuple[str, ...]) -> None:
+    """As training did, where `env.action_mask` names a key of it; one that is given besides comes before it."""
+    settings = {**_SETTINGS, "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [8]}}
+    settings["env"] = {"id": "CartPole-v1", "action_mask": "observation.legal"}
+    seen = observation_format(gymnasium.spaces.Dict({each: gymnasium.spaces.Box(-1, 1, (3,)) for each in others}))
+    spec = EnvSpec((3,), "float32", num_actions=4, masks_actions=True)
+    if len(others) > 1:
+        several = replace(spec, observation_shape=seen.shape, observation_dtype="uint8")
+        spec = replace(several, observation_parts=seen.parts, observation_spaces=seen.part_spaces)
+    _bundle(tmp_path, settings, spec)
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    observation = {**{each: np.zeros(3, np.float32) for each in others}, "legal": np.array([0, 0, 1, 0], np.int8)}
+    assert policy.act(observation) == 2
+    assert policy.act(observation, action_mask=[True, False, False, False]) == 0
+
+
 def test_policy_of_several_parts_takes_them_nested_or_packed(tmp_path: Path) -> None:
     """The shapes of the parts are in the bundle; what a part is not is said."""
     parts = (ObservationPart("body__0", "float32", (2,)), ObservationPart("camera", "uint8", (36, 36)))
@@ -318,6 +336,14 @@ def test_policy_takes_the_observations_of_the_environment_itself(tmp_path: Path)
             assert policy.act(each) == action
             assert np.array_equal(packed(seen.parts, each, seen.part_spaces), row)
             assert np.array_equal(packed(seen.parts, unpack(seen.parts, row), seen.part_spaces), row)
+
+
+def test_number_of_a_box_of_one_may_come_without_its_axis() -> None:
+    """Training takes it, too: only the size of a Box counts there."""
+    box = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    seen = observation_format(gymnasium.spaces.Dict({"speed": box, "x": gymnasium.spaces.Box(-1, 1, (2,))}))
+    values = {"speed": 0.5, "x": np.zeros(2, np.float32)}
+    assert np.array_equal(packed(seen.parts, values, seen.part_spaces), seen.pack(values))
 
 
 def test_batch_as_large_as_a_choice_is_no_one_hot() -> None:

@@ -14,7 +14,7 @@ from tidemill.bundle.hub import local_folder
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
-from tidemill.observation_parts import check_options, packed, stored
+from tidemill.observation_parts import check_options, packed, stored, without_mask
 from tidemill.observation_parts import unpack as parts_of
 from tidemill.params.blob import unpack
 from tidemill.params.version import Version
@@ -139,7 +139,8 @@ class TrainedPolicy:
             is_first: Whether it is the first of its episode, bool or [N]; None: it is after `reset`, then no more.
             explore: Whether to choose as in training, instead of the action thought best.
             action_mask: Whether each action is legal, bool [num_actions], or [N, num_actions], as `action_mask` of
-                `make_env`'s environments; needed by a policy that was trained with action masks.
+                `make_env`'s environments; needed by a policy that was trained with action masks, unless the
+                observation has it.
 
         Returns:
             The action, or [N, ...] of them: for the given action space, or else integers 0 .. num_actions - 1 and
@@ -151,6 +152,10 @@ class TrainedPolicy:
                 a `reset`.
         """
         parts = self.env_spec.observation_parts
+        key = self._config.env.action_mask.removeprefix("observation.")
+        if isinstance(observation, Mapping) and key in observation:  # as the environment itself returns it
+            observation, own_mask = without_mask(observation, key)
+            action_mask = own_mask if action_mask is None else action_mask
         seen = packed(parts, observation, self.env_spec.observation_spaces) if parts else np.asarray(observation)
         is_single = seen.shape == self.env_spec.observation_shape
         rows = seen[None] if is_single else seen

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tidemill.envs.checks import place
 from tidemill.envs.settings import INFO, OBSERVATION
 from tidemill.errors import ConfigError, EnvFailed, InvalidArgument
+from tidemill.observation_parts import without_mask
 
 _NAME = "action_mask"
 """Key of the info under which a mask from an observation travels to `ActionMasks`."""
@@ -36,23 +37,21 @@ class MaskFromObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"env.action_mask is '{OBSERVATION}.{key}', but observations are {space}, allowed: {allowed}"
             )
         assert isinstance(space, spaces.Dict)
-        self._key, self._rest = key, [each for each in keys if each != key]
-        left = {each: space.spaces[each] for each in self._rest}
-        self.observation_space = left[self._rest[0]] if len(left) == 1 else spaces.Dict(left)
+        self._key = key
+        left, _ = without_mask(space.spaces, key)
+        self.observation_space = spaces.Dict(left) if isinstance(left, dict) else left
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start the next episode."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._without(observation), {**info, _NAME: observation[self._key]}
+        rest, mask = without_mask(observation, self._key)
+        return rest, {**info, _NAME: mask}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:  # noqa: ANN401 - gymnasium's
         """Act once."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._without(observation), reward, terminated, truncated, {**info, _NAME: observation[self._key]}
-
-    def _without(self, observation: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the user's
-        rest = self._rest
-        return observation[rest[0]] if len(rest) == 1 else {each: observation[each] for each in rest}
+        rest, mask = without_mask(observation, self._key)
+        return rest, reward, terminated, truncated, {**info, _NAME: mask}
 
 
 def info_key(setting: str) -> str:

@@ -55,13 +55,13 @@ def clear_divergence(folder: Path) -> None:
 def has_result_of(folder: Path, mark: str) -> bool:
     """True if a run's folder has the result of the end that a mark stands for; raises OSError.
 
-    Older results do not say of which end they are, and count as that of any.
+    Older results and a launcher's do not say of which end they are, and count as that of any.
     """
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return False
-    return mark in result.get("marks", [mark])
+    return result.get("mark", "") in ("", mark)
 
 
 def set_result_aside(folder: Path) -> None:

@@ -95,14 +95,15 @@ class CheckpointStore:
             FatalError: The newest whole one is of a format this version does not know.
             TidemillError: The system cannot read the folder or a file just now, which proves nothing about the bytes.
         """
-        for _, _, path in reversed(self._found()):
+        listed = self._found()
+        for _, _, path in reversed(listed):
             try:
                 found = decode(_checked(path), path)
                 check_finite(flatten(found.agent)[1].values(), "its parameters")
                 return path, found
             except (DataLoss, Diverged) as error:
                 _log.warning("checkpoint unusable, trying the previous one", path=str(path), reason=str(error))
-        return None
+        return None if self._found() == listed else self.newest()  # a learner that is about to end has written another
 
     def check_unused(self) -> None:
         """Check that the folder has no checkpoint, so that a learner may start from scratch.
