@@ -21,9 +21,15 @@ _SETTINGS: dict[str, Any] = {
     "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [16], "dueling": False, "batch_size": 16},
     "table": {"min_size": 200, "max_items": 500},
     "learner": {"updates_per_env_step": 0.25},
-    "actor": {"max_env_steps_per_s": 400.0, "log_every_s": 0.2},
+    # so slow that a process is killed before the run is over: a client connects anew once a second
+    "actor": {"max_env_steps_per_s": 200.0, "log_every_s": 0.2},
 }
-_CONTINUOUS = {"env": {"id": "Pendulum-v1", "num_envs": 2}, "run": {"max_learner_steps": 128, "round_steps": 16}}
+_SLOW = {"actor": {"max_env_steps_per_s": 100.0, "log_every_s": 0.2}}
+_CONTINUOUS = {
+    "env": {"id": "Pendulum-v1", "num_envs": 2},
+    "run": {"max_learner_steps": 128, "round_steps": 16},
+    **_SLOW,
+}
 _CASES: dict[str, dict[str, Any]] = {
     "prioritized hindsight": {  # a learner that is stopped in the middle of a sample decodes it again
         "env": {"id": "examples.bit_flip:BitFlip", "kwargs": {"bits": 6}, "num_envs": 2},
@@ -57,7 +63,7 @@ _CASES: dict[str, dict[str, Any]] = {
         "env": {"id": "ALE/Pong-v5", "num_envs": 2},
         "agent": {"algorithm": "dqn", "batch_size": 4, "hidden_sizes": [16], "dueling": False},
         "learner": {"updates_per_env_step": 0.0625},
-        "actor": {"max_env_steps_per_s": 200.0},
+        **_SLOW,
     },
 }
 

@@ -81,6 +81,7 @@ class LockStepCluster:
 
         def reached() -> bool:
             self._check_running()
+            assert self._processes["learner"].poll() is None, "the learner ended before it was asked"
             try:
                 with LearnerClient(self._at("learner"), deadline_s=1.0) as learner:
                     return learner.get_status().learner_steps >= learner_steps
