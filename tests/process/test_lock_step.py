@@ -21,7 +21,7 @@ _SETTINGS: dict[str, Any] = {
     "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [16], "dueling": False, "batch_size": 16},
     "table": {"min_size": 200, "max_items": 500},
     "learner": {"updates_per_env_step": 0.25},
-    # so slow that a process is killed before the run is over: a client connects anew once a second
+    # so slow that a process is killed before the run is over: a client connects again after up to a second
     "actor": {"max_env_steps_per_s": 200.0, "log_every_s": 0.2},
 }
 _SLOW = {"actor": {"max_env_steps_per_s": 100.0, "log_every_s": 0.2}}
