@@ -27,9 +27,9 @@ from tidemill.params.run_end import (
     IS_OVER,
     RunEnd,
     clear_divergence,
-    has_result_of,
     note_divergence,
     read_divergence,
+    result_of,
     set_result_aside,
 )
 from tidemill.params.version import VERDICT
@@ -203,7 +203,7 @@ class _RunEnds:
         """
         is_over = self._end.is_marked()
         self.has_diverged = not is_over and self._divergence.is_marked()
-        if (is_over or self.has_diverged) and has_result_of(self._folder, self.tag):
+        if (is_over or self.has_diverged) and result_of(self._folder, self.tag):
             _log.info(HAS_DIVERGED if self.has_diverged else IS_OVER)
             return True
         set_result_aside(self._folder)

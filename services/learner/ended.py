@@ -15,14 +15,13 @@ from contextlib import suppress
 import structlog
 from prometheus_client import Gauge
 
-from tidemill import formats
 from tidemill.config.digest import diverged_tag
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import TidemillError
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.params.client import ParamsClient
-from tidemill.params.run_end import RESULT, has_result_of
+from tidemill.params.run_end import result_of
 from tidemill.params.version import Version
 from tidemill.process import leave, run, stop_event
 from tidemill.programs.idle import show_idling
@@ -79,10 +78,8 @@ class RunThatEnded:
 
     def _end(self, version: Version | None) -> str:
         """Return the evaluator's words for the end; it may not have written them yet, or to another disk."""
-        folder = self._config.run.folder
         with suppress(OSError, KeyError):
-            if has_result_of(folder, self._tag):
-                return str(formats.read_json(folder / RESULT, formats.RESULT)["end"])
+            return str(result_of(self._config.run.folder, self._tag)["end"])
         return f"ended with version {version.version}" if version else "ended"
 
 

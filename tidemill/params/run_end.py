@@ -5,11 +5,12 @@ The run's folder says how it ended, and whether its learner has diverged.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from tidemill import formats
 from tidemill.atomic_files import is_there, write_atomically
 from tidemill.closing import Closing
 from tidemill.errors import NotFound, TidemillError
@@ -52,16 +53,17 @@ def clear_divergence(folder: Path) -> None:
     (folder / _DIVERGED).unlink(missing_ok=True)
 
 
-def has_result_of(folder: Path, mark: str) -> bool:
-    """True if a run's folder has the result of the end that a mark stands for; raises OSError.
+def result_of(folder: Path, mark: str) -> dict[str, Any]:
+    """Return the result in a run's folder if it is of the end that a mark stands for; empty otherwise.
 
     Older results and a launcher's do not say of which end they are, and count as that of any.
+
+    Raises:
+        OSError: The file cannot be read.
+        UnknownFormat: It has a format that this version does not know.
     """
-    try:
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return False
-    return result.get("mark", "") in ("", mark)
+    result = formats.read_json(folder / RESULT, formats.RESULT)
+    return result if result.get("mark", "") in ("", mark) else {}
 
 
 def set_result_aside(folder: Path) -> None:

@@ -322,7 +322,15 @@ def test_wait_without_a_timeout_is_explained_once(
 ) -> None:
     """A writer holds its first steps until a chunk is full: its user reads what the table has, and what sends them."""
     told: list[str] = []
+    looks: list[float] = []
+    is_due = late_batches.LateBatches.is_due
+
+    def looked(late: late_batches.LateBatches, began_s: float) -> bool:
+        looks.append(began_s)
+        return is_due(late, began_s)
+
     monkeypatch.setattr(late_batches, "_LATE_S", 0.1)
+    monkeypatch.setattr(late_batches.LateBatches, "is_due", looked)
     monkeypatch.setattr(late_batches._log, "warning", lambda event, **fields: told.append(f"{event} {fields}"))
     table = steps_table(max_item_steps=1)
     with ExitStack() as stack:
@@ -334,7 +342,8 @@ def test_wait_without_a_timeout_is_explained_once(
             writer.append(numbered_step(number))
         reading = threads.submit(lambda: asyncio.run(anext(source)) if reader == "anext" else next(source))
         wait_until(lambda: bool(told), "the warning")
-        time.sleep(0.3)
+        looks.clear()
+        wait_until(lambda: len(looks) > 3, "further looks, at a wait that is long by now")
         assert not reading.done()
         writer.flush(WAIT_S)
         reading.result(WAIT_S)
