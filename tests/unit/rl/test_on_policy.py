@@ -217,6 +217,23 @@ def test_impala_equals_an_independent_implementation(env_spec: EnvSpec) -> None:
         assert_close(gradients[name], gradient)
 
 
+@pytest.mark.parametrize("entropy_coefficient", [0.0, 0.01])
+@pytest.mark.parametrize("target_kl", [0.0, 1e-9], ids=["all_passes", "ended_early"])
+def test_ppo_reports_its_last_gradient_step(
+    entropy_coefficient: float, target_kl: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is worked out for one step of an update is what working it out for every step leaves."""
+    settings: dict[str, Any] = {"entropy_coefficient": entropy_coefficient, "target_kl": target_kl}
+    config = PPOConfig(hidden_sizes=(8,), unroll=STEPS, epochs=2, minibatches=2, **settings)
+    batch, weight = rollout(DISCRETE), torch.ones(STREAMS)
+    once, always = (PPOAgent(config, DISCRETE, CPU, seed=3) for _ in range(2))
+    found = once.update(batch, weight).metrics
+    measured = always.loss
+    monkeypatch.setattr(always, "loss", lambda samples, *, is_measured: measured(samples))
+    assert found == always.update(batch, weight).metrics
+    assert found.keys() > {"loss", "entropy", "kl", "clipped", "grad_norm"}
+
+
 def test_target_kl_ends_the_passes() -> None:
     """A tiny bound leaves one pass of many; without it all are made."""
     batch, weight = rollout(DISCRETE), torch.ones(STREAMS)

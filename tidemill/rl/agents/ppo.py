@@ -19,14 +19,15 @@ from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.types import EnvSpec
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of x [M] where mask is 1, []; 0 where it is nowhere."""
-    return (x * mask).sum() / mask.sum().clamp(min=1.0)
+def normalized(advantage: Tensor, mask: Tensor, share: Tensor) -> Tensor:
+    """Return advantages [M] of mean 0 and standard deviation 1 (with Bessel's correction) where mask is 1.
 
-
-def normalized(advantage: Tensor, mask: Tensor) -> Tensor:
-    """Return advantages [M] of mean 0 and standard deviation 1 (with Bessel's correction) where mask is 1."""
-    centered = advantage - masked_mean(advantage, mask)
+    Args:
+        advantage: Of each action, without a gradient, [M].
+        mask: 0 for an action that is not trained on, [M].
+        share: The mask divided by its sum, [M].
+    """
+    centered = advantage - (advantage * share).sum()
     variance = (centered.square() * mask).sum() / (mask.sum() - 1.0).clamp(min=1.0)
     return centered / (variance.sqrt() + 1e-8)
 
@@ -129,9 +130,14 @@ class PPOAgent(ActorCriticAgent):
         self._normalizer.before_update(rollout, weight, self._state.group)
         samples = self.samples(batch, weight)
         metrics: dict[str, Tensor] = {}
-        for order in batch[ORDERS].unbind():
-            for index in self._shuffle.minibatches(order):
-                loss, metrics = self.loss(samples.at(index))
+        orders = batch[ORDERS].unbind()
+        for order in orders:
+            minibatches = self._shuffle.minibatches(order)
+            for index in minibatches:
+                # the loss of all transitions is a mean, which their order does not change
+                part = samples if len(minibatches) == 1 else samples.at(index)
+                is_measured = index is minibatches[-1] and (order is orders[-1] or self._config.target_kl > 0)
+                loss, metrics = self.loss(part, is_measured=is_measured)
                 gradients = averaged_gradients(loss, self._optimizer.parameters, self._state.group)
                 metrics["grad_norm"] = clip_(gradients, self._config.max_grad_norm)
                 self._optimizer.step(gradients)
@@ -173,32 +179,35 @@ class PPOAgent(ActorCriticAgent):
             recurrence=None if recurrence is None else recurrence._replace(is_first=recurrence.is_first[:-1]),
         )
 
-    def loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch, [], and what to report of it."""
-        config = self._config
-        mask = samples.mask
+    def loss(self, samples: Samples, *, is_measured: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a minibatch, [], and what to report of it, nothing unless it is measured."""
+        config, mask = self._config, samples.mask
         clip = self.clip if self._clip_on_device is None else self._clip_on_device
+        share = mask / mask.sum().clamp(min=1.0)
         distribution, value = self.network(samples.observation, samples.legal, samples.recurrence)
         log_ratio = distribution.log_prob(samples.action) - samples.log_prob
-        advantage = normalized(samples.advantage, mask) if config.normalize_advantage else samples.advantage
-        policy = masked_mean(clipped_policy_loss(log_ratio, advantage, clip), mask)
-        value_clip = clip if config.clip_value else None
-        values = masked_mean(value_loss(value, samples.target, samples.value, value_clip), mask)
-        entropy = masked_mean(distribution.entropy(), mask)
-        loss = policy + config.value_coefficient * values - config.entropy_coefficient * entropy
+        advantage = normalized(samples.advantage, mask, share) if config.normalize_advantage else samples.advantage
+        policy = clipped_policy_loss(log_ratio, advantage, clip)
+        values = value_loss(value, samples.target, samples.value, clip if config.clip_value else None)
+        total = torch.add(policy, values, alpha=config.value_coefficient)
+        entropy = distribution.entropy() if is_measured or config.entropy_coefficient else None
+        if entropy is not None and config.entropy_coefficient:
+            total = torch.sub(total, entropy, alpha=config.entropy_coefficient)
+        loss = (total * share).sum()
+        if entropy is None or not is_measured:
+            return loss, {}
         with torch.no_grad():
-            kl = masked_mean(log_ratio.exp() - 1.0 - log_ratio, mask)
-            clipped = masked_mean(((log_ratio.exp() - 1.0).abs() > clip).float(), mask)
-        reported = {
-            "loss": loss,
-            "policy_loss": policy,
-            "value_loss": values,
-            "entropy": entropy,
-            "value": masked_mean(value, mask),
-            "kl": kl,
-            "clipped": clipped,
-        }
-        return loss, {name: scalar.detach() for name, scalar in reported.items()}
+            ratio = log_ratio.exp()
+            reported = {
+                "loss": total,
+                "policy_loss": policy,
+                "value_loss": values,
+                "entropy": entropy,
+                "value": value,
+                "kl": ratio - 1.0 - log_ratio,
+                "clipped": (ratio - 1.0).abs() > clip,
+            }
+            return loss, {name: (each * share).sum() for name, each in reported.items()}
 
     @property
     def clip(self) -> float:

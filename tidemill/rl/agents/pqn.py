@@ -144,8 +144,11 @@ class PQNAgent(TrainedAgent):
         flat = {name: column.flatten(0, 1) for name, column in steps.items()}
         metrics = {"q": q}
         for order in batch[ORDERS].unbind():
-            for index in self._shuffle.minibatches(order):
-                metrics |= self._step({name: column[index] for name, column in flat.items()})
+            minibatches = self._shuffle.minibatches(order)
+            for index in minibatches:
+                # the loss of all steps is a mean, which their order does not change
+                part = flat if len(minibatches) == 1 else {name: column[index] for name, column in flat.items()}
+                metrics |= self._step(part)
         return Update(torch.ones_like(weight), metrics)
 
     @torch.no_grad()
