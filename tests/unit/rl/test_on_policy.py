@@ -17,7 +17,7 @@ from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.capture_trial import can_record, with_chosen_compile
 from tidemill.rl.agents.impala import IMPALAAgent
 from tidemill.rl.agents.on_policy import rollouts
-from tidemill.rl.agents.ppo import PPOAgent
+from tidemill.rl.agents.ppo import PPOAgent, Samples
 from tidemill.rl.settings.on_policy import IMPALAConfig, PPOConfig
 from tidemill.types import EnvSpec, WindowSpec
 
@@ -229,7 +229,11 @@ def test_ppo_reports_its_last_gradient_step(
     once, always = (PPOAgent(config, DISCRETE, CPU, seed=3) for _ in range(2))
     found = once.update(batch, weight).metrics
     measured = always.loss
-    monkeypatch.setattr(always, "loss", lambda samples, *, is_measured: measured(samples))
+
+    def loss(samples: Samples, *, is_measured: bool) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ARG001
+        return measured(samples)
+
+    monkeypatch.setattr(always, "loss", loss)
     assert found == always.update(batch, weight).metrics
     assert found.keys() > {"loss", "entropy", "kl", "clipped", "grad_norm"}
 
