@@ -76,10 +76,14 @@ def write_all_atomically(contents: Mapping[Path, bytes]) -> None:
     """
     temporary = {path: path.with_name(path.name + TEMPORARY) for path in contents}
     try:
-        for path, data in contents.items():
-            with temporary[path].open("wb") as file:
+        with contextlib.ExitStack() as opened:
+            files = [opened.enter_context(temporary[path].open("wb")) for path in contents]
+            for file, data in zip(files, contents.values(), strict=True):
                 file.write(data)
-                sync_file(file)
+                file.flush()
+                linux.begin_sync(file.fileno())  # so that the disk writes all of them together
+            for file in files:
+                linux.sync(file.fileno())
         for path in contents:
             temporary[path].replace(path)
     except BaseException:
