@@ -230,7 +230,7 @@ def test_ppo_reports_its_last_gradient_step(
     found = once.update(batch, weight).metrics
     measured = always.loss
 
-    def loss(samples: Samples, *, is_measured: bool) -> tuple[Tensor, dict[str, Tensor]]:  # noqa: ARG001
+    def loss(samples: Samples, *, is_measured: bool) -> tuple[Tensor, dict[str, Tensor]]:
         return measured(samples)
 
     monkeypatch.setattr(always, "loss", loss)
