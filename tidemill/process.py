@@ -246,26 +246,25 @@ def _act(reader: socket.socket, _writer: socket.socket) -> None:
 
 
 def stop_requested(before: StopEvent | None = None) -> asyncio.Task[bool]:
-    """Return a task of the running event loop that is done once SIGTERM or Ctrl-C comes, from this call on.
+    """Return a task of the running event loop that is done once SIGTERM, SIGHUP or Ctrl-C comes, from this call on.
+
+    A second request ends the process at once, also while the event loop is held up.
 
     To be called before anyone is told that the service is ready: the first signal may follow at once.
 
     Args:
         before: What `stop_event` returned, if it was called: a signal that came since counts, too.
     """
-    requested = asyncio.Event()
+    event, requested = before or stop_event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def tell() -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(requested.set)
 
-    if before is not None:
-        before.then = tell  # the thread of a signal that came just now may set it after the next look
-        if before.is_set():
-            requested.set()
-    for number in _heard_signals():
-        loop.add_signal_handler(number, requested.set)
+    event.then = tell  # the thread of a signal that came just now may set it after the next look
+    if event.is_set():
+        requested.set()
     return loop.create_task(requested.wait())
 
 

@@ -41,9 +41,7 @@ def test_signal_sets_its_event_whatever_the_main_thread_holds(event: str, made: 
     assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
 
 
-def test_second_signal_ends_the_process() -> None:
-    """Who does not stop in order is ended by asking again, with the shell's code for the signal."""
-    script = """
+_STOPS = """
 import os, signal, threading
 from tidemill.process import stop_event
 event = stop_event()
@@ -52,6 +50,22 @@ assert event.wait(120)
 os.kill(os.getpid(), signal.SIGINT)
 threading.Event().wait(10)
 """
+_LOOP_STOPS = """
+import asyncio, os, signal, threading
+from tidemill.process import stop_requested
+async def main():
+    stop = stop_requested()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(stop, 120)
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait(10)  # holds up the loop, as a disk that hangs does
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("script", [_STOPS, _LOOP_STOPS], ids=["thread", "event loop"])
+def test_second_signal_ends_the_process(script: str) -> None:
+    """Who does not stop in order is ended by asking again, with the shell's code for the signal."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=_BOUND_S, check=False)
     assert done.returncode == 128 + 2, done.stderr
 
