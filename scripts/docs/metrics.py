@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from scripts.docs.generated import FOLDER, write_or_check
+from tidemill.services.learner.status.metrics import GPU_ABOUT
 
 PAGE = FOLDER / "metrics.md"
 Families = dict[str, tuple[str, frozenset[str], str]]
@@ -42,8 +43,9 @@ Names, kinds and labels are part of the interface: they change only with an entr
 also has the labels `run` and `process` (`actor-3`).
 
 Counters end with `_total`, times are in seconds, sizes in bytes. A histogram or summary `x` is served as `x_count`,
-`x_sum` and, for a histogram, `x_bucket`. Some metrics appear only where they apply: `tidemill_resting`, and
-`tidemill_certificate_expires_timestamp_seconds` with TLS. `tidemill_run_end_info` has a value once the run has ended.
+`x_sum` and, for a histogram, `x_bucket`. Some metrics appear only where they apply: `tidemill_resting`,
+`tidemill_learner_gpu_*` on a GPU, and `tidemill_certificate_expires_timestamp_seconds` with TLS.
+`tidemill_run_end_info` has a value once the run has ended.
 The `process_` and `python_` metrics of the Prometheus client are served as well.
 """
 _SERVICES = ("replay", "paramserver", "learner", "actor", "inference", "evaluator")
@@ -62,6 +64,10 @@ _SELDOM: Mapping[str, set[str]] = {
     "tidemill_simulator_refused_total": {"setting"},
 }
 """Labels of what has counted nothing after a few seconds, and so shows none."""
+_OF_GPU: Families = {
+    f"tidemill_learner_{name}": ("gauge", frozenset({"gpu"}), about) for name, about in GPU_ABOUT.items()
+}
+"""Of a learner on a GPU, which this machine need not have."""
 _TRAIN = (
     *("train", "--config", "cartpole_dqn", "--fresh", "--run.name", "metrics", "--run.target-return", "none"),
     *("--replay.shards", "2", "--launcher.inference", "1", "--launcher.actors", "1"),
@@ -74,6 +80,7 @@ _BOUND_S = 120.0
 def page() -> str:
     """Return the page."""
     by_service = cluster_families()
+    by_service["learner"] |= _OF_GPU
     shared = set.intersection(*(set(families) for families in by_service.values()))
     parts = [_INTRODUCTION, *_table("every", {name: by_service["learner"][name] for name in shared})]
     for service in _SERVICES:

@@ -50,12 +50,14 @@ _AGE_HELP = (
     "learner's queues, and in decoding, copy to the device included."
 )
 
-_GPU_ABOUT = {
-    "free_bytes": "Free memory of the learner's GPU, whoever uses the rest.",
-    "size_bytes": "Memory of the learner's GPU.",
-    "allocated_bytes": "Memory that tensors of this process take.",
-    "reserved_bytes": "Memory that torch holds for this process, whether or not tensors take it.",
+GPU_ABOUT = {
+    "gpu_free_bytes": "Free memory of the learner's GPU, whoever uses the rest.",
+    "gpu_size_bytes": "Memory of the learner's GPU.",
+    "gpu_allocated_bytes": "Memory that tensors of this process take.",
+    "gpu_reserved_bytes": "Memory that torch holds for this process, whether or not tensors take it.",
+    "gpu_utilisation_ratio": "Share of the newest second or less in which a kernel ran.",
 }
+"""Metrics of a learner on a GPU, without the prefix: name to text."""
 
 _log = structlog.get_logger()
 
@@ -301,12 +303,10 @@ class GpuCollector:
         gpu = str(self._device.index or 0)
         free, size = torch.cuda.mem_get_info(self._device)
         allocated, reserved = torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
-        for (name, about), value in zip(_GPU_ABOUT.items(), (free, size, allocated, reserved), strict=True):
-            yield _gauge(f"gpu_{name}", about, "gpu", {gpu: value})
-        ratio = self._utilisation.read()
-        if ratio is not None:
-            about = "Share of the newest second or less in which a kernel ran."
-            yield _gauge("gpu_utilisation_ratio", about, "gpu", {gpu: ratio})
+        values = (free, size, allocated, reserved, self._utilisation.read())
+        for (name, about), value in zip(GPU_ABOUT.items(), values, strict=True):
+            if value is not None:
+                yield _gauge(name, about, "gpu", {gpu: value})
 
 
 class _Rates(ctypes.Structure):
