@@ -213,6 +213,21 @@ def test_two_stacks_share_a_machine() -> None:
             assert re.match(r"127\.0\.0\.1:\$\{TIDEMILL_[A-Z]+_PORT:-\d+\}:", port), port
 
 
+def test_second_stack_has_another_port_wherever_the_first_has_one() -> None:
+    """The example sets each published port, and each knob whose default has that port in an address."""
+    knobs = dict(VARIABLE.findall(COMPOSE[0].read_text()))
+    section = (ROOT / "docs/operations.md").read_text().partition("\n## Two runs on one box\n")[2]
+    example = dict(re.findall(r"^(\w+)=(.*)$", section.partition("```ini\n")[2].partition("```")[0], re.MULTILINE))
+    for name, port in ((name, default) for name, default in knobs.items() if name.endswith("_PORT")):
+        assert example[name] != port
+        moved = {
+            knob: default.replace(f":{port}/", f":{example[name]}/")
+            for knob, default in knobs.items()
+            if f":{port}/" in default
+        }
+        assert moved.items() <= example.items()
+
+
 @pytest.mark.parametrize("path", DASHBOARDS, ids=[path.stem for path in DASHBOARDS])
 def test_dashboard_shows_the_run_that_is_chosen(path: Path) -> None:
     """Each series of a process is limited to it; what Prometheus makes itself knows no run."""
