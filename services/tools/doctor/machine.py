@@ -15,6 +15,7 @@ from tidemill.installation import command_name
 from tidemill.rpc.addresses import host_and_port, why_not_free
 from tidemill.rpc.certificate import end_of
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
+from tidemill.services.tools.certs import SERVICES
 from tidemill.services.tools.doctor.finding import Finding, says
 
 _MIN_FREE_BYTES = 5 * 1024**3
@@ -114,13 +115,18 @@ def certificates(folder: Path, now: datetime.datetime | None = None) -> list[Fin
         try:
             days = (end_of(file.read_bytes()) - now).days
         except (OSError, ValueError) as error:
-            found.append(Finding("FAIL", f"{file} is not a readable certificate: {error}", _renewed(folder)))
+            found.append(Finding("FAIL", f"{file} is not a readable certificate: {error}", _renewal(file)))
             continue
         text = f"{file} has expired" if days < 0 else f"{file} is valid for {days} days"
         mark = "FAIL" if days < 0 else "note" if days < _MIN_DAYS else "ok"
-        found.append(Finding(mark, text, "" if mark == "ok" else _renewed(folder)))
+        found.append(Finding(mark, text, "" if mark == "ok" else _renewal(file)))
     return found
 
 
-def _renewed(folder: Path) -> str:
-    return f"`{command_name()} certs {folder}` with the same --host renews it; running servers reload it automatically"
+def _renewal(file: Path) -> str:
+    """Return how to renew a certificate that `tidemill certs` made."""
+    if file.name == "ca.pem":
+        return "a CA cannot be renewed: make new files in an empty folder and restart all services with them"
+    folder = file.parent
+    words = f"{folder.parent} --services" if folder.name in SERVICES else f"{folder}"
+    return f"`{command_name()} certs {words}` renews it; running servers reload it automatically"

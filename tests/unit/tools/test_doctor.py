@@ -112,7 +112,23 @@ def test_certificates_are_read_for_how_long_they_last(tmp_path: Path) -> None:
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=350)
     soon = [finding for finding in machine.certificates(folder, later) if finding.mark == "note"]
     assert {Path(finding.text.split()[0]).name for finding in soon} == {"client.pem", "server.pem"}
-    assert f"certs {folder}` with the same --host renews it" in soon[0].advice
+    assert [f"certs {folder}` renews it" in finding.advice for finding in soon] == [True, True]
+
+
+def test_advice_renews_the_certificate_that_ends(tmp_path: Path) -> None:
+    """A service's has another command than that of the folder, and no command renews a CA."""
+    folder = tmp_path / "certs"
+    certs.make(folder)
+    certs.make_services(folder)
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=certs.CA_DAYS - 1)
+    advice = {
+        Path(finding.text.split()[0]).relative_to(folder): finding.advice
+        for finding in machine.certificates(folder, later)
+    }
+    assert f"certs {folder}` renews it" in advice[Path("server.pem")]
+    assert f"certs {folder} --services` renews it" in advice[Path("replay", "server.pem")]
+    for ca in (Path("ca.pem"), Path("learner", "ca.pem")):
+        assert "a CA cannot be renewed" in advice[ca]
 
 
 def test_disk_that_cannot_be_written_fails(tmp_path: Path) -> None:
