@@ -116,6 +116,14 @@ def by_sections(options: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
+def by_names(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the settings of a document by dotted name: `{"run": {"seed": 3}}` as `{"run.seed": 3}`."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        found |= by_names(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
 _SERVER_FILES = ("tls_cert", "tls_key", "tls_client_ca", "tokens")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tidemill.bundle.files import CONFIG, portable_settings
+from tidemill.config.load import by_names
 from tidemill.errors import ConfigError
 from tidemill.scores import Score, read_scores
 
@@ -96,7 +96,7 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
 def _named_by_settings(groups: Sequence[Group]) -> list[Group]:
     """Return groups in which a sweep's trials are named by what they differ in: `learning_rate 0.001, gamma 0.9`."""
     trials = {
-        number: _flat(portable_settings(group.curves[0].folder / CONFIG))
+        number: by_names(portable_settings(group.curves[0].folder / CONFIG))
         for number, group in enumerate(groups)
         if _TRIAL.fullmatch(group.label)
     }
@@ -109,14 +109,6 @@ def _named_by_settings(groups: Sequence[Group]) -> list[Group]:
         return ", ".join(values) if number in trials and differ else group.label
 
     return [replace(group, label=label(number, group)) for number, group in enumerate(groups)]
-
-
-def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the settings of a document by dotted name."""
-    found: dict[str, Any] = {}
-    for key, value in document.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
 
 
 def _runs(folder: Path) -> list[Path]:
@@ -132,7 +124,7 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def _settings_key(folder: Path) -> str:
-    settings = _flat(portable_settings(folder / CONFIG))
+    settings = by_names(portable_settings(folder / CONFIG))
     return json.dumps({name: value for name, value in settings.items() if name not in _OF_ONE_RUN}, sort_keys=True)
 
 

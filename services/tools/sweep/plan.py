@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from tidemill.config.algorithm_defaults import merged
-from tidemill.config.load import by_sections, load_config, read_document
+from tidemill.config.load import by_names, by_sections, load_config, read_document
 from tidemill.config.presets import find_config
 from tidemill.errors import ConfigError
 from tidemill.services.tools.sweep.space import Parameter, Values, grid, parse_space
@@ -99,11 +99,12 @@ def read_sweep(path: Path) -> Sweep:
 
 def _check_configs(sweep: Sweep) -> None:
     """Load configs at both ends of the space, and a grid's all, so that a wrong one is known before any run."""
-    named = {*sweep.settings.settings, *(parameter.name for parameter in sweep.space)}
+    varied = {name for each in sweep.space for value in each.values for name in by_names({each.name: value})}
+    named = varied | by_names(sweep.settings.settings).keys()
     if own := named & {"run.name", "run.root", "run.seed"}:
         raise ConfigError(f"{', '.join(sorted(own))}: set by the sweep; list seeds in its setting `seeds`")
     if sweep.settings.share_replay:
-        _check_shared(sweep, named)
+        _check_shared(sweep, named, varied)
     is_one_of_many = not sweep.settings.share_replay and sweep.trial_count * len(sweep.settings.seeds) > 1
     ends = [{each.name: each.values[index] for each in sweep.space} for index in (0, -1)]
     for values in grid(sweep.space) if sweep.settings.method == "grid" else ends:
@@ -118,10 +119,10 @@ def _check_configs(sweep: Sweep) -> None:
             raise ConfigError("a run would never end; add for example `settings: {run.max_env_steps: 50000}`")
 
 
-def _check_shared(sweep: Sweep, named: Collection[str]) -> None:
-    """Check what does not go with one replay service for all runs."""
-    own = {*named} & {"cluster.replay", "cluster.replay_shards", "launcher.replay", "table.name", "actor.id"}
-    own |= {parameter.name for parameter in sweep.space if parameter.name.startswith("replay.")}
+def _check_shared(sweep: Sweep, named: Set[str], varied: Set[str]) -> None:
+    """Check what does not go with one replay service for all runs, of the settings in the file and those that vary."""
+    own = named & {"cluster.replay", "cluster.replay_shards", "launcher.replay", "table.name", "actor.id"}
+    own |= {name for name in varied if name.startswith("replay.")}
     if own:
         raise ConfigError(f"{', '.join(sorted(own))}: with share_replay, fixed for all runs or set by the sweep")
     config = load_config(sweep.config({}))

@@ -70,9 +70,16 @@ def test_grid_has_as_many_trials_as_combinations(tmp_path: Path) -> None:
         ({"space": {"agent.gamma": {"uniform": [0.9, 1.5]}}}, "gamma 1.5"),
         ({"space": {"agent.n_step": [1, 0, 2]}, "method": "grid"}, "n_step 0"),
         ({"space": {"run.seed": [1, 2]}}, "run.seed seeds"),
+        ({"settings": {"run": {"seed": 7, "name": "x"}}}, "run.name run.seed seeds"),
+        ({"space": {"run": [{"seed": 1}, {"seed": 2}]}}, "run.seed seeds"),
         ({"settings": {"run.target_return": None, "run.max_wall_s": 0}}, "run.max_env_steps"),
         ({"share_replay": True, "space": {"replay.max_streams": [1, 2]}}, "replay.max_streams share_replay"),
         ({"share_replay": True, "space": {"table.name": ["a", "b"]}}, "table.name share_replay"),
+        (
+            {"share_replay": True, "settings": {"table": {"name": "a"}, "actor": {"id": "b"}}},
+            "actor.id table.name share_replay",
+        ),
+        ({"share_replay": True, "space": {"replay": [{"max_streams": 1}]}}, "replay.max_streams share_replay"),
         ({"share_replay": True, "settings": {"replay.shards": 2}}, "replay.shards 2 1 share_replay"),
     ],
 )
