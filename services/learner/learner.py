@@ -141,7 +141,7 @@ class Learner:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(container_limits.cpus()))
         seed_rng(config.run.seed)
         spec = spec_of(config.env)
-        device, batch_size = learner_device(config, spec, self._rank), self._rank.local_batch_size(config.agent)
+        device, batch_size = learner_device(config, spec, self._rank), self._rank.local_batch_size(config)
         if not config.run.deterministic:  # `auto` is then nothing, so that a run is the same on every machine
             # Before this process opens the GPU, which it may have to itself: the trial is another process.
             config = replace(config, agent=with_chosen_compile(config.agent, spec, device, batch_size))

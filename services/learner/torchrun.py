@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = _config_of(options)
         learner_arguments = list(options.training_script_args)
         if one_machine:
-            RankInfo(0, int(options.nproc_per_node)).local_batch_size(config.agent)
+            RankInfo(0, int(options.nproc_per_node)).local_batch_size(config)
         options.training_script, options.training_script_args = _CHILD, [_LEARNER, *options.training_script_args]
         _prepare_environment(config, one_machine=one_machine)
         interrupted = INTERRUPTED if config.run.supervisor == "job" else 0

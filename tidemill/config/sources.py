@@ -60,11 +60,19 @@ def check_sources(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any
         problems.append(f"learner.sources has {names}, but table.sampler is 'fifo'; use uniform or prioritized")
     if run is not None and run.deterministic:
         problems.append(f"learner.sources has {names}, but run.deterministic is set: a run in lock-step has one table")
-    shares = dict(zip(("the run's own table", *learner.sources), fractions_of(learner.sources), strict=True))
-    for name, share in shares.items():
-        if share * agent.batch_size < 1:
-            problems.append(
-                f"learner.sources: {name} has a share of {share:g}, which is less than one item of a batch of "
-                f"{agent.batch_size} (agent.batch_size)"
-            )
+    launcher = getattr(settings, "launcher", None)
+    problems += shares_too_small(learner.sources, agent.batch_size, launcher.learners if launcher else 1)
     refuse(problems)
+
+
+def shares_too_small(sources: Mapping[str, SourceSettings], batch_size: int, learners: int) -> list[str]:
+    """Return a line for each table from which one of several learners would draw less than an item for a batch."""
+    batch = f"a batch of {batch_size} (agent.batch_size)"
+    if learners > 1:
+        batch = f"the {batch_size // learners} items that each of {learners} learners draws for {batch}"
+    shares = zip(("the run's own table", *sources), fractions_of(sources), strict=True)
+    return [
+        f"learner.sources: {name} has a share of {share:g}, which is less than one item of {batch}"
+        for name, share in shares
+        if share * batch_size < learners
+    ]

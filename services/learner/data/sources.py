@@ -111,7 +111,7 @@ def open_sources(config: LearnerConfig, table: TableConfig) -> Mixture:
 
 def own_items(config: LearnerConfig, rank: RankInfo) -> int:
     """Return how many items of each update come from the run's own table, over all ranks."""
-    local = rank.local_batch_size(config.agent)
+    local = rank.local_batch_size(config)
     return rank.size * split_batch(local, fractions_of(config.learner.sources))[0]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,12 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
+from tidemill.config.sections import LearnerConfig
+from tidemill.config.sources import shares_too_small
 from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl.process_group import ProcessGroup, SingleProcess, flat_mean
 from tidemill.services.learner.distributed.membership import GroupMembership
+from tidemill.settings.check import refuse
 
 _POLL_S = 0.1  # between two polls of the store
 LEAVE_S = 4
@@ -70,16 +73,14 @@ class RankInfo:
         rank, size, local_rank = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         return cls(rank, size, local_rank, machines, machine, on_machine)
 
-    def local_batch_size(self, agent: Any) -> int:  # noqa: ANN401 - the settings of any algorithm
+    def local_batch_size(self, config: LearnerConfig) -> int:
         """Return the number of items of each update that this rank takes.
 
-        Args:
-            agent: The algorithm's settings.
-
         Raises:
-            ConfigError: The ranks cannot share a batch evenly, or a share is too small for the other settings, as
-                where PPO's minibatches would have less than an item each.
+            ConfigError: The ranks cannot share a batch evenly, or a share is too small for the other settings: PPO's
+                minibatches, or a table of `learner.sources`, would have less than an item each.
         """
+        agent = config.agent
         if agent.batch_size % self.size:
             raise ConfigError(
                 f"agent.batch_size is {agent.batch_size}, which {self.size} learners cannot share evenly: "
@@ -87,9 +88,10 @@ class RankInfo:
             )
         items = int(agent.batch_size) // self.size
         try:
-            replace(agent, batch_size=items)
+            replace(agent, batch_size=items)  # type: ignore[type-var] # every algorithm has a dataclass
         except ConfigError as error:
             raise ConfigError(f"{self.size} learners take {items} of agent.batch_size each, and then {error}") from None
+        refuse(shares_too_small(config.learner.sources, agent.batch_size, self.size))
         return items
 
 

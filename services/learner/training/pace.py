@@ -121,10 +121,10 @@ class FreeRunning:
         """Take the settings, the learner's counters and which rank it is.
 
         Raises:
-            ConfigError: The ranks cannot divide the batch evenly.
+            ConfigError: The ranks cannot divide the batch.
         """
         self._config, self._counters, self._rank = config, counters, rank
-        self._local_batch_size = rank.local_batch_size(config.agent)
+        self._local_batch_size = rank.local_batch_size(config)
         self.publish_every = config.learner.publish_every
         self.checkpoint_every_s = config.learner.checkpoint_every_s
 

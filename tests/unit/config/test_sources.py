@@ -68,6 +68,14 @@ def test_runs_that_take_no_sources(sections: dict[str, Any], message: str) -> No
         load_config({**sections, "learner": {"sources": {"demos": {}}}})
 
 
+def test_source_of_which_one_of_several_learners_draws_nothing_is_refused() -> None:
+    """Each draws its part of a batch from every table; a share that is enough for one learner is taken."""
+    sections = {"agent": {"batch_size": 32}, "learner": {"sources": {"demos": {"fraction": 0.04}}}}
+    load_config(sections)
+    with pytest.raises(ConfigError, match=naming("learner.sources demos 0.04 8 4 32 agent.batch_size")):
+        load_config({**sections, "launcher": {"learners": 4}})
+
+
 def test_one_setting_of_a_source_is_set_on_the_command_line(tmp_path: Path) -> None:
     """It replaces that of the file, the others stay, and a source of either alone is used."""
     file = tmp_path / "run.yaml"

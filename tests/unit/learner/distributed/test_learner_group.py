@@ -11,6 +11,9 @@ from torch import Tensor
 
 from tests.support.learner_fakes import Clock, FakeAgent, FakePriorities, FakeSource, batch
 from tests.support.naming import naming
+from tidemill.config.sections import LearnerConfig
+from tidemill.config.services import LearnerSettings
+from tidemill.config.sources import SourceSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal, draw_uniform
@@ -184,7 +187,7 @@ def test_place_is_what_torchrun_says() -> None:
     place = RankInfo.from_env({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
     assert place == RankInfo(5, 8, 1)
     assert not place.is_first
-    assert place.local_batch_size(SACConfig(batch_size=64)) == 8
+    assert place.local_batch_size(LearnerConfig(agent=SACConfig(batch_size=64))) == 8
 
 
 @pytest.mark.parametrize("size, machines, local", [(1, 1, 1), (4, 1, 4), (8, 2, 4), (3, 2, 2)])
@@ -204,15 +207,24 @@ def test_torchrun_says_which_machine_it_is_and_how_many_ranks_it_has() -> None:
 def test_batch_that_cannot_be_shared_is_refused() -> None:
     """The message names both numbers."""
     with pytest.raises(ConfigError, match=naming("batch_size 32 3")):
-        RankInfo(0, 3, 0).local_batch_size(SACConfig(batch_size=32))
+        RankInfo(0, 3, 0).local_batch_size(LearnerConfig(agent=SACConfig(batch_size=32)))
 
 
 def test_share_that_gives_a_minibatch_no_item_is_refused() -> None:
     """PPO with an LSTM has whole items in a minibatch; with fewer of them there would be fewer gradient steps."""
-    recurrent = PPOConfig(batch_size=8, minibatches=4, lstm_size=16)
+    recurrent = LearnerConfig(agent=PPOConfig(batch_size=8, minibatches=4, lstm_size=16))
     assert RankInfo(0, 2, 0).local_batch_size(recurrent) == 4
     with pytest.raises(ConfigError, match=naming("4 2 agent.batch_size 4")):
         RankInfo(0, 4, 0).local_batch_size(recurrent)
+
+
+def test_share_that_gives_a_source_no_item_is_refused() -> None:
+    """Each rank draws from every table, also where the whole batch would have an item of each."""
+    sources = {"demos": SourceSettings(fraction=0.04)}
+    config = LearnerConfig(agent=SACConfig(batch_size=32), learner=LearnerSettings(sources=sources))
+    assert RankInfo(0, 1, 0).local_batch_size(config) == 32
+    with pytest.raises(ConfigError, match=naming("learner.sources demos 0.04 8 4 32")):
+        RankInfo(0, 4, 0).local_batch_size(config)
 
 
 def test_ranks_cannot_all_be_sent_to_one_gpu() -> None:
