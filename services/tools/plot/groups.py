@@ -68,7 +68,8 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
     """Return the runs that arguments name, grouped, in the order they were named.
 
     Args:
-        arguments: Folders of runs or folders that hold runs; `LABEL=FOLDER` puts all runs of a label into one group.
+        arguments: Folders of runs or folders that hold runs; `LABEL=FOLDER` puts all runs of a label into one group,
+            unless there is a folder of that whole name.
 
     Raises:
         ConfigError: A folder holds no run with an evaluation.
@@ -77,6 +78,8 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
     labels: dict[str, str] = {}
     for argument in arguments:
         label, found, path = argument.partition("=")
+        if Path(argument).exists():
+            found = ""
         for folder in _runs(Path(path if found else argument)):
             key = f"={label}" if found else _settings_key(folder)
             folders.setdefault(key, []).append(folder)

@@ -65,6 +65,16 @@ def test_label_puts_runs_together(tmp_path: Path) -> None:
     assert (group.label, [curve.folder.name for curve in group.curves]) == ("ours", ["a", "b"])
 
 
+def test_folder_whose_name_has_an_equals_sign_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands before the sign is a label only if there is no such folder."""
+    monkeypatch.chdir(tmp_path)
+    run = _run(Path("sweeps", "lr=3", "a"), 1, [1.0])
+    _run(tmp_path / "b", 1, [2.0])
+    groups = find_groups(["sweeps/lr=3", "ours=b", f"ours={run}"])
+    names = [(group.label, [curve.folder.name for curve in group.curves]) for group in groups]
+    assert names == [("a", ["a"]), ("ours", ["b", "a"])]
+
+
 @pytest.mark.parametrize(
     "names, label",
     [
