@@ -252,10 +252,11 @@ class _Handler(BaseHTTPRequestHandler):
         if "Range" not in self.headers:
             return 0, size - 1
         found = _RANGE.fullmatch(self.headers["Range"])
-        if not found or int(found[1]) >= size:
-            raise _Refused(416, "there is no such range")
-        first = int(found[1])
-        return first, min(int(found[2] or size), size - 1, first + 8 * _BLOCK_BYTES)
+        if found:
+            first, last = int(found[1]), min(int(found[2] or size), size - 1)
+            if first <= last:
+                return first, min(last, first + 8 * _BLOCK_BYTES)
+        raise _Refused(416, "there is no such range")
 
     def _copy(self, content: io.BufferedReader, count: int) -> None:
         end_s = time.monotonic() + SEND_S
