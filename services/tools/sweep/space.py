@@ -104,7 +104,7 @@ def _parse(name: str, values: object) -> Parameter:
 
 def _bounds(name: str, kind: str, bounds: object) -> tuple[float, float]:
     try:
-        low, high = (float(bound) for bound in bounds)  # type: ignore[attr-defined] # YAML reads 1e-5 as text
+        low, high = map(float, bounds if isinstance(bounds, list) else ())  # YAML reads 1e-5 as text
     except (TypeError, ValueError) as error:
         raise ConfigError(f"space.{name}.{kind} is {bounds!r}, allowed: [low, high]") from error
     if not (math.isfinite(low) and math.isfinite(high) and low < high):

@@ -95,6 +95,7 @@ def test_grid_of_a_range_is_refused() -> None:
         ({"agent.gamma": {"unifrom": [0, 1]}}, "'uniform'"),
         ({"agent.gamma": {"uniform": [1]}}, "low high"),
         ({"agent.gamma": {"uniform": 1}}, "low high"),
+        ({"agent.n_step": {"int": "12"}}, "'12' low high"),
         ({"agent.gamma": {"uniform": [1, 1]}}, "low high"),
         ({"agent.gamma": {"uniform": [0, float("nan")]}}, "low high"),
         ({"agent.gamma": {"log": [0, 1]}}, "0"),
