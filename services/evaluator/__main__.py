@@ -187,10 +187,10 @@ class _RunEnds:
     """The marks of a run's end that other processes set: its end, and that of training that has diverged."""
 
     def __init__(self, config: EvaluatorConfig, finish: threading.Event, stack: ExitStack) -> None:
-        self._config, self._folder, self._finish = config, config.run.folder, finish
+        self._folder, self._finish = config.run.folder, finish
+        self._tags = (config.run.end_tag, diverged_tag(config))
         self._end, self._divergence = (
-            stack.enter_context(closing(RunEnd(config.cluster.params, tag)))
-            for tag in (config.run.end_tag, diverged_tag(config))
+            stack.enter_context(closing(RunEnd(config.cluster.params, tag))) for tag in self._tags
         )
         self._is_concluded = False
         self.has_diverged = False
@@ -203,7 +203,7 @@ class _RunEnds:
         """
         is_over = self._end.is_marked()
         self.has_diverged = not is_over and self._divergence.is_marked()
-        if (is_over or self.has_diverged) and result_of(self._folder, self.tag):
+        if (is_over or self.has_diverged) and result_of(self._folder, self._tags):
             _log.info(HAS_DIVERGED if self.has_diverged else IS_OVER)
             return True
         set_result_aside(self._folder)
@@ -216,7 +216,8 @@ class _RunEnds:
     @property
     def tag(self) -> str:
         """Name of the mark of the run's end, as far as it is known."""
-        return diverged_tag(self._config) if self.has_diverged else self._config.run.end_tag
+        ended, diverged = self._tags
+        return diverged if self.has_diverged else ended
 
     def mark(self, timeout_s: float, version: int | None) -> None:
         """Mark the run as over, as `RunEnd.mark` does."""

@@ -45,8 +45,8 @@ class RunThatEnded:
         """Know nothing yet but the settings."""
         self._config, self._clock = config, clock
         self._started_s = clock()
+        self._tags = (config.run.end_tag, diverged_tag(config))
         self._version: Version | None = None
-        self._tag = ""
 
     def ask(self, client: ParamsClient) -> None:
         """Look up the version that the run ended with.
@@ -55,9 +55,7 @@ class RunThatEnded:
             TidemillError: The parameter server does not answer.
         """
         found = client.list_versions()
-        tags = (self._config.run.end_tag, diverged_tag(self._config))
-        self._tag = next((tag for tag in tags if tag in found.tags), "")
-        number = found.tags.get(self._tag, 0)
+        number = next((found.tags[tag] for tag in self._tags if tag in found.tags), 0)
         self._version = next((version for version in found.versions if version.version == number), None)
 
     def status(self) -> LearnerStatus:
@@ -79,7 +77,7 @@ class RunThatEnded:
     def _end(self, version: Version | None) -> str:
         """Return the evaluator's words for the end; it may not have written them yet, or to another disk."""
         with suppress(OSError, KeyError):
-            return str(result_of(self._config.run.folder, self._tag)["end"])
+            return str(result_of(self._config.run.folder, self._tags)["end"])
         return f"ended with version {version.version}" if version else "ended"
 
 

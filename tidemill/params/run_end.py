@@ -6,7 +6,7 @@ The run's folder says how it ended, and whether its learner has diverged.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,8 @@ def clear_divergence(folder: Path) -> None:
     (folder / _DIVERGED).unlink(missing_ok=True)
 
 
-def result_of(folder: Path, mark: str) -> dict[str, Any]:
-    """Return the result in a run's folder if it is of the end that a mark stands for; empty otherwise.
+def result_of(folder: Path, marks: Collection[str]) -> dict[str, Any]:
+    """Return the result in a run's folder if it is of the end that one of the marks stands for; empty otherwise.
 
     Older results and a launcher's do not say of which end they are, and count as that of any.
 
@@ -63,7 +63,7 @@ def result_of(folder: Path, mark: str) -> dict[str, Any]:
         UnknownFormat: It has a format that this version does not know.
     """
     result = formats.read_json(folder / RESULT, formats.RESULT)
-    return result if result.get("mark", "") in ("", mark) else {}
+    return result if result.get("mark", "") in ("", *marks) else {}
 
 
 def set_result_aside(folder: Path) -> None:

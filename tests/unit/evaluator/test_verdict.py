@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from tidemill.config.digest import diverged_tag
 from tidemill.config.run import RunSettings
+from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import FatalError
+from tidemill.params.run_end import RESULT
 from tidemill.params.version import ParamsMetadata
 from tidemill.services.evaluator import __main__ as service
 from tidemill.services.evaluator.verdict import (
@@ -64,3 +70,19 @@ def test_confirmations_never_share_a_seed_with_anything_before() -> None:
     assert len(seeds) == len(set(seeds)) == 25 + 50 * 100
     assert confirmation_seeds(10_000, 100, 2)[0] == 1_010_200
     assert confirmation_seeds(10_000, 50, 3, 1_010_300) == range(1_010_300, 1_010_350)
+
+
+@pytest.mark.parametrize("marked, written, is_done", [(0, 1, True), (1, 0, True), (0, None, False), (None, 0, False)])
+def test_result_of_either_end_with_the_same_settings_is_that_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: int | None, written: int | None, is_done: bool
+) -> None:
+    """Training may diverge while the last evaluation reaches the target: the evaluator leaves its result as it is."""
+    config = EvaluatorConfig(run=RunSettings(root=str(tmp_path), name="mine", target_return=200.0, supervisor="engine"))
+    tags = (config.run.end_tag, diverged_tag(config))
+    config.run.folder.mkdir()
+    (config.run.folder / RESULT).write_text(json.dumps({"mark": "other" if written is None else tags[written]}))
+    marks = () if marked is None else (tags[marked],)
+    monkeypatch.setattr(service, "RunEnd", lambda _, tag: Mock(is_marked=lambda: tag in marks))
+    with ExitStack() as stack:
+        assert service._RunEnds(config, threading.Event(), stack).is_done() == is_done
+    assert (config.run.folder / RESULT).exists() == is_done
