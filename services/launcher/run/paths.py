@@ -257,17 +257,24 @@ def check_new_log(config: RunConfig, *, fresh: bool) -> None:
     """Raise `AlreadyExists` if a new run would find the experience of an earlier one in the folder of its log.
 
     A run that never trained may start again with its own log, unless `fresh` asks for a new one. The log of a run that
-    has one of its sources on its own replay service is there before it.
+    has one of its sources on its own replay service is there before it, without the table that the run fills.
     """
-    if _has_own_source(config) or (not fresh and _starts_again(config)):
+    if not fresh and _starts_again(config):
         return
     run = config.run.folder.resolve()
     for folder in log_folders(config):
-        if not folder.resolve().is_relative_to(run) and has_log(folder):
+        if folder.resolve().is_relative_to(run) or not has_log(folder):
+            continue
+        if not _has_own_source(config):
             raise AlreadyExists(
                 f"replay.storage.folder is {config.replay.storage.folder!r}, and {folder} holds the experience of "
                 "an earlier run, which this one would train on: name an empty folder, or one for each run by {run}, "
                 "such as '{run}/replay'. To continue the earlier run, use `tidemill resume`"
+            )
+        if other := _run_that_filled_the_table(config, folder):
+            raise AlreadyExists(
+                f"table.name is {config.table.name!r}, and {folder} holds the experience of {other} in the table of "
+                "this name, which this run would train on: choose another name with --table.name"
             )
 
 
@@ -275,6 +282,16 @@ def _has_own_source(config: RunConfig) -> bool:
     """True if one of `learner.sources` is another table of the run's own replay service."""
     sources = config.learner.sources.items()
     return any(not source.replay and (source.table or name) != config.table.name for name, source in sources)
+
+
+def _run_that_filled_the_table(config: RunConfig, log: Path) -> Path | None:
+    """Return the folder of a run with the same root that has trained with the same table in a log; None without one."""
+    for file in sorted(config.run.folder.parent.glob("*/config.yaml")):
+        with contextlib.suppress(ConfigError, FatalError):  # nor could it be continued
+            other = with_absolute_log(from_document(RunConfig, read_document(file)))
+            if other.table.name == config.table.name and log in log_folders(other) and has_trained(file.parent):
+                return file.parent
+    return None
 
 
 def _starts_again(config: RunConfig) -> bool:

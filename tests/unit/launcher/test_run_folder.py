@@ -333,6 +333,21 @@ def test_log_may_hold_a_source_of_the_run(tmp_path: Path, source: SourceSettings
         check_new_log(config, fresh=True)
 
 
+def test_table_that_another_run_filled_is_no_new_one(tmp_path: Path) -> None:
+    """Beside the demonstrations on its replay service a run would train on the steps of a run before it."""
+    (tmp_path / "00000001.log").touch()
+    sources = LearnerSettings(sources={"demonstrations": SourceSettings()})
+    config = replace(_with_log(tmp_path / "runs", str(tmp_path)), learner=sources)
+    RunFolder.create(config, fresh=False).close()
+    check_new_log(config, fresh=True)
+    _trained(config.run.folder)
+    for name in ("lander", "other"):
+        again = replace(config, run=replace(config.run, name=name))
+        with pytest.raises(AlreadyExists, match=naming("table.name 'replay'", tmp_path, config.run.folder)):
+            check_new_log(again, fresh=True)
+        check_new_log(replace(again, table=replace(config.table, name="second")), fresh=True)
+
+
 def test_log_in_the_folder_of_a_run_is_its_own(tmp_path: Path) -> None:
     """It is moved aside or emptied with the run."""
     for folder in ("{run}/log", str(tmp_path / "lander" / "log")):
