@@ -187,7 +187,10 @@ def test_run_that_has_trained_on_images_with_their_channels_first_continues() ->
 
 
 def test_run_whose_environment_has_other_spaces_does_not_continue(tmp_path: Path) -> None:
-    """Its settings are the same, its code is not: the refusal names the environment and each space, then and now."""
+    """Its settings are the same, its code is not: the refusal names the environment and each space, then and now.
+
+    Only a run that has not trained may as well start again under its name.
+    """
     config = dataclasses.replace(RunConfig(), run=RunSettings(root=str(tmp_path), name="lander"))
     config.run.folder.mkdir()
     check_environment(config, before=config)
@@ -200,6 +203,12 @@ def test_run_whose_environment_has_other_spaces_does_not_continue(tmp_path: Path
         check_environment(config, before=config)
     assert "\n" not in str(refused.value)
     assert "action_shape" not in str(refused.value)
+    again = f"train --config {config.run.folder / 'config.yaml'}` starts it from scratch"
+    assert again in str(refused.value)
+    (config.run.folder / "result.json").write_text("{}")
+    with pytest.raises(ConfigError, match=words) as refused:
+        check_environment(config, before=config)
+    assert again not in str(refused.value)
 
 
 def test_environment_without_a_limit_is_noted() -> None:

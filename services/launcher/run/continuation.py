@@ -11,8 +11,10 @@ from tidemill.config.sections import RunConfig
 from tidemill.envs.recorded_spec import spec_changes
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
+from tidemill.installation import typed
 from tidemill.rl.settings.registry import stored_columns
 from tidemill.scores import read_scores
+from tidemill.services.launcher.run.folder import has_trained
 from tidemill.services.launcher.run.paths import log_folders
 from tidemill.settings.overlay import to_document
 from tidemill.types import EnvSpec
@@ -47,8 +49,8 @@ def check_continues(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSet
     texts = [f"{name} {new!r} (it was {then!r})" for name, (then, new) in list(changes.items())[:_NAMED]]
     more = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
     raise ConfigError(
-        f"run {now.run.name!r} cannot continue with {', '.join(texts)}{more}: {reason}. Leave it as it was, or "
-        "train under another --run.name"
+        f"run {now.run.name!r} cannot continue with {', '.join(texts)}{more}: {reason}. Leave it as it was, "
+        f"or {_instead(now)}"
     )
 
 
@@ -94,8 +96,16 @@ def check_spec(config: RunConfig, spec: EnvSpec) -> None:
     if changes := [f"{name} {now!r} (it was {then!r})" for name, (then, now) in pairs.items()]:
         raise ConfigError(
             f"run {config.run.name!r} cannot continue: env.id {config.env.id!r} now has {', '.join(changes)}. Restore "
-            "the environment as it was, or train under another --run.name"
+            f"the environment as it was, or {_instead(config)}"
         )
+
+
+def _instead(config: RunConfig) -> str:
+    """Return the remedy for a run that cannot continue."""
+    if has_trained(config.run.folder):
+        return "train under another --run.name"
+    again = typed("train", "--config", config.run.folder / "config.yaml")
+    return f"train under another --run.name. The run has not trained yet: `{again}` starts it from scratch"
 
 
 def trained_s(folder: Path) -> float:
