@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,12 @@ def check_type(name: str, value: object, kinds: type | tuple[type, ...], instead
 
 
 def check_integer(name: str, value: Any) -> None:  # noqa: ANN401 - what is checked
-    """Raise TypeError unless a value is an integer, of Python or NumPy."""
-    try:
-        operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {_shown(value)}, must be an integer") from None
+    """Raise TypeError unless a value is an integer, of Python or NumPy; a bool is none."""
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            operator.index(value)
+            return
+    raise TypeError(f"{name} is {_shown(value)}, must be an integer")
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

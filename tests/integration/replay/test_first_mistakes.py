@@ -171,6 +171,7 @@ def test_mistake_of_a_client_is_a_type_error(server: LocalServer) -> None:
             (lambda: makes_dataset(address, table, 1, prefetch=1.5), "prefetch 1.5 integer"),
             (lambda: any_writer.create_item("t", last=1, priority="high"), "priority 'high'"),
             (lambda: any_writer.append(STEP, env="0"), "env '0' integer"),
+            (lambda: any_writer.append(STEP, env=True), "env True integer"),
             (lambda: makes_server(5), "folder 5 path None"),
             (lambda: makes_server(port="7401"), "port '7401' integer"),
             (lambda: torch_dataset(any_dataset), "open_dataset ReplayDataset function"),
@@ -217,6 +218,20 @@ def test_single_environment_says_whether_its_episode_ended(server: LocalServer, 
             with pytest.raises(InvalidArgument, match=naming("mask () (2,)")):
                 writer.end_episode(kind(ended))
         assert [writer.episode_steps(env) for env in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("wrong", [np.array([0, 0, 1], np.float32), [0, 0, 1], [0, 0, 0], [0.0, 2.0], [3], [-1], "1"])
+def test_environments_are_named_by_a_bool_mask_or_indices(server: LocalServer, wrong: Any) -> None:  # noqa: ANN401
+    """A mask of numbers was taken for indices: it ended the episodes of other environments."""
+    with ReplayWriter(server.address, steps_table(), num_envs=3) as writer:
+        for env in range(3):
+            writer.append(STEP, env=env)
+        with pytest.raises(InvalidArgument, match=naming("bool [3] 0 .. 2")):
+            writer.end_episode(wrong)
+        writer.end_episode([])
+        assert [writer.episode_steps(env) for env in range(3)] == [1, 1, 1]
+        writer.end_episode(np.array([2, 0]))
+        assert [writer.episode_steps(env) for env in range(3)] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

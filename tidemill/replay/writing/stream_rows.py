@@ -163,18 +163,21 @@ class StreamRows:
             self._find_level()
 
     def chosen(self, envs: ArrayLike) -> Ints:
-        """Return the streams that indices or a mask [N] name, of a single one also a bool.
+        """Return the streams that indices or a bool mask [N] name, of a single one also a bool.
 
         Raises:
-            InvalidArgument: They name others.
+            InvalidArgument: They name others, or one twice, as a mask of numbers does.
         """
         given, count = np.asarray(envs), len(self.all)
         if given.dtype == np.bool_:
             if np.atleast_1d(given).shape != (count,):
                 raise InvalidArgument(f"the mask of environments has shape {given.shape}, must have ({count},)")
             return np.flatnonzero(given)
-        if given.size and not 0 <= given.min() <= given.max() < count:
-            raise InvalidArgument(f"envs are {given.tolist()}, must be 0 .. {count - 1}")
+        indices = np.unique(given) if given.dtype.kind in "iu" else self.all[:0]
+        if given.size and not (len(indices) == given.size and 0 <= indices[0] <= indices[-1] < count):
+            raise InvalidArgument(
+                f"envs are {given.tolist()}, must be a bool mask [{count}], or indices 0 .. {count - 1}, each once"
+            )
         return given.astype(np.int64).reshape(-1)
 
     def state(self) -> dict[str, Array]:

@@ -350,8 +350,7 @@ class ReplayWriter(Reopened):
         """End the episode of some environments: no item will have steps from before and after.
 
         Args:
-            envs: Their indices, or a mask [N] as environments return it, of a single environment also a bool; None is
-                all.
+            envs: Their indices, each once, or a bool mask [N], of a single environment also a bool; None is all.
 
         Raises:
             Unavailable: The last `flush` failed, and what it has left cannot be sent yet: call it again.
