@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 from tests.support.naming import naming
 from tests.support.replay_service import local_server
 from tests.support.waiting import WAIT_S
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, InvalidArgument
 from tidemill.replay import (
     ItemWindow,
     ReplayBatch,
@@ -97,6 +98,15 @@ def test_data_loader_iterates_over_batches(workers: int) -> None:
         )
         assert [next(batches)["number"][:, 0].tolist() for _ in range(2)] == [[0] * 4] * 2
         del batches
+
+
+@pytest.mark.parametrize("given", [{"epochs": 1}, {"seed": 7}], ids=str)
+def test_data_loader_has_one_worker_for_draws_that_repeat(given: dict[str, Any]) -> None:
+    """Two workers with the same arguments gave each item of an epoch, or each batch of a seed, twice."""
+    data = torch_dataset(partial(ReplayDataset, "127.0.0.1:9", _TABLE, 4, timeout_s=WAIT_S, **given))
+    loader = DataLoader(data, None, num_workers=2, multiprocessing_context="spawn", timeout=WAIT_S)
+    with pytest.raises(InvalidArgument, match=naming("num_workers 2 1", *given)):
+        next(iter(loader))
 
 
 def test_data_loader_is_given_what_opens_a_dataset() -> None:

@@ -43,7 +43,8 @@ def torch_dataset(
 
     Args:
         open_dataset: Opens the dataset, such as `functools.partial(ReplayDataset, address, table, 32)`. It is called in
-            the process that iterates: workers of a `DataLoader` open one each. Start them with
+            the process that iterates: workers of a `DataLoader` open one each. With `seed` or `epochs`
+            only one is allowed, because several would draw the same items. Start them with
             `multiprocessing_context="spawn"`, for which it must be picklable: a lambda is not.
         pin_memory: Whether tensors come in pinned memory, from which copies to a GPU run beside the host.
 
