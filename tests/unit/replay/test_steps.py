@@ -63,6 +63,23 @@ def test_scalar_of_numpy_keeps_its_dtype(dtype: str) -> None:
     assert signature_like({"reward": np.zeros(3, dtype)}, batched=True) == expected
 
 
+@pytest.mark.parametrize("value", [0.5, [0.5, 1], [[0.0], [0.5]], [(0.5, 1.0)], [1e39]])
+def test_floats_of_python_are_float32_also_in_lists(value: Any) -> None:  # noqa: ANN401 - nested lists
+    """A list of them was float64, twice the bytes; a table that has it so still takes lists, exactly."""
+    shape = np.shape(value)
+    expected = (ColumnSpec("x", "float32", shape),)
+    assert signature_like({"x": value}) == signature_like({"x": [value, value]}, batched=True) == expected
+    stored = StepReader((ColumnSpec("x", "float64", shape),)).read({"x": value}, ())["x"]
+    assert stored.dtype == np.float64
+    assert np.array_equal(stored, value)
+
+
+@pytest.mark.parametrize("value", [[np.float64(0.5)], [0.5, np.float64(1)], [np.zeros(2)], [[1, 2]], [True]])
+def test_list_of_anything_else_has_the_dtype_of_its_array(value: list[Any]) -> None:
+    """That of NumPy's scalars or arrays, also of one among others, and that of integers and bools."""
+    assert signature_like({"x": value})[0].dtype == np.asarray(value).dtype.name
+
+
 @pytest.mark.parametrize(
     "step, message",
     [

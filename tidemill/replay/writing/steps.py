@@ -75,8 +75,8 @@ def signature_like(
 ) -> Signature:
     """Return the columns of steps like an example.
 
-    Columns of 256 bytes per step and more are compressed with LZ4. Python's floats become float32, its integers int64;
-    arrays and scalars of NumPy keep their dtype.
+    Columns of 256 bytes per step and more are compressed with LZ4. Python's floats become float32, its integers int64,
+    also in lists; arrays and scalars of NumPy keep their dtype.
 
     Args:
         step: One step, as it will be given to `ReplayWriter.append`: a nest of arrays and scalars.
@@ -115,7 +115,7 @@ def ragged_columns(signature: Sequence[ColumnSpec]) -> tuple[str, ...]:
 
 
 def _example(name: str, value: Any, batched: bool, ragged: bool) -> Array:  # noqa: ANN401
-    """Return one step of a column in the dtype it will have."""
+    """Return an array with the dtype that a column will have and the shape of one step."""
     if batched and ragged:  # one array for each environment, of different lengths
         value = value[0]
     try:
@@ -126,11 +126,18 @@ def _example(name: str, value: Any, batched: bool, ragged: bool) -> Array:  # no
         if not array.ndim:
             raise InvalidArgument(f"column {name!r} is a scalar, must have one entry for each environment")
         array = array[0]
-    if isinstance(value, float) and not isinstance(value, np.generic):  # np.float64 is both
-        array = np.asarray(value, np.float32)
+    if array.dtype == np.float64 and _is_pythons(value):
+        array = np.zeros(array.shape, np.float32)
     if array.dtype.name not in DTYPES:
         raise InvalidArgument(f"column {name!r} has dtype {array.dtype.name!r}, must be one of {sorted(DTYPES)}")
     return array
+
+
+def _is_pythons(value: Any) -> bool:  # noqa: ANN401
+    """True if a value is a number of Python, or a nest of lists of them."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_pythons, value))
+    return isinstance(value, int | float) and not isinstance(value, np.generic)  # np.float64 is a float, too
 
 
 class StepReader:
