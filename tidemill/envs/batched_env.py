@@ -36,6 +36,7 @@ from tidemill.types import EnvSpec
 GymnasiumVectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 _METHODS = ("reset", "step", "render", "close")
+_FLATTEN = "wrap the batch in gymnasium.wrappers.vector.FlattenObservation, which makes vectors"
 
 
 class BatchedEnv:
@@ -64,7 +65,7 @@ class BatchedEnv:
         """
         self._env, self._name = env, name
         self._mode = _autoreset_mode(env, name)
-        self._format = observation_format(env.single_observation_space)
+        self._format = observation_format(env.single_observation_space, _FLATTEN)
         self._actions = action_adapter(env.single_action_space, joint=joint_actions)
         num_actions, action_shape = self._actions.num_actions, self._actions.shape
         self.spec = EnvSpec(

@@ -122,8 +122,14 @@ def _vector(space: gymnasium.Space[Any], value: Any, path: str = "") -> NDArray[
     return np.concatenate([_vector(part, value[key], prefix + part_name(key)) for key, part in parts])
 
 
-def observation_format(space: gymnasium.Space[Any]) -> ObservationFormat:
+def observation_format(
+    space: gymnasium.Space[Any], flatten: str = "set env.flatten for one float32 vector"
+) -> ObservationFormat:
     """Return how observations of a space are stored.
+
+    Args:
+        space: Of one observation.
+        flatten: How to make a vector of a space of fixed size, for the message.
 
     Raises:
         ConfigError: The space is neither an array of at least one axis nor a Dict or Tuple of parts of fixed size; the
@@ -134,7 +140,6 @@ def observation_format(space: gymnasium.Space[Any]) -> ObservationFormat:
     if isinstance(space, spaces.MultiBinary):
         return ObservationFormat(space.shape, "float32", spaces={"": space})
     if not isinstance(space, spaces.Box) or not space.shape:
-        flatten = "set env.flatten for one float32 vector"
         fixed = "return an array of fixed size"
         raise ConfigError(
             f"observations of {space} are not an array with at least one axis; "

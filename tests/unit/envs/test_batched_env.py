@@ -165,6 +165,16 @@ def test_batch_of_gymnasiums_registry_needs_no_code() -> None:
     env.close()
 
 
+def test_batch_of_discrete_observations_is_refused_with_the_wrapper_that_helps() -> None:
+    """It named `env.flatten`, which is refused beside `env.vector`."""
+    settings = EnvSettings("FrozenLake-v1", {"id": "FrozenLake-v1"}, vector="gymnasium:make_vec")
+    with pytest.raises(ConfigError, match=naming("Discrete(16) gymnasium.wrappers.vector.FlattenObservation")) as told:
+        make_env(settings, 2, training=True)
+    assert "env.flatten" not in str(told.value)
+    wrapped = gymnasium.wrappers.vector.FlattenObservation(gymnasium.make_vec("FrozenLake-v1", 2))
+    assert BatchedEnv(wrapped, "a_test:make").reset(0).tolist() == [[1.0, *[0.0] * 15]] * 2
+
+
 def test_limit_of_an_episode_is_handed_on() -> None:
     """Evaluation and training may have different limits; what cannot take one is refused by its name."""
     settings = EnvSettings("P", vector="batched_env:PointMassVectorEnv", max_episode_steps=7, max_evaluation_steps=9)
