@@ -172,10 +172,10 @@ class BatchedEnv:
         if again:
             fresh = self._reset(is_reset_step)
             others = ~is_reset_step
-            if not np.array_equal(fresh[others], observation[others]):
+            if not np.array_equal(fresh[others], observation[others], equal_nan=True):  # `step` names a NaN
                 raise EnvFailed(
-                    f"{self._name} reset environments outside options['reset_mask']: respect the mask, or use "
-                    "AutoresetMode.NEXT_STEP"
+                    f"{self._name} reset environments outside options['reset_mask'], or returned other observations "
+                    "for them: respect the mask, or use AutoresetMode.NEXT_STEP"
                 )
             observation = fresh
         if self._mode is AutoresetMode.SAME_STEP:

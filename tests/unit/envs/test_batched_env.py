@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from tests.support.envs import CountingEnv, EchoEnv
+from tests.support.envs import CountingEnv, EchoEnv, FailingEnv
 from tests.support.naming import naming
 from tidemill.envs.batched_env import BatchedEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
@@ -280,6 +280,18 @@ def test_batch_that_resets_more_than_it_was_asked_to_is_found_out() -> None:
     env.step(np.zeros(3, np.int64))
     with pytest.raises(FatalError, match=naming("options['reset_mask']")):
         env.step(np.zeros(3, np.int64))
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_observation_that_is_not_finite_is_named_while_another_environment_resets(mode: AutoresetMode) -> None:
+    """Not being equal to itself, it was taken for a reset outside of the mask."""
+    makers = [lambda: CountingEnv(2), lambda: FailingEnv(3, "observation")]
+    env = BatchedEnv(gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=mode), "a_test:make")
+    env.reset(0)
+    for _ in range(2):
+        env.step(np.zeros(2, np.int64))
+    with pytest.raises(FatalError, match=naming("1 3 observation")):
+        env.step(np.zeros(2, np.int64))
 
 
 def test_batch_that_keeps_a_last_observation_to_itself_is_found_out() -> None:
