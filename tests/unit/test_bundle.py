@@ -275,6 +275,8 @@ def test_policy_takes_the_mask_out_of_the_observation(tmp_path: Path, others: tu
     observation = {**{each: np.zeros(3, np.float32) for each in others}, "legal": np.array([0, 0, 1, 0], np.int8)}
     assert policy.act(observation) == 2
     assert policy.act(observation, action_mask=[True, False, False, False]) == 0
+    with pytest.raises(InvalidArgument, match=naming("'turn'")):
+        policy.act({**observation, "turn": 0})
 
 
 def test_policy_of_several_parts_takes_them_nested_or_packed(tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ class TrainedPolicy:
         if isinstance(observation, Mapping) and key in observation:  # as the environment itself returns it
             observation, own_mask = without_mask(observation, key)
             action_mask = own_mask if action_mask is None else action_mask
+        if isinstance(observation, Mapping) and not parts:
+            raise InvalidArgument(f"observation with the keys {list(observation)}, allowed: a single array")
         seen = packed(parts, observation, self.env_spec.observation_spaces) if parts else np.asarray(observation)
         is_single = seen.shape == self.env_spec.observation_shape
         rows = seen[None] if is_single else seen

@@ -37,21 +37,25 @@ class MaskFromObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"env.action_mask is '{OBSERVATION}.{key}', but observations are {space}, allowed: {allowed}"
             )
         assert isinstance(space, spaces.Dict)
-        self._key = key
+        self._key, self._keys = key, keys
         left, _ = without_mask(space.spaces, key)
         self.observation_space = spaces.Dict(left) if isinstance(left, dict) else left
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start the next episode."""
         observation, info = self.env.reset(seed=seed, options=options)
-        rest, mask = without_mask(observation, self._key)
+        rest, mask = self._divided(observation)
         return rest, {**info, _NAME: mask}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:  # noqa: ANN401 - gymnasium's
         """Act once."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        rest, mask = without_mask(observation, self._key)
+        rest, mask = self._divided(observation)
         return rest, reward, terminated, truncated, {**info, _NAME: mask}
+
+    def _divided(self, observation: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the parts that the space declares, without the mask, and the mask."""
+        return without_mask({key: observation[key] for key in self._keys}, self._key)
 
 
 def info_key(setting: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,22 @@ def test_mask_is_that_of_the_newest_observation(settings: EnvSettings) -> None:
     expected = [EVEN, ODD, EVEN, ODD, EVEN, ODD, ANY, EVEN, ODD]
     assert found == [[mask, mask] for mask in expected]
     env.close()
+
+
+class TellingEnv(MaskedEnv):
+    """Observes whose turn it is as well, which its space does not declare."""
+
+    def _observation(self) -> Any:  # noqa: ANN401 - as the parent's
+        return {**super()._observation(), "turn": self._step}
+
+
+def test_key_that_the_space_does_not_declare_is_left_out() -> None:
+    """It was taken for a part of the observation, which then had no shape."""
+    settings = EnvSettings(f"{__name__}:TellingEnv", {"mask": "observation"}, action_mask="observation.action_mask")
+    env = make_env(settings, 1, training=True)
+    assert env.reset(0).tolist() == [[1, 0]]
+    assert env.step(np.array([0])).observation.tolist() == [[0, 1]]
+    assert _mask(env) == [ODD]
 
 
 def test_spec_and_signature_have_the_mask() -> None:
