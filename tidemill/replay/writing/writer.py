@@ -66,7 +66,7 @@ class ReplayWriter(Reopened):
     `TidemillError` of a server that refused for good, such as one that has another table of that name; and
     `FailedPrecondition` once it is closed, and in a process forked from the one that made the writer. Pickled, it is
     another writer with the same arguments where it arrives: it has its own streams, and none of the steps that this
-    one has not sent.
+    one has not sent. With `name` or `state` it takes the streams of this one over.
 
     Example:
         >>> import tidemill
