@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -165,6 +165,16 @@ class EnvSpec:
                 "For several parts: tidemill.declared_spec({'observation': {'camera': ['uint8', 64, 64, 3], 'speed': "
                 "['float32', 2]}, 'num_actions': 4})"
             )
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> EnvSpec:
+        """Return the specification that a JSON document of its fields holds; an earlier version's may lack some."""
+        read: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
+        }
+        parts = [ObservationPart(name, dtype, tuple(shape)) for name, dtype, shape in read.get("observation_parts", ())]
+        spaces = map(PartSpace.from_document, read.get("observation_spaces", ()))
+        return cls(**read | {"observation_parts": tuple(parts), "observation_spaces": tuple(spaces)})
 
     @property
     def is_image(self) -> bool:

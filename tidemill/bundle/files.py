@@ -29,7 +29,7 @@ from tidemill.errors import AlreadyExists, ConfigError, DataLoss, NotFound
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.stored import read_params
 from tidemill.params.version import BEST, LATEST, Params, Precision
-from tidemill.types import EnvSpec, ObservationPart, PartSpace
+from tidemill.types import EnvSpec
 
 DOCUMENT, POLICY, CONFIG, CARD = "bundle.json", "policy.safetensors", "config.yaml", "README.md"
 
@@ -201,15 +201,11 @@ def read_bundle(folder: Path) -> Bundle:
     encoding = version.encoding(Precision.FULL)
     if len(blob) != encoding.size_bytes or hashlib.sha256(blob).digest() != encoding.sha256:
         raise DataLoss(f"{folder / POLICY} does not match its size and SHA-256")
-    spec: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in content["env_spec"].items()
-    }
-    spec["observation_parts"] = tuple(
-        ObservationPart(name, dtype, tuple(shape)) for name, dtype, shape in spec.get("observation_parts", ())
+    env_spec = EnvSpec.from_document(
+        {**content["env_spec"], "observation_spaces": content.get("observation_spaces", ())}
     )
-    spec["observation_spaces"] = tuple(map(PartSpace.from_document, content.get("observation_spaces", ())))
     params = Params(version, Precision.FULL, blob)
-    return Bundle(params, EnvSpec(**spec), content["result"], content["versions"], content["exported"])
+    return Bundle(params, env_spec, content["result"], content["versions"], content["exported"])
 
 
 def read_policy_params(folder: Path, selector: int | str | None = None) -> Params:

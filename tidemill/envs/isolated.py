@@ -26,7 +26,7 @@ from tidemill.envs.worker import STEP_COLUMNS
 from tidemill.envs.worker_link import Link, Message
 from tidemill.errors import ConfigError, EnvFailed, InvalidArgument
 from tidemill.parent import PARENT_VARIABLE
-from tidemill.types import EnvSpec, ObservationPart, PartSpace
+from tidemill.types import EnvSpec
 
 _IMPORT_S = 60.0  # until a process has imported what it needs, or `env.reset_timeout_s` if that is longer
 _POLL_S = 0.2
@@ -199,7 +199,7 @@ class WorkerPart:
             if "here" in message[0]:
                 self._is_here, self._sent_s = True, time.monotonic()
                 continue
-            self._spec, self._is_made = _spec(message[0]["spec"]), True
+            self._spec, self._is_made = EnvSpec.from_document(message[0]["spec"]), True
             return True
 
     def _took_reset(self, message: Message) -> Array:
@@ -328,11 +328,3 @@ class IsolatedEnv:
     def close(self) -> None:
         """End the process; closing twice does nothing."""
         self._part.close()
-
-
-def _spec(fields: dict[str, Any]) -> EnvSpec:
-    """Return the spec that a message has."""
-    parts = tuple(ObservationPart(name, dtype, tuple(shape)) for name, dtype, shape in fields["observation_parts"])
-    shapes = {name: tuple(fields[name]) for name in ("observation_shape", "action_shape", "action_sizes")}
-    spaces = tuple(map(PartSpace.from_document, fields["observation_spaces"]))
-    return EnvSpec(**fields | shapes | {"observation_parts": parts, "observation_spaces": spaces})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.logger import LateLogger
 from tidemill.rl.settings.registry import AgentConfig, config_class
 from tidemill.settings.overlay import overlay, to_document
-from tidemill.types import EnvSpec, ObservationPart, PartSpace
+from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,7 @@ def main() -> int:
     asked = json.load(sys.stdin)
     config = overlay(config_class(asked["algorithm"])(), asked["agent"])
     try:
-        _record(config, _env_spec(asked["env_spec"]), asked["device"], asked["items"])
+        _record(config, EnvSpec.from_document(asked["env_spec"]), asked["device"], asked["items"])
     except Exception as error:  # of CUDA, torch or the user's network
         sys.stderr.write(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}\n")
         return 1
@@ -129,13 +129,6 @@ def _with_every_kind_soon(config: AgentConfig) -> tuple[AgentConfig, int]:
         changed["crossq_warmup_updates"] = updates
         updates *= 2
     return dataclasses.replace(config, **changed), updates  # type: ignore[type-var]
-
-
-def _env_spec(document: dict[str, Any]) -> EnvSpec:
-    lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
-    parts = tuple(ObservationPart(name, dtype, tuple(shape)) for name, dtype, shape in lists["observation_parts"])
-    spaces = tuple(map(PartSpace.from_document, lists["observation_spaces"]))
-    return EnvSpec(**{**document, **lists, "observation_parts": parts, "observation_spaces": spaces})
 
 
 if __name__ == "__main__":
