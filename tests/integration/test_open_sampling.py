@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConf
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.settings.registry import stored_columns
 from tidemill.services.learner.data import sampling as sampling_module
-from tidemill.services.learner.data.kept_rows import open_rows_on_device
+from tidemill.services.learner.data.device_rows import DeviceRows
 from tidemill.services.learner.data.sampling import LearnerRows
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
 from tidemill.services.learner.status.counters import Counters
@@ -168,9 +169,13 @@ def test_every_rank_keeps_a_mirror_on_its_device_if_all_have_room(
 ) -> None:
     """All agree: where one has none, they share the mirror in the host's memory."""
     room = iter([True] * have_room + [False] * (2 - have_room))
-    monkeypatch.setattr(
-        sampling_module, "open_rows_on_device", lambda *given: open_rows_on_device(*given) if next(room) else None
-    )
+
+    def open_rows(*given: Any) -> DeviceRows:  # noqa: ANN401 - as DeviceRows takes them
+        if next(room):
+            return DeviceRows(*given)
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(sampling_module, "DeviceRows", open_rows)
     with ExitStack() as stack:
         opened = _open(server, _ranks(2), stack, on_device=True)
         assert _kinds(opened) == kinds

@@ -22,8 +22,7 @@ from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.data.decoder import ToDevice, decoded_later
-from tidemill.services.learner.data.kept_rows import mirror_device
-from tidemill.services.learner.data.sampling import LearnerRows
+from tidemill.services.learner.data.sampling import LearnerRows, mirror_device
 from tidemill.services.learner.data.sources import Mixture, joined_columns
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
 from tidemill.services.learner.status.counters import Counters

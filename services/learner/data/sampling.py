@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
@@ -10,21 +11,38 @@ import structlog
 import torch
 
 from tidemill.config.sections import LearnerConfig
-from tidemill.replay.sampling.mirror import TableMirror
+from tidemill.errors import ConfigError
+from tidemill.replay.sampling.mirror import Reserve, TableMirror
+from tidemill.replay.sampling.mirror_memory import free_bytes, open_mirror
+from tidemill.replay.sampling.shared_arrays import reserve_private
 from tidemill.replay.sampling.shared_mirror import SampleDealer, SharedMirror, fetch_mirror
 from tidemill.replay.sampling.source import Connect, OpenedSource, SampleShape
 from tidemill.replay.table_config import TableConfig
+from tidemill.rl.agents.interface import Agent, observation_columns_of
 from tidemill.services.learner.data.device_rows import DeviceRows
-from tidemill.services.learner.data.kept_rows import (
-    KeptRows,
-    open_kept_rows,
-    open_own_mirror,
-    open_rows_on_device,
-)
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, StepVote
 from tidemill.services.learner.status import metrics
 
 _log = structlog.get_logger()
+
+
+def mirror_device(config: LearnerConfig, agent: Agent, device: torch.device) -> torch.device | None:
+    """Return the device whose memory may keep the mirror's observations; None for the host's alone.
+
+    Raises:
+        ConfigError: `learner.mirror_device` asks for a device, but the agent needs observations in host memory.
+    """
+    asked = config.learner.mirror_device
+    if asked == "host" or not config.learner.mirror_mib or (asked == "auto" and device.type != "cuda"):
+        return None
+    if observation_columns_of(agent):
+        return device
+    if asked == "auto":
+        return None
+    reason = "table.hindsight relabels" if config.table.hindsight else f"{config.agent.algorithm} reads"
+    raise ConfigError(
+        f"learner.mirror_device is 'device', but {reason} observations in host memory; use 'auto' or 'host'"
+    )
 
 
 class LearnerRows:
@@ -70,14 +88,20 @@ class LearnerRows:
         if self._own is not None:
             return OpenedSource(connect(None, shape.in_flight))
         self._own = table
-        kept = self._on_devices(table, shape)
-        if kept is None and (shared := self._shared(table, shape, connect, stack)) is not None:
+        mirror = self._on_all_devices(table, shape)
+        if mirror is None and (shared := self._shared(table, shape, connect, stack)) is not None:
             return shared
-        if kept is None:
-            ranks = self._rank.local_size
-            kept = open_kept_rows(self._config, table, shape, self._stride, ranks, self._device)
-        self.on_device = kept.on_device
-        return OpenedSource(connect(kept.mirror, shape.in_flight), kept.mirror)
+        if mirror is None:
+            mirror = self.keep(table, shape)
+        return OpenedSource(connect(mirror, shape.in_flight), mirror)
+
+    def keep(self, table: TableConfig, shape: SampleShape) -> TableMirror | None:
+        """Return this rank's own mirror, its observations on the device if they may be there and fit.
+
+        None if there is too little memory for one. The ranks of a machine divide the host's free memory.
+        """
+        mirror = self._on_device(table, shape)
+        return self._mirror(table, shape, free_bytes() // self._rank.local_size) if mirror is None else mirror
 
     def _shared(
         self, table: TableConfig, shape: SampleShape, connect: Connect, stack: ExitStack
@@ -102,20 +126,68 @@ class LearnerRows:
                 return OpenedSource(sampler, mirror)
         return None if self._rank.local_size == 1 else self._dealt(door, table, stack)
 
-    def _on_devices(self, table: TableConfig, shape: SampleShape) -> KeptRows | None:
-        """Return the rows of this rank, their observations on its device; None if any rank has no room for them.
+    def _on_all_devices(self, table: TableConfig, shape: SampleShape) -> TableMirror | None:
+        """Return this rank's own mirror, its observations on its device; None if any rank has no room for them.
 
         Batches dealt by one process would hold up all GPUs, which have room for the table more often than not.
         """
         if self._device is None or not self._is_wanted:
             return None
-        kept = open_rows_on_device(self._config, table, shape, self._stride, self._device)
-        if not self._any_lacks(kept is None):
-            return kept
-        if kept is not None:
+        mirror = self._on_device(table, shape)
+        if not self._any_lacks(mirror is None):
+            return mirror
+        if mirror is not None:
             _log.info("too little device memory for another learner's mirror: all share one in host memory")
             metrics.MIRROR_DEVICE_BYTES.set(0)
+            self.on_device = None
         return None
+
+    def _on_device(self, table: TableConfig, shape: SampleShape) -> TableMirror | None:
+        """Return a mirror whose observations are on the device; None if they may not be there or do not fit."""
+        if (device := self._device) is None:
+            return None
+        opened: list[DeviceRows] = []
+
+        def keep(rows: int) -> DeviceRows:
+            opened.append(DeviceRows(table.signature, rows, device, self._config.table.chunk_length))
+            return opened[0]
+
+        free = free_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+        try:
+            mirror = self._mirror(table, shape, free, elsewhere=keep)
+        except torch.OutOfMemoryError as error:
+            _log.warning("too little device memory for the mirror", reason=str(error))
+            return None
+        if mirror is not None:
+            self.on_device, size_bytes = opened[0], opened[0].size_bytes
+            _log.info("the mirror keeps its observations in device memory", device=str(device), mib=size_bytes >> 20)
+            metrics.MIRROR_DEVICE_BYTES.set(size_bytes)
+        return mirror
+
+    def _mirror(
+        self,
+        table: TableConfig,
+        shape: SampleShape,
+        free: int,
+        *,
+        reserve: Reserve = reserve_private,
+        elsewhere: Callable[[int], DeviceRows] | None = None,
+    ) -> TableMirror | None:
+        """Return a mirror in the memory allowed, by default half of the free bytes; None if that is too little."""
+        learner = self._config.learner
+        mirror = open_mirror(
+            table,
+            shape,
+            stride=self._stride,
+            chunk_length=self._config.table.chunk_length,
+            limit_bytes=free // 2 if learner.mirror_mib < 0 else learner.mirror_mib * 2**20,
+            reserve=reserve,
+            elsewhere=elsewhere,
+            must_be_whole=elsewhere is not None and learner.mirror_device == "auto",
+        )
+        if mirror is not None:
+            metrics.MIRROR_BYTES.labels("this_rank").set(mirror.size_bytes)
+        return mirror
 
     def _any_lacks(self, lacks: bool) -> bool:
         """True if any rank lacks a batch. A collective call: all ranks make it at the same time."""
@@ -144,9 +216,8 @@ class LearnerRows:
         """Return a mirror with room for the batches of all ranks; None if it cannot be had."""
         ranks = self._rank.local_size
         for_all = replace(shape, in_flight=ranks * shape.in_flight, hold=ranks * shape.hold)
-        reserve = shared.arrays.reserve
         try:
-            return open_own_mirror(self._config, table, for_all, self._stride, 1, reserve=reserve)
+            return self._mirror(table, for_all, free_bytes(), reserve=shared.arrays.reserve)
         except OSError as error:
             _log.warning("cannot share memory with the other learners on this machine", reason=str(error))
             return None

@@ -15,8 +15,9 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError
 from tidemill.replay.sampling.source import SampleShape
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
-from tidemill.services.learner.data import kept_rows
-from tidemill.services.learner.data.kept_rows import mirror_device, open_kept_rows
+from tidemill.services.learner.data import sampling
+from tidemill.services.learner.data.sampling import LearnerRows, mirror_device
+from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner
 from tidemill.types import signature_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -33,6 +34,11 @@ class _Gathering(FakeAgent):
 
 def _config(*settings: str) -> LearnerConfig:
     return load(LearnerConfig, list(settings), prog="learner", description="")
+
+
+def _rows(asked: str, device: torch.device | None = CPU) -> LearnerRows:
+    config = _config("--learner.mirror-device", asked)
+    return LearnerRows(config, RankInfo(), SingleLearner(), stride=1, device=device)
 
 
 @pytest.mark.parametrize(
@@ -62,37 +68,35 @@ def test_agent_that_computes_with_observations_keeps_them_in_the_hosts_memory() 
 
 def test_observations_are_on_the_device_and_the_rest_is_not() -> None:
     """Each in separate memory, with rows for the whole table."""
-    kept = open_kept_rows(_config("--learner.mirror-device", "device"), CONFIG, SHAPE, 1, 1, CPU)
-    assert kept.mirror is not None
-    assert kept.on_device is not None
-    assert "observation" not in kept.mirror.columns
-    assert kept.on_device.size_bytes + kept.mirror.size_bytes == kept.mirror.size.slots * 16 * STEP_BYTES
+    rows = _rows("device")
+    mirror = rows.keep(CONFIG, SHAPE)
+    assert mirror is not None
+    assert rows.on_device is not None
+    assert "observation" not in mirror.columns
+    assert rows.on_device.size_bytes + mirror.size_bytes == mirror.size.slots * 16 * STEP_BYTES
 
 
 @pytest.mark.parametrize("asked, on_device", [("auto", False), ("device", True)])
 def test_table_that_does_not_fit_a_gpu(asked: str, on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `auto` it is kept in the host's memory, with `device` as much of it as half of what is free takes."""
-    monkeypatch.setattr(kept_rows, "free_bytes", lambda: 2 * 5_000 * STEP_BYTES)
-    kept = open_kept_rows(_config("--learner.mirror-device", asked), CONFIG, SHAPE, 1, 1, CPU)
-    assert kept.mirror is not None
-    assert (kept.on_device is not None) == on_device
-    assert kept.mirror.size.slots == 5_000 // 16
+    monkeypatch.setattr(sampling, "free_bytes", lambda: 2 * 5_000 * STEP_BYTES)
+    rows = _rows(asked)
+    mirror = rows.keep(CONFIG, SHAPE)
+    assert mirror is not None
+    assert (rows.on_device is not None) == on_device
+    assert mirror.size.slots == 5_000 // 16
 
 
 def test_room_for_shards_that_are_replaced_counts_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's memory is taken as it is filled, a GPU's whole: half as many rows fit."""
-    monkeypatch.setattr(kept_rows, "free_bytes", lambda: 2 * 5_000 * STEP_BYTES)
+    monkeypatch.setattr(sampling, "free_bytes", lambda: 2 * 5_000 * STEP_BYTES)
     sharded = dataclasses.replace(SHAPE, shards=1)
     slots = [
-        kept.mirror.size.slots
-        for asked in ("host", "device")
-        if (kept := open_kept_rows(_config("--learner.mirror-device", asked), CONFIG, sharded, 1, 1, _of(asked))).mirror
+        mirror.size.slots
+        for asked, device in (("host", None), ("device", CPU))
+        if (mirror := _rows(asked, device).keep(CONFIG, sharded)) is not None
     ]
     assert slots == [5_000 // 16, 5_000 // 32]
-
-
-def _of(asked: str) -> torch.device | None:
-    return CPU if asked == "device" else None
 
 
 def test_device_without_memory_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +105,9 @@ def test_device_without_memory_leaves_it_to_the_host(monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise torch.OutOfMemoryError("none left")
 
-    monkeypatch.setattr(kept_rows, "DeviceRows", refuse)
-    kept = open_kept_rows(_config("--learner.mirror-device", "device"), CONFIG, SHAPE, 1, 1, CPU)
-    assert kept.on_device is None
-    assert kept.mirror is not None
-    assert "observation" in kept.mirror.columns
+    monkeypatch.setattr(sampling, "DeviceRows", refuse)
+    rows = _rows("device")
+    mirror = rows.keep(CONFIG, SHAPE)
+    assert rows.on_device is None
+    assert mirror is not None
+    assert "observation" in mirror.columns
