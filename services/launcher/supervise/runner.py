@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from tidemill import linux
@@ -43,47 +43,6 @@ class Reporter(Protocol):
         """Report one event, with lines that explain it."""
 
 
-@dataclass(frozen=True)
-class _Serving:
-    """A service became healthy."""
-
-    name: str
-    child: Child
-
-
-@dataclass(frozen=True)
-class _Silent:
-    """A service that was healthy leaves checks unanswered, or answers again."""
-
-    name: str
-    child: Child
-    silence: Silence
-
-
-@dataclass(frozen=True)
-class _Exited:
-    """A process ended."""
-
-    name: str
-    exit_code: int
-
-
-@dataclass(frozen=True)
-class _NotStarted:
-    """A process could not be started."""
-
-    name: str
-    why: str
-
-
-@dataclass(frozen=True)
-class _StopRequested:
-    """Ctrl-C or SIGTERM."""
-
-
-_Event = _Serving | _Silent | _Exited | _NotStarted | _StopRequested
-
-
 class ClusterRunner:
     """The processes of one run, from the first start to the last exit."""
 
@@ -95,7 +54,8 @@ class ClusterRunner:
         self._children: dict[str, Child] = {}
         self._health_tasks: dict[str, asyncio.Task[None]] = {}
         self._exit_tasks: set[asyncio.Task[None]] = set()
-        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._events: asyncio.Queue[Callable[[float], list[Action]]] = asyncio.Queue()
+        """Each decides what its event asks for, given the time."""
         self._requests = StopRequests()
         """Whether a signal has asked it to stop."""
         self._started_s = time.monotonic()
@@ -125,8 +85,8 @@ class ClusterRunner:
                 await self._forks.start()
             await self._perform(self._supervisor.start(clock()))
             while not self._supervisor.is_over:
-                event = await self._next_event(clock)
-                await self._perform(self._decide(event, clock()))
+                decide = await self._next_event(clock)
+                await self._perform(decide(clock()))
         finally:
             bounding.cancel()
             await self._abandon()
@@ -139,7 +99,7 @@ class ClusterRunner:
     def _on_stop_signal(self, number: int) -> None:
         if not self._requests.is_new(number):
             return
-        self._events.put_nowait(_StopRequested())
+        self._events.put_nowait(self._on_stop_requested)
         if self._forks is not None:
             self._forks.give_up()
 
@@ -149,63 +109,53 @@ class ClusterRunner:
             asyncio.get_running_loop().remove_reader(_INPUT)
             self._on_stop_signal(signal.SIGHUP)
 
-    async def _next_event(self, clock: Callable[[], float]) -> _Event | None:
+    async def _next_event(self, clock: Callable[[], float]) -> Callable[[float], list[Action]]:
         due_s = self._supervisor.next_timer_s()
         timeout_s = None if due_s is None else max(due_s - clock(), 0.0)
         with contextlib.suppress(TimeoutError):
             return await asyncio.wait_for(self._events.get(), timeout_s)
-        return None
+        return self._supervisor.on_timer
 
-    def _decide(self, event: _Event | None, now_s: float) -> list[Action]:
-        if event is None:
-            return self._supervisor.on_timer(now_s)
-        if isinstance(event, _StopRequested):
-            again = self._supervisor.stop_was_requested
-            message = "killing all processes" if again else "stopping; press Ctrl-C again to kill all processes"
-            self._reporter.event(message)
-            return self._supervisor.on_stop_requested(now_s)
-        if isinstance(event, _Serving):
-            if self._children[event.name] is not event.child:  # an event of a process that was replaced
-                return []
-            self._reporter.event(f"{event.name} is ready")
-            return self._supervisor.on_serving(event.name, now_s)
-        if isinstance(event, _Silent):
-            return self._on_silent(event)
-        return self._on_not_started(event, now_s) if isinstance(event, _NotStarted) else self._on_exit(event, now_s)
+    def _on_stop_requested(self, now_s: float) -> list[Action]:
+        again = self._supervisor.stop_was_requested
+        self._reporter.event("killing all processes" if again else "stopping; press Ctrl-C again to kill all processes")
+        return self._supervisor.on_stop_requested(now_s)
 
-    def _on_silent(self, event: _Silent) -> list[Action]:
-        silence, phase = event.silence, self._supervisor.processes[event.name].phase
-        if self._children[event.name] is not event.child or phase is not Phase.SERVING:
+    def _on_serving(self, name: str, child: Child, now_s: float) -> list[Action]:
+        if self._children[name] is not child:  # an event of a process that was replaced
+            return []
+        self._reporter.event(f"{name} is ready")
+        return self._supervisor.on_serving(name, now_s)
+
+    def _on_silent(self, name: str, child: Child, silence: Silence, _now_s: float) -> list[Action]:
+        if self._children[name] is not child or self._supervisor.processes[name].phase is not Phase.SERVING:
             return []
         self._reporter.event(
-            f"{event.name} has not answered for {silence.seconds:g} s"
-            if silence.seconds
-            else f"{event.name} answers again"
+            f"{name} has not answered for {silence.seconds:g} s" if silence.seconds else f"{name} answers again"
         )
-        return self._supervisor.on_silent(event.name, silence.seconds, listens=silence.listens)
+        return self._supervisor.on_silent(name, silence.seconds, listens=silence.listens)
 
-    def _on_not_started(self, event: _NotStarted, now_s: float) -> list[Action]:
-        actions = self._supervisor.on_not_started(event.name, event.why, now_s)
-        process = self._supervisor.processes[event.name]
+    def _on_not_started(self, name: str, why: str, now_s: float) -> list[Action]:
+        actions = self._supervisor.on_not_started(name, why, now_s)
+        process = self._supervisor.processes[name]
         pause_s = (process.deadline_s or now_s) - now_s
         again = f"; restarting in {pause_s:.1f} s" if process.phase is Phase.BACKOFF else ""
-        self._reporter.event(f"{event.name} {process.fault}{again}")
+        self._reporter.event(f"{name} {process.fault}{again}")
         return actions
 
-    def _on_exit(self, event: _Exited, now_s: float) -> list[Action]:
-        self._health_tasks.pop(event.name).cancel()
-        was_expected = self._supervisor.processes[event.name].phase is Phase.STOPPING
+    def _on_exit(self, name: str, exit_code: int, now_s: float) -> list[Action]:
+        self._health_tasks.pop(name).cancel()
+        was_expected = self._supervisor.processes[name].phase is Phase.STOPPING
         has_result = (self._folder.path / "result.json").exists()
-        actions = self._supervisor.on_exit(event.name, event.exit_code, now_s, has_result=has_result)
-        process = self._supervisor.processes[event.name]
+        actions = self._supervisor.on_exit(name, exit_code, now_s, has_result=has_result)
+        process = self._supervisor.processes[name]
         if process.phase is Phase.BACKOFF:
             pause_s = (process.deadline_s or now_s) - now_s
-            lines = self._last_lines(event.name)
-            why = f": {lines[-1]}" if event.exit_code == HELD_UP and lines else f" {process.reason}"
-            self._reporter.event(f"{event.name}{why}; restarting in {pause_s:.1f} s", lines)
-        elif event.exit_code and not was_expected:
-            message = f"{event.name} {describe_exit(event.exit_code)}"
-            self._reporter.event(message, self._last_lines(event.name))
+            lines = self._last_lines(name)
+            why = f": {lines[-1]}" if exit_code == HELD_UP and lines else f" {process.reason}"
+            self._reporter.event(f"{name}{why}; restarting in {pause_s:.1f} s", lines)
+        elif exit_code and not was_expected:
+            self._reporter.event(f"{name} {describe_exit(exit_code)}", self._last_lines(name))
         return actions
 
     def _last_lines(self, name: str) -> list[str]:
@@ -227,7 +177,7 @@ class ClusterRunner:
         try:
             child = await Child.start(spec, log, variables, self._forks)
         except OSError as error:  # such as too many open files
-            self._events.put_nowait(_NotStarted(spec.name, error.strerror or str(error)))
+            self._events.put_nowait(partial(self._on_not_started, spec.name, error.strerror or str(error)))
             return
         self._groups.add(child.pid, mark)
         self._children[spec.name] = child
@@ -241,9 +191,9 @@ class ClusterRunner:
         except TidemillError as error:  # it will count as not healthy in time
             self._reporter.event(f"cannot check the health of {spec.name}: {error}")
             return
-        self._events.put_nowait(_Serving(spec.name, child))
+        self._events.put_nowait(partial(self._on_serving, spec.name, child))
         async for silence in silences(spec.health_address, check_s=self.check_s):
-            self._events.put_nowait(_Silent(spec.name, child, silence))
+            self._events.put_nowait(partial(self._on_silent, spec.name, child, silence))
 
     async def _bound_logs(self) -> None:
         """Keep the logs within their length, for an environment may print at every step."""
@@ -257,7 +207,7 @@ class ClusterRunner:
         code = await child.wait()
         with contextlib.suppress(OSError):  # such as too many open files: the guard still ends what is left
             self._groups.end(child.pid)
-        self._events.put_nowait(_Exited(name, code))
+        self._events.put_nowait(partial(self._on_exit, name, code))
 
     async def _abandon(self) -> None:
         """Leave nothing behind, however `run` ends."""
