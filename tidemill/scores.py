@@ -36,9 +36,9 @@ class Score:
     """Smallest return."""
     max: float
     """Largest return."""
-    median: float | None = None
-    """Median return; None in files of before this column, and so for the ones below."""
-    mean_length: float | None = None
+    median: float
+    """Median return."""
+    mean_length: float
     """Mean agent decisions of an episode."""
     human_normalised: float | None = None
     """Mean in Atari games: 0 is random play, 1 a person (`tidemill.envs.atari_scores`); None elsewhere."""
@@ -47,8 +47,6 @@ class Score:
 COLUMNS = tuple(field.name for field in fields(Score))
 FILE_COLUMNS = (*COLUMNS, formats.KEY)
 """Columns of a file: those of a score, and the number of the file's format, the same in each row."""
-_FIRST_COLUMNS = COLUMNS[: COLUMNS.index("median")]
-"""Columns of files of the first releases; later ones are only ever added at the end."""
 
 _COUNTS = ("learner_steps", "env_steps", "params_version", "episodes")
 
@@ -74,7 +72,7 @@ def read_scores(file: Path) -> list[Score]:
         raise DataLoss(f"{file} is not a table of scores: {error}; move it aside") from error
     if formats.KEY in header and rows:
         _check_format(file, rows[-1][header.index(formats.KEY) :])
-    if tuple(header) not in (FILE_COLUMNS, COLUMNS, _FIRST_COLUMNS):
+    if tuple(header) not in (FILE_COLUMNS, COLUMNS):
         raise DataLoss(f"{file} does not start with the columns {','.join(COLUMNS)}, move it aside")
     return [_parse(file, number, header, cells) for number, cells in enumerate(rows, start=2)]
 
@@ -92,7 +90,7 @@ def _check_format(file: Path, cells: list[str]) -> None:
 
 
 def score_of(cells: Mapping[str, str]) -> Score:
-    """Return the score of a row's cells, which may lack the columns that came later.
+    """Return the score of a row's cells.
 
     Raises:
         ValueError: a cell is not a number.
@@ -112,4 +110,4 @@ def _parse(file: Path, number: int, header: list[str], cells: list[str]) -> Scor
 def _value(name: str, cell: str) -> float | None:
     if name in _COUNTS:
         return int(cell)
-    return None if cell == "" and name not in _FIRST_COLUMNS else float(cell)
+    return None if cell == "" and name == "human_normalised" else float(cell)

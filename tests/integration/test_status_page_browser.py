@@ -113,7 +113,7 @@ def _status() -> ClusterStatus:
     learner = LearnerStatus(
         LearnerState.TRAINING, 6_000, 24_000, steps_per_s=312.0, metrics={POLICY_LAG: 2.5}, table_items=23_900
     )
-    score = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0)
+    score = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0, 120.0, 200.0)
     scores = tuple(dataclasses.replace(score, env_steps=2_000 * i, mean=10.0 * i, wall_s=9.0 * i) for i in range(1, 9))
     rows = (
         ProcessRow("learner", Phase.SERVING, 12, 0, "", None),

@@ -163,7 +163,8 @@ def _ended_run(folder: Path) -> Path:
     lines = [json.dumps({"time": 1.7e9 + step, "step": step, "learner/loss": loss}) for step, loss in points]
     (run / "metrics.jsonl").write_text("\n".join([*lines, ""]))
     (run / "scores.csv").write_text(
-        "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max\n1.5,200,400,3,10,12.5,1.0,11.0,14.0\n"
+        "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max,median,mean_length,human_normalised\n"
+        "1.5,200,400,3,10,12.5,1.0,11.0,14.0,12.0,50.0,\n"
     )
     (run / "result.json").write_text(json.dumps({"mean_return": 12.5, "solved": False}))
     return run

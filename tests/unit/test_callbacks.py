@@ -21,7 +21,7 @@ from tidemill.loggers.callbacks import Callback, CallbackThread, make_callbacks
 from tidemill.scores import Score
 
 _WAIT_S = 60.0
-_SCORE = Score(1.0, 2, 3, 4, 5, 6.0, 0.0, 6.0, 6.0)
+_SCORE = Score(1.0, 2, 3, 4, 5, 6.0, 0.0, 6.0, 6.0, 6.0, 7.0)
 
 
 class Notes(Callback):

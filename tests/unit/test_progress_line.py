@@ -26,7 +26,7 @@ class _Cell(io.StringIO):
 
 
 def _score(mean: float) -> Score:
-    return Score(1.0, 0, 0, 1, 5, mean, 0.0, mean, mean)
+    return Score(1.0, 0, 0, 1, 5, mean, 0.0, mean, mean, mean, 1.0)
 
 
 @pytest.mark.parametrize("stream", [_Terminal(), _Cell()])

@@ -15,8 +15,10 @@ from tidemill.scores import COLUMNS, Score, read_scores
 from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
 from tidemill.services.evaluator.protocol import Evaluation
 
-_FIRST_HEADER = "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max\n"
-_HEADER = _FIRST_HEADER.rstrip() + ",median,mean_length,human_normalised,format\n"
+_FIRST_HEADER = (
+    "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max,median,mean_length,human_normalised\n"
+)
+_HEADER = _FIRST_HEADER.rstrip() + ",format\n"
 _FIRST_EPISODE_HEADER = "params_version,kind,seed,episode_return,length\n"
 _EPISODE_HEADER = _FIRST_EPISODE_HEADER.rstrip() + ",format\n"
 
@@ -89,16 +91,15 @@ def test_score_of_an_atari_game_is_human_normalised() -> None:
     assert score_of(evaluation, version, wall_s=1.0).human_normalised == pytest.approx(0.5)
 
 
-def test_log_of_an_earlier_release_is_read_and_gets_the_new_columns(tmp_path: Path) -> None:
-    """Its rows keep what they say and leave the rest empty; new rows fill all columns."""
+def test_log_of_the_first_releases_gets_the_number_of_its_format(tmp_path: Path) -> None:
+    """Its rows keep what they say, and new rows follow."""
     file = tmp_path / "scores.csv"
-    file.write_text(_FIRST_HEADER + "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0\n")
-    old = Score(2.5, 300, 3000, 3, 25, 1.5, 0.25, -1.0, 3.0)
-    assert read_scores(file) == [old]
+    file.write_text(_FIRST_HEADER + "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0,1.25,80.0,\n")
+    assert read_scores(file) == [_score(3)]
     log = ScoreLog(file)
     log.append(_score(4))
-    assert file.read_text().splitlines()[1] == "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0,,,,1"
-    assert read_scores(file) == [old, _score(4)]
+    assert file.read_text().splitlines()[1] == "2.5,300,3000,3,25,1.5,0.25,-1.0,3.0,1.25,80.0,,1"
+    assert read_scores(file) == [_score(3), _score(4)]
 
 
 def _evaluation(*returns: float) -> Evaluation:

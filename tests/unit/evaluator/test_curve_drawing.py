@@ -18,7 +18,8 @@ from tidemill.config.sections import EvaluatorConfig
 from tidemill.services.evaluator.curve_drawing import CURVE, CurveDrawing
 
 _SCORES = (
-    "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max\n1.5,200,400,3,10,12.5,1.0,11.0,14.0\n"
+    "wall_s,learner_steps,env_steps,params_version,episodes,mean,std,min,max,median,mean_length,human_normalised\n"
+    "1.5,200,400,3,10,12.5,1.0,11.0,14.0,12.0,50.0,\n"
 )
 
 

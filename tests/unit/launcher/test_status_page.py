@@ -271,7 +271,7 @@ def test_port_that_is_taken_is_an_error(page: StatusPage) -> None:
         StatusPage(dict, {}, _control, port=page.port)
 
 
-_SCORE = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0)
+_SCORE = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0, 120.0, 200.0)
 _LEARNER = LearnerStatus(
     LearnerState.TRAINING, 6_000, 24_000, steps_per_s=312.0, metrics={POLICY_LAG: 2.5}, table_items=23_900
 )

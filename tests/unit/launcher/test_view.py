@@ -25,7 +25,7 @@ from tidemill.installation import how_to_install
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus, SourceStatus
 from tidemill.replay.client import ReplayClient
-from tidemill.scores import Score
+from tidemill.scores import COLUMNS, Score
 from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view import poller as poller_module
 from tidemill.services.launcher.view.curves import by_kind, env_failures, training_return
@@ -44,7 +44,7 @@ from tidemill.services.launcher.view.terminal import (
     make_view,
 )
 
-_SCORE = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0)
+_SCORE = Score(61.0, 5_000, 20_000, 50, 25, 123.45, 10.5, 80.0, 140.0, 120.0, 200.0)
 _BEST = dataclasses.replace(_SCORE, mean=150.0, params_version=40)
 _LEARNER = LearnerStatus(
     LearnerState.TRAINING,
@@ -522,9 +522,8 @@ def test_poller_knows_of_earlier_sessions_and_no_rate_of_counts_that_are_restore
 
 def test_poller_reads_confirmations(tmp_path: Path) -> None:
     """Of the file that the evaluator writes beside scores.csv."""
-    cells = (f"{name},{value}" for name, value in dataclasses.asdict(_SCORE).items() if value is not None)
-    names, values = zip(*(cell.split(",") for cell in cells), strict=True)
-    (tmp_path / "confirmations.csv").write_text(f"{','.join(names)}\n{','.join(values)}\n")
+    rows = ",".join(COLUMNS), ",".join("" if cell is None else str(cell) for cell in dataclasses.astuple(_SCORE))
+    (tmp_path / "confirmations.csv").write_text("\n".join([*rows, ""]))
     config = RunConfig(cluster=ClusterSettings(learner="unix:///nowhere"))
     with contextlib.closing(StatusPoller(config, tmp_path, tuple)) as poller:
         assert poller.poll().confirmations == (_SCORE,)

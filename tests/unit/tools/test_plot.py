@@ -36,7 +36,9 @@ def _run(folder: Path, seed: int, means: list[float], **agent: Any) -> Path:  # 
         rows.writeheader()
         for index, mean in enumerate(means, start=1):
             rows.writerow(
-                dataclasses.asdict(Score(10.0 * index, 500 * index, 1_000 * index, index, 5, mean, 1.0, 0.0, 9.0))
+                dataclasses.asdict(
+                    Score(10.0 * index, 500 * index, 1_000 * index, index, 5, mean, 1.0, 0.0, 9.0, mean, 7.0)
+                )
             )
     return folder
 
