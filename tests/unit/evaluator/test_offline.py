@@ -124,7 +124,7 @@ def test_report_on_an_atari_game_says_how_it_was_played(tmp_path: Path) -> None:
     version = Version(7, 6, 1, datetime.datetime.now(datetime.UTC), ParamsMetadata("dqn", "ALE/Pong-v5"), ())
     report = make_report(Evaluation(np.array([-3.05]), np.array([900]), (5,)), config, version)
     assert (report.epsilon, report.noop_max, report.sticky_actions) == (0.05, 10, 0.25)
-    assert report.human_normalised == pytest.approx(0.5)
+    assert report.score.human_normalised == pytest.approx(0.5)
     assert "human-normalised 50.0 %" in str(report)
     assert report.file_name == "version-7-epsilon-0.05-noops-10-seed-5-episodes-1.json"
 
@@ -133,7 +133,7 @@ def test_report_says_how_many_episodes_failed() -> None:
     """In the document and in a line before the scores, which are those of the rest."""
     version = Version(7, 6, 1, datetime.datetime.now(datetime.UTC), ParamsMetadata("sac", "Pendulum-v1"), ())
     report = make_report(Evaluation(np.array([-3.0]), np.array([9]), (5,), failed=2), EvaluatorConfig(), version)
-    assert (report.episodes, report.failed_episodes) == (1, 2)
+    assert (report.score.episodes, report.failed_episodes) == (1, 2)
     assert str(report).startswith("2 of 3 episodes are left out: their environment failed\nmean -3.00")
 
 
