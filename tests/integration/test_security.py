@@ -29,9 +29,10 @@ from tidemill.params.v1 import params_pb2, params_pb2_grpc
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.v1 import replay_pb2, replay_pb2_grpc
 from tidemill.rpc import client_security
-from tidemill.rpc.access import ALLOWED, ROLES, ReloadFailures, Tokens
+from tidemill.rpc.access import ALLOWED, ROLES, Tokens
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
+from tidemill.rpc.reloaded import Reloaded
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.tls import server_credentials
 from tidemill.services.tools import certs
@@ -302,6 +303,29 @@ def test_name_to_look_for_may_be_given(address: str, folder: Path, monkeypatch: 
         assert _code(address, "/tidemill.replay.v1.ReplayService/ListTables") is code
 
 
+def _sent(client: client_security.TokenInterceptor) -> str:
+    """Return the value of the header that a call is given."""
+    details: Any = client.intercept_unary_unary(lambda details, _: details, Mock(metadata=()), b"")
+    return str(details.metadata[-1][1])
+
+
+def test_token_that_is_replaced_while_it_is_read_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call has the new one."""
+    make(tmp_path)
+    own, new = tmp_path / "actor.token", "n" * 64
+    read = Path.read_text
+
+    def read_and_replace(path: Path, encoding: str) -> str:
+        text = read(path, encoding=encoding)
+        own.write_text(new)
+        return text
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", read_and_replace)
+        client = client_security.TokenInterceptor(str(own))
+    assert _sent(client) == f"Bearer {new}"
+
+
 def test_files_that_cannot_be_read_for_a_moment_are_reloaded_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,24 +339,21 @@ def test_files_that_cannot_be_read_for_a_moment_are_reloaded_later(
     certificate: Any = server_credentials(guarded(tmp_path))
     tokens, client = Tokens(str(file)), client_security.TokenInterceptor(str(own))
 
-    def sent() -> str:
-        details: Any = client.intercept_unary_unary(lambda details, _: details, Mock(metadata=()), b"")
-        return str(details.metadata[-1][1])
-
-    old = sent()
+    old = _sent(client)
     make(tmp_path)
     file.write_text(f"{file.read_text()}actor {new}\n")
     own.write_text(new)
     with monkeypatch.context() as patched:
         for name in ("read_text", "read_bytes"):
             patched.setattr(Path, name, Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
-        assert (tokens.role_of(new), sent(), certificate()) == (None, old, None)
-    assert (tokens.role_of(new), sent()) == ("actor", f"Bearer {new}")
+        assert (tokens.role_of(new), _sent(client), certificate()) == (None, old, None)
+    assert (tokens.role_of(new), _sent(client)) == ("actor", f"Bearer {new}")
     assert certificate() is not None
-    now_s, log = [0.0], Mock()
-    failures = ReloadFailures(log, "", lambda: now_s[0])
+    now_s, log, read = [0.0], Mock(), Mock(side_effect=["", *[OSError()] * 3])
+    contents = Reloaded([str(tmp_path / "none")], read, log, "", clock=lambda: now_s[0])
+    own.rename(tmp_path / "none")
     for now_s[0] in (0.0, 9.0, 11.0):
-        assert failures.tell(OSError())
+        assert not contents.refresh()
     assert log.call_count == 2
 
 

@@ -17,6 +17,7 @@ import grpc.aio
 
 from tidemill.errors import ConfigError, PermissionDenied, Unauthenticated
 from tidemill.logger import LateLogger
+from tidemill.rpc.reloaded import Reloaded
 
 ACTOR, LEARNER, EVALUATOR, OPERATOR, SIMULATOR = ROLES = ("actor", "learner", "evaluator", "operator", "simulator")
 """What a token stands for; an operator steers the run, a simulator plays in it."""
@@ -32,8 +33,6 @@ DIGEST = "sha256:"
 
 LOG_EVERY_S = 10.0
 """Least time between two lines about refused calls, in seconds."""
-
-Stamp = tuple[int, int, int, int]
 
 _HEX_DIGEST = re.compile(DIGEST + "[0-9a-f]{64}")
 
@@ -86,12 +85,6 @@ ALLOWED: dict[str, frozenset[str] | None] = {
 _log = LateLogger()
 
 
-def stamp_of(path: str) -> Stamp:
-    """Return a value that changes when a file or its mode does. OSError: it cannot be read."""
-    found = os.stat(path)
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size
-
-
 def read_secret(path: str, setting: str) -> str:
     """Return the text of a file that others must not read.
 
@@ -112,22 +105,6 @@ def read_secret(path: str, setting: str) -> str:
     return text
 
 
-class ReloadFailures:
-    """Logs that a file could not be reloaded: another reason at once, the same one at most every `LOG_EVERY_S`."""
-
-    def __init__(self, log: Callable[..., None], message: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Log a message; `clock` is monotonic, in seconds."""
-        self._log, self._message, self._clock = log, message, clock
-        self._reason, self._quiet_until = "", clock()
-
-    def tell(self, error: Exception) -> bool:
-        """Log an error; True if it may pass without a change of the file, as too many open files do."""
-        if (reason := str(error)) != self._reason or self._clock() >= self._quiet_until:
-            self._reason, self._quiet_until = reason, self._clock() + LOG_EVERY_S
-            self._log(self._message, reason=reason)
-        return isinstance(error, OSError) or isinstance(error.__cause__, OSError)
-
-
 class Tokens:
     """The tokens of a file with a line `ROLE TOKEN` each, read again when the file changes.
 
@@ -142,31 +119,17 @@ class Tokens:
             ConfigError: It cannot be read, other users may read it, or a line is malformed.
         """
         self._path = path
-        self._stamp: Stamp | None = stamp_of(path) if os.path.exists(path) else None
-        self._entries = self._read()
-        self._failures = ReloadFailures(_log.error, "cannot reload tokens, keeping the old ones")
+        self._entries = Reloaded([path], self._read, _log.error, "cannot reload tokens, keeping the old ones")
 
     def role_of(self, token: str) -> str | None:
         """Return the role of a token; None if it is unknown. Takes the same time whichever it is."""
-        self._refresh()
+        if self._entries.refresh():
+            _log.info("tokens reloaded", file=self._path, tokens=len(self._entries.value))
         digest, role = _digest(token), None
-        for known, its_role in self._entries:  # all of them: the time must not say which one was near
+        for known, its_role in self._entries.value:  # all of them: the time must not say which one was near
             if hmac.compare_digest(known, digest):
                 role = its_role
         return role
-
-    def _refresh(self) -> None:
-        try:
-            stamp = stamp_of(self._path)
-            if stamp == self._stamp:
-                return
-            self._stamp = stamp
-            self._entries = self._read()
-        except (OSError, ConfigError) as error:
-            if self._failures.tell(error):
-                self._stamp = None
-        else:
-            _log.info("tokens reloaded", file=self._path, tokens=len(self._entries))
 
     def _read(self) -> list[tuple[bytes, str]]:
         entries: dict[bytes, str] = {}

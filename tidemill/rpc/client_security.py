@@ -16,8 +16,9 @@ import grpc
 
 from tidemill.errors import ConfigError
 from tidemill.logger import LateLogger
-from tidemill.rpc.access import METADATA_KEY, SCHEME, ReloadFailures, Stamp, read_secret, stamp_of
+from tidemill.rpc.access import METADATA_KEY, SCHEME, read_secret
 from tidemill.rpc.options import Options
+from tidemill.rpc.reloaded import Reloaded
 from tidemill.rpc.tls import is_local, read_pem
 
 CA, TOKEN_FILE, CERT, KEY, NAME, EXCEPT = (
@@ -160,13 +161,11 @@ class TokenInterceptor(
     def __init__(self, path: str) -> None:
         """Read the token. ConfigError: the file cannot be read, others may read it, or it holds no single word."""
         self._path = path
-        self._value = self._read()
-        self._stamp: Stamp | None = stamp_of(path)
-        self._failures = ReloadFailures(_log.warning, "cannot reload the token, keeping the old one")
+        self._token = Reloaded([path], self._read, _log.warning, "cannot reload the token, keeping the old one")
 
     def _continued(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:  # noqa: ANN401
-        self._refresh()
-        metadata = [*(details.metadata or ()), (METADATA_KEY, self._value)]
+        self._token.refresh()
+        metadata = [*(details.metadata or ()), (METADATA_KEY, self._token.value)]
         with_token = _CallDetails(
             details.method,
             details.timeout,
@@ -180,16 +179,6 @@ class TokenInterceptor(
     # gRPC passes the arguments by position, under whichever names
     intercept_unary_unary = intercept_unary_stream = _continued  # type: ignore[assignment]
     intercept_stream_unary = intercept_stream_stream = _continued  # type: ignore[assignment]
-
-    def _refresh(self) -> None:
-        try:
-            stamp = stamp_of(self._path)
-            if stamp != self._stamp:
-                self._stamp = stamp
-                self._value = self._read()
-        except (OSError, ConfigError) as error:
-            if self._failures.tell(error):
-                self._stamp = None
 
     def _read(self) -> str:
         words = read_secret(self._path, TOKEN_FILE).split()

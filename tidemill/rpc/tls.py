@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import partial
 from pathlib import Path
 
 import grpc
 
 from tidemill.errors import ConfigError
 from tidemill.logger import LateLogger
-from tidemill.rpc.access import ReloadFailures, Stamp, read_secret, stamp_of
+from tidemill.rpc.access import read_secret
 from tidemill.rpc.addresses import SERVER, is_server_address
+from tidemill.rpc.reloaded import Reloaded
 from tidemill.rpc.settings import ServerSettings
 
 _log = LateLogger()
@@ -84,51 +86,32 @@ def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | Non
     """
     if not settings.tls_cert or settings.address.startswith("unix:"):
         return None
-    certificate = _Certificate(settings)
+    certificate = Reloaded(
+        [path for path in (settings.tls_cert, settings.tls_key, settings.tls_client_ca) if path],
+        partial(_read_certificate, settings),
+        _log.error,
+        "cannot reload the certificate, keeping the old one",
+    )
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        """Return the newest certificate if it is another than before. Called by gRPC for each handshake."""
+        if not certificate.refresh():
+            return None
+        _log.info("certificate reloaded", file=settings.tls_cert)
+        return certificate.value
+
     return grpc.dynamic_ssl_server_credentials(
-        certificate.configuration,
-        certificate.changed,  # type: ignore[arg-type]  # gRPC takes None for "as before"
+        certificate.value,
+        changed,  # type: ignore[arg-type]  # gRPC takes None for "as before"
         require_client_authentication=bool(settings.tls_client_ca),
     )
 
 
-class _Certificate:
-    """A server's certificate, read again when its files change."""
-
-    def __init__(self, settings: ServerSettings) -> None:
-        self._settings = settings
-        self._stamps = self._look()
-        self.configuration = self._read()
-        self._failures = ReloadFailures(_log.error, "cannot reload the certificate, keeping the old one")
-
-    def changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the newest certificate if it is another than before. Called by gRPC for each handshake."""
-        try:
-            stamps = self._look()
-            if stamps == self._stamps:
-                return None
-            self._stamps = stamps
-            self.configuration = self._read()
-        except (ConfigError, OSError) as error:  # half of the files are written; the next handshake sees the rest
-            if self._failures.tell(error):
-                self._stamps = []
-            return None
-        _log.info("certificate reloaded", file=self._settings.tls_cert)
-        return self.configuration
-
-    def _look(self) -> list[Stamp]:
-        return [stamp_of(path) for path in self._paths() if Path(path).exists()]
-
-    def _paths(self) -> list[str]:
-        settings = self._settings
-        return [path for path in (settings.tls_cert, settings.tls_key, settings.tls_client_ca) if path]
-
-    def _read(self) -> grpc.ServerCertificateConfiguration:
-        settings = self._settings
-        key = read_secret(settings.tls_key, "server.tls_key").encode()
-        chain = read_pem(settings.tls_cert, "server.tls_cert")
-        client_ca = read_pem(settings.tls_client_ca, "server.tls_client_ca") if settings.tls_client_ca else None
-        return grpc.ssl_server_certificate_configuration([(key, chain)], client_ca)
+def _read_certificate(settings: ServerSettings) -> grpc.ServerCertificateConfiguration:
+    key = read_secret(settings.tls_key, "server.tls_key").encode()
+    chain = read_pem(settings.tls_cert, "server.tls_cert")
+    client_ca = read_pem(settings.tls_client_ca, "server.tls_client_ca") if settings.tls_client_ca else None
+    return grpc.ssl_server_certificate_configuration([(key, chain)], client_ca)
 
 
 def read_pem(path: str, setting: str) -> bytes:
