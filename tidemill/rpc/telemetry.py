@@ -123,18 +123,10 @@ class _Identified(Collector):
 
 def watch_disk(folder: Path) -> None:
     """Let Prometheus read how full the disk of a folder is; the folder may be made later."""
-    free, size = _disk_gauges()
+    free = _gauge("tidemill_disk_free_bytes", "Free bytes of the disk this process writes to.")
+    size = _gauge("tidemill_disk_size_bytes", "Size of the disk this process writes to.")
     free.set_function(partial(_disk_bytes, folder.absolute(), "free"))
     size.set_function(partial(_disk_bytes, folder.absolute(), "total"))
-
-
-@cache
-def _disk_gauges() -> tuple[Gauge, Gauge]:
-    """Return the gauges of a process that writes to a disk; others do not show any."""
-    return (
-        Gauge("tidemill_disk_free_bytes", "Free bytes of the disk this process writes to."),
-        Gauge("tidemill_disk_size_bytes", "Size of the disk this process writes to."),
-    )
 
 
 def _disk_bytes(folder: Path, what: str) -> float:
@@ -165,10 +157,18 @@ def serve_metrics(settings: ServerSettings, health: Health | None = None, *, pla
     host, first_port = host_and_port(settings.metrics_address)
     port = first_port and first_port + place
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nothing reads
-    _build_info().labels(version("tidemill"), platform.python_version()).set(1)
-    _kernel_in_use().set(kernel.available)
+    build = _gauge("tidemill_build_info", "1 for the running build, named by its labels.", "version", "python")
+    build.labels(version("tidemill"), platform.python_version()).set(1)
+    in_use = "1 if this process uses the compiled kernel, 0 if Python code instead."
+    _gauge("tidemill_kernel_in_use", in_use).set(kernel.available)
     watch_certificates(settings)
-    _start_time().labels(socket.gethostname()).set(time.time())
+    start = _gauge(
+        "tidemill_start_time_seconds",
+        "When this process started, in Unix time. A container that is started again may get another address: it keeps "
+        "the name of its host.",
+        "host",
+    )
+    start.labels(socket.gethostname()).set(time.time())
     try:
         taken = start_http_endpoint(host, port, health)
     except OSError as error:
@@ -179,23 +179,9 @@ def serve_metrics(settings: ServerSettings, health: Health | None = None, *, pla
 
 
 @cache
-def _build_info() -> Gauge:
-    return Gauge("tidemill_build_info", "1 for the running build, named by its labels.", ["version", "python"])
-
-
-@cache
-def _kernel_in_use() -> Gauge:
-    return Gauge("tidemill_kernel_in_use", "1 if this process uses the compiled kernel, 0 if Python code instead.")
-
-
-@cache
-def _start_time() -> Gauge:
-    return Gauge(
-        "tidemill_start_time_seconds",
-        "When this process started, in Unix time. A container that is started again may get another address: it keeps "
-        "the name of its host.",
-        ["host"],
-    )
+def _gauge(name: str, about: str, *labels: str) -> Gauge:
+    """Return the gauge of a name, made at its first use: a process without a value does not show it."""
+    return Gauge(name, about, labels)
 
 
 _MAX_CONNECTIONS = 32
