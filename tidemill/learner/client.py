@@ -6,9 +6,10 @@ import dataclasses
 from typing import Any
 
 from tidemill.closing import Closing
-from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, ShardStatus, SourceStatus
+from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, SourceStatus
 from tidemill.learner.v1 import learner_pb2 as pb
 from tidemill.learner.v1 import learner_pb2_grpc
+from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.rpc.channel import DEADLINE_S, open_channel
 from tidemill.rpc.status import translated
 
@@ -90,7 +91,7 @@ def _unpack(response: pb.GetStatusResponse) -> LearnerStatus:
     values = _values(LearnerStatus, response) | {
         "state": LearnerState(response.state) if response.state in known else LearnerState.UNKNOWN,
         "metrics": dict(response.metrics),
-        "shards": tuple(ShardStatus(**_values(ShardStatus, shard)) for shard in response.shards),
+        "shards": tuple(ShardReport(**_values(ShardReport, shard)) for shard in response.shards),
         "sources": tuple(SourceStatus(**_values(SourceStatus, source)) for source in response.sources),
     }
     return LearnerStatus(**values)

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tidemill.replay.sampling.shard_report import ShardReport
+
 POLICY_LAG = "policy_lag"
 """Metric of every learner: how many versions behind the newest its newest batch was collected, on average."""
 
@@ -27,24 +29,6 @@ class LearnerState(enum.Enum):
     """Publishing and checkpointing for the last time."""
     ENDED = 6
     """Idle after the end of its run."""
-
-
-@dataclass(frozen=True)
-class ShardStatus:
-    """One replay shard as the learner sees it."""
-
-    name: str
-    """Its place in the list of addresses, or its address where a DNS name stands for all."""
-    address: str
-    """Its address."""
-    live: bool
-    """Whether it answers."""
-    items: int
-    """Items in its part of the table; 0 while it does not answer."""
-    total_weight: float
-    """Sum of its sampler's weights; 0 while it does not answer."""
-    samples: int
-    """Items it has given to the learner."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +77,7 @@ class LearnerStatus:
     """Updates at which the learner stops; 0 means no limit."""
     restored: str = ""
     """Data that the start restored, in words; empty for a fresh start."""
-    shards: tuple[ShardStatus, ...] = ()
+    shards: tuple[ShardReport, ...] = ()
     """The replay shards, in order of name; none with a single replay server."""
     checkpoint_error: str = ""
     """Why the newest attempt at a checkpoint failed; empty if it did not, or there was none."""

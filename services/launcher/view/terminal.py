@@ -13,7 +13,8 @@ from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.installation import how_to_install
-from tidemill.learner.status import LearnerStatus, ShardStatus, SourceStatus
+from tidemill.learner.status import LearnerStatus, SourceStatus
+from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.scores import Score
 from tidemill.services.launcher.view.json_lines import JsonView
 from tidemill.services.launcher.view.status import ClusterStatus
@@ -185,7 +186,7 @@ def describe_progress(status: ClusterStatus, learner: LearnerStatus, run: RunSet
     )
 
 
-def describe_shards(shards: Sequence[ShardStatus]) -> dict[str, str]:
+def describe_shards(shards: Sequence[ShardReport]) -> dict[str, str]:
     """Return one line for each shard by its name: what it holds, its share of all samples, its address."""
     total = sum(shard.samples for shard in shards) or 1
     return {f"shard {shard.name}": _line(shard, shard.samples / total) for shard in shards}
@@ -201,12 +202,12 @@ def _source_line(source: SourceStatus) -> str:
     return f"{source.fraction:.0%} of each batch, {source.items:,} items, {source.samples:,} samples{age}"
 
 
-def unavailable_shards(shards: Sequence[ShardStatus]) -> str:
+def unavailable_shards(shards: Sequence[ShardReport]) -> str:
     """Return a phrase that names the shards that do not answer; empty if all do."""
     names = [shard.name for shard in shards if not shard.live]
     return f"without replay shard {', '.join(names)}" if names else ""
 
 
-def _line(shard: ShardStatus, ratio: float) -> str:
+def _line(shard: ShardReport, ratio: float) -> str:
     state = f"{shard.items:,} items, weight {shard.total_weight:,.4g}" if shard.live else "does not answer"
     return f"{state}, {ratio:.0%} of all samples, {shard.address}"

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from tidemill.replay.sampling.dataset import ReplayDataset
 from tidemill.replay.sampling.replay_batch import ReplayBatch
-from tidemill.replay.sampling.shard import ShardReport
+from tidemill.replay.sampling.shard_report import ShardReport
 
 _PREFIX = "tidemill_learner"
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

@@ -11,8 +11,8 @@ import structlog
 import torch
 from torch import Tensor
 
-from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus, SourceStatus
-from tidemill.replay.sampling.shard import ShardReport
+from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, SourceStatus
+from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.services.learner.status import metrics
 from tidemill.services.learner.status.control import Control
 from tidemill.services.learner.status.counters import Counters
@@ -202,10 +202,6 @@ class StatusReporter:
             max_learner_steps=self._max_learner_steps,
             restored=self.restored,
             checkpoint_error=self.checkpoint_error(),
-            shards=tuple(_shard_status(report) for report in self.shards()),
+            shards=self.shards(),
             sources=self.sources(),
         )
-
-
-def _shard_status(report: ShardReport) -> ShardStatus:
-    return ShardStatus(report.name, report.address, report.live, report.items, report.total_weight, report.samples)

@@ -15,7 +15,7 @@ import torch
 
 from tidemill.config.sections import LearnerConfig
 from tidemill.learner.status import SourceStatus
-from tidemill.replay.sampling.shard import ShardReport
+from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent

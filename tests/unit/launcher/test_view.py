@@ -23,8 +23,9 @@ from tidemill.config.services import LauncherSettings
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.installation import how_to_install
 from tidemill.learner.client import LearnerClient
-from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, ShardStatus, SourceStatus
+from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, SourceStatus
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.scores import COLUMNS, Score
 from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view import poller as poller_module
@@ -96,8 +97,8 @@ def test_rate_is_of_the_newest_ten_seconds() -> None:
 def test_shards_are_shown_with_what_they_hold_and_give() -> None:
     """`tidemill status` has a line for each; the views say which of them does not answer."""
     shards = (
-        ShardStatus("0", "unix:///a.sock", True, 12_000, 3456.7, 900),
-        ShardStatus("1", "unix:///b.sock", False, 0, 0.0, 100),
+        ShardReport("0", "unix:///a.sock", True, 12_000, 3456.7, 900),
+        ShardReport("1", "unix:///b.sock", False, 0, 0.0, 100),
     )
     assert describe_shards(shards) == {
         "shard 0": "12,000 items, weight 3,457, 90% of all samples, unix:///a.sock",

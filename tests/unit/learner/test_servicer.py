@@ -13,9 +13,10 @@ from tests.support.naming import because, naming
 from tests.support.waiting import wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, ResourceExhausted, Unavailable
 from tidemill.learner.client import LearnerClient
-from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, ShardStatus, SourceStatus
+from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, SourceStatus
 from tidemill.learner.v1 import learner_pb2 as pb
 from tidemill.learner.v1 import learner_pb2_grpc
+from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.settings import ServerSettings
@@ -37,7 +38,7 @@ _STATUS = LearnerStatus(
     uptime_s=9.0,
     max_learner_steps=100,
     restored="checkpoint-00000001",
-    shards=(ShardStatus("0", "unix:///a", True, 5, 2.5, 100), ShardStatus("1", "unix:///b", False, 0, 0.0, 7)),
+    shards=(ShardReport("0", "unix:///a", True, 5, 2.5, 100), ShardReport("1", "unix:///b", False, 0, 0.0, 7)),
     sources=(SourceStatus("demos", 0.25, 1_000, 40, 2.5), SourceStatus("yesterday", 0.5)),
 )
 

@@ -29,7 +29,7 @@ from tidemill.replay.sampling.replay_batch import Join, ReplayBatch
 from tidemill.replay.sampling.sample_decoder import SampleDecoder, Transform
 from tidemill.replay.sampling.sample_stream import SampleStream, check_seed, seed_of
 from tidemill.replay.sampling.schedule import Schedule
-from tidemill.replay.sampling.shard import ShardReport
+from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.replay.sampling.source import EndOfBatches, Keep, OpenedSource, SampleShape, SampleSource
 from tidemill.replay.sampling.table_feed import FedBatch, TableFeed
 from tidemill.replay.shards.directory import ShardDirectory, directory_of

@@ -26,7 +26,8 @@ from tidemill.replay.sampling.plan import Draw
 from tidemill.replay.sampling.priority_calls import PriorityCalls
 from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.sampling.schedule import Schedule
-from tidemill.replay.sampling.shard import Shard, ShardReport
+from tidemill.replay.sampling.shard import Shard
+from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.replay.sampling.sharded_table import ShardedTable
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import SelectorKind, TableConfig, shard_config

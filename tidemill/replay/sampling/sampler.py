@@ -17,7 +17,7 @@ from tidemill.replay.limits import MAX_BATCH_SIZE
 from tidemill.replay.named_table import Servers, read_servers, read_table
 from tidemill.replay.sampling.late_batches import LateBatches
 from tidemill.replay.sampling.sample_stream import SampleStream
-from tidemill.replay.sampling.shard import ShardReport
+from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.replay.sampling.source import EndOfBatches
 from tidemill.replay.shards.directory import directory_of
 from tidemill.replay.table_config import TableConfig

@@ -12,27 +12,6 @@ from tidemill.replay.sampling.sample_call import SampleCall
 from tidemill.replay.v1 import replay_pb2 as pb
 
 
-@dataclass(frozen=True)
-class ShardReport:
-    """One shard at one moment.
-
-    Attributes:
-        name: Its name in the directory.
-        address: Its address.
-        live: Whether it answers.
-        items: Items in its part of the table; 0 while it does not answer.
-        total_weight: Sum of its sampler's weights; likewise.
-        samples: Items it has given to this sampler, its restarts included.
-    """
-
-    name: str
-    address: str
-    live: bool
-    items: int = 0
-    total_weight: float = 0.0
-    samples: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class Shard:
     """State that a sampler keeps of a shard.

@@ -26,7 +26,7 @@ from tidemill.replay.batch import SampledBatch
 from tidemill.replay.limits import MAX_KEYS
 from tidemill.replay.sampling.frames import FrameSocket, Header, pack_batch, unpack_batch
 from tidemill.replay.sampling.mirror import MirrorSize, TableMirror
-from tidemill.replay.sampling.shard import ShardReport
+from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.replay.sampling.shared_arrays import SharedArrays
 from tidemill.replay.sampling.source import SampleSource
 from tidemill.types import Signature

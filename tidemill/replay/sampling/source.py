@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tidemill.arrays import Keys
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling.mirror import TableMirror
-from tidemill.replay.sampling.shard import ShardReport
+from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.replay.table_config import TableConfig
 
 
