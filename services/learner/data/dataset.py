@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -64,32 +64,17 @@ def importance_sampling_exponent(
     return first + share * (final - first)
 
 
-@dataclass(frozen=True)
-class DatasetOptions:
-    """Amounts that are drawn and decoded ahead.
-
-    Attributes:
-        batch_size: Items of a batch of this rank.
-        splits: Batches of a sample.
-        threads: Threads that decode; 0 decodes in the training thread.
-        in_flight: Samples that may be under way or ready to be decoded; 0 draws one when it is taken.
-        decoded: With threads, decoded samples held ready.
-    """
-
-    batch_size: int
-    splits: int
-    threads: int
-    in_flight: int
-    decoded: int
-
-
 def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
     config: LearnerConfig,
     agent: Agent,
     table: TableConfig,
     device: torch.device,
-    options: DatasetOptions,
     *,
+    batch_size: int,
+    splits: int,
+    threads: int,
+    in_flight: int,
+    decoded: int,
     counters: Counters,
     learner_steps: Callable[[], int],
     directory: ShardDirectory,
@@ -106,7 +91,11 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         agent: Its agent.
         table: The table.
         device: Where batches go.
-        options: How much is drawn and decoded ahead.
+        batch_size: Items of a batch of this rank.
+        splits: Batches of a sample.
+        threads: Threads that decode; 0 decodes in the training thread.
+        in_flight: Samples that may be under way or ready to be decoded; 0 draws one when it is taken.
+        decoded: With threads, decoded samples held ready.
         counters: Learn the count of agent decisions that each sample carries.
         learner_steps: Returns the updates that the schedule of importance weights follows.
         directory: The replay servers.
@@ -132,18 +121,18 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
     return ReplayDataset(
         directory,
         table if mixture is None else mixture.tables,
-        options.batch_size,
+        batch_size,
         beta=lambda: importance_sampling_exponent(config.table, learner_steps(), by_priority),
         transform=ToDevice(agent, device, lambda: rows.on_device, mixture.weights if mixture is not None else (1.0,)),
         join=joined_columns,
         decoding=Decoding(
-            threads=options.threads,
-            ready=options.decoded,
+            threads=threads,
+            ready=decoded,
             encoded=decoded_later(agent, table.signature),
             history=agent.window.history,
         ),
-        prefetch=options.in_flight,
-        batches_per_sample=options.splits,
+        prefetch=in_flight,
+        batches_per_sample=splits,
         keep=rows,
         priorities=replace(priorities, fencing_token=counters.fencing_token),
         on_sample=count,

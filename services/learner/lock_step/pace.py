@@ -19,7 +19,7 @@ from tidemill.replay.sampling.schedule import Schedule, SeededDraw
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
-from tidemill.services.learner.data.dataset import DatasetOptions, open_dataset
+from tidemill.services.learner.data.dataset import open_dataset
 from tidemill.services.learner.data.decoder import DatasetBatches
 from tidemill.services.learner.data.table import batches_per_sample, table_config
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
@@ -175,19 +175,16 @@ class LockStepPace:
             first=counters.learner_steps // batches,
             prepare=priorities.send_again if priorities is not None else lambda _: None,
         )
-        options = DatasetOptions(
-            batch_size=config.agent.batch_size,
-            splits=batches,
-            threads=0,
-            in_flight=_MAX_IN_FLIGHT,
-            decoded=1,
-        )
         return open_dataset(
             config,
             learning.agent,
             learning.table,
             learning.device,
-            options,
+            batch_size=config.agent.batch_size,
+            splits=batches,
+            threads=0,
+            in_flight=_MAX_IN_FLIGHT,
+            decoded=1,
             counters=counters,
             # those before the sample's first batch, in a learner that resumes in the middle of a sample too
             learner_steps=lambda: counters.learner_steps // batches * batches,

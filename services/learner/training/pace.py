@@ -20,7 +20,7 @@ from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.checkpoint.resume import HasState
-from tidemill.services.learner.data.dataset import DatasetOptions, open_dataset
+from tidemill.services.learner.data.dataset import open_dataset
 from tidemill.services.learner.data.decoder import DatasetBatches
 from tidemill.services.learner.data.sources import SourceReports, open_sources, own_items
 from tidemill.services.learner.data.table import batches_per_sample, table_config
@@ -145,20 +145,17 @@ class FreeRunning:
         # of a queue each item is drawn once: a rank that drew ahead would hold what another waits for
         on_demand = self._rank.size > 1 and bool(table.max_times_sampled)
         threads = 0 if on_demand else settings.decode_threads
-        options = DatasetOptions(
-            batch_size=self._local_batch_size,
-            splits=splits,
-            threads=threads,
-            in_flight=0 if on_demand else threads + 1,
-            decoded=-(-settings.prefetch_batches // splits),
-        )
         counters = self._counters
         dataset = open_dataset(
             self._config,
             learning.agent,
             table,
             learning.device,
-            options,
+            batch_size=self._local_batch_size,
+            splits=splits,
+            threads=threads,
+            in_flight=0 if on_demand else threads + 1,
+            decoded=-(-settings.prefetch_batches // splits),
             counters=counters,
             learner_steps=lambda: counters.learner_steps,
             directory=directory,
