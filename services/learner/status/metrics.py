@@ -27,23 +27,7 @@ _LAG_BOUNDS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10
 _LAG_NAME = "tidemill_learner_policy_lag_items_versions"
 _LAG_HELP = "Items trained on, by policy lag: newest version minus the version that chose the item's first action."
 
-_AGE_BOUNDS = (
-    0.01,
-    0.03,
-    0.1,
-    0.3,
-    1.0,
-    3.0,
-    10.0,
-    30.0,
-    100.0,
-    300.0,
-    1_000.0,
-    3_000.0,
-    10_000.0,
-    30_000.0,
-    100_000.0,
-)
+_AGE_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 _AGE_NAME = "tidemill_learner_item_age_seconds"
 _AGE_HELP = (
     "Items trained on, by age: time from insertion to the update (`whole`), of that in the table until drawn, in the "
