@@ -21,19 +21,15 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class State:
-    """The state that must survive a restart besides the versions.
+    """The numbers that must survive a restart besides the versions.
 
     Attributes:
         fencing_token: Newest fencing token handed out.
         high_water: Greatest version number ever taken.
-        tags: Where tags point, without `latest`.
-        is_joint: Whether the numbers' document also held the tags, as in older versions: both must be rewritten.
     """
 
     fencing_token: int
     high_water: int
-    tags: Mapping[str, int]
-    is_joint: bool = False
 
 
 class StateFile:
@@ -43,15 +39,14 @@ class StateFile:
         self._numbers, self._tags = _TwoCopies(folder, "state"), _TwoCopies(folder, "tags")
 
     def read(self) -> tuple[State | None, Mapping[str, int], int]:
-        """Return the newest intact state, None when its numbers are lost; the tags; and how many copies are corrupt."""
+        """Return the newest intact numbers, None when they are lost; the tags; and how many copies are corrupt."""
         (numbers, corrupt), (tags, corrupt_tags) = self._numbers.read(), self._tags.read()
         corrupt += corrupt_tags
-        pointed = dict((tags or numbers or {}).get("tags", {}))
+        pointed = dict((tags or {}).get("tags", {}))
         if numbers is None:
             return None, pointed, corrupt
         try:
-            token = numbers["fencing_token" if "fencing_token" in numbers else "generation"]  # its former name
-            return State(int(token), int(numbers["high_water"]), pointed, is_joint="tags" in numbers), pointed, corrupt
+            return State(int(numbers["fencing_token"]), int(numbers["high_water"])), pointed, corrupt
         except (KeyError, TypeError, ValueError) as error:
             _log.error("state file has unexpected fields", reason=str(error))
             return None, pointed, corrupt + 1

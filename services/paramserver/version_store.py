@@ -188,20 +188,20 @@ class VersionStore:
         state, tags, corrupt_copies = self._state_file.read()
         scan = self._files.scan(None if state is None else state.high_water)
         if state is None:
-            state = _rebuilt(scan.versions, tags)
-        corrupt = self._corrupt(scan, state.tags)
-        lost = {tag: number for tag, number in state.tags.items() if number not in scan.versions}
+            state = _rebuilt(scan.versions)
+        corrupt = self._corrupt(scan, tags)
+        lost = {tag: number for tag, number in tags.items() if number not in scan.versions}
         for tag, number in lost.items():
             _log.error("tag dropped, its version is lost", tag=tag, version=number)
         self.corrupt_versions = len({*corrupt, *lost.values()}) + corrupt_copies
         self.catalog = Catalog(
             versions=scan.versions,
-            tags={tag: number for tag, number in state.tags.items() if tag not in lost},
+            tags={tag: number for tag, number in tags.items() if tag not in lost},
             fencing_token=max([state.fencing_token, *(version.fencing_token for version in scan.versions.values())]),
             high_water=max(state.high_water, scan.high_water),
         )
         recovered = (self.catalog.fencing_token, self.catalog.high_water)
-        if corrupt_copies or lost or state.is_joint or recovered != (state.fencing_token, state.high_water):
+        if corrupt_copies or lost or recovered != (state.fencing_token, state.high_water):
             self._write(self._numbers(self.catalog) | self._state_file.tags(self.catalog.tags))
         self._prune()
         self._newest.replace(self.catalog.newest)
@@ -263,17 +263,17 @@ class VersionStore:
                 blob.close()
 
 
-def _rebuilt(versions: Mapping[int, Version], tags: Mapping[str, int]) -> State:
+def _rebuilt(versions: Mapping[int, Version]) -> State:
     """Return an initial state, or one recovered from the versions when both copies are lost.
 
     A fencing token handed out but never published with is then unknown, so the next one is skipped: at worst the
     current publisher is refused, but never are two accepted.
     """
     if not versions:
-        return State(fencing_token=0, high_water=0, tags=tags)
+        return State(fencing_token=0, high_water=0)
     _log.error("state files lost: version numbers were recovered from the version files")
     fencing_token = 1 + max(version.fencing_token for version in versions.values())
-    return State(fencing_token=fencing_token, high_water=max(versions), tags=tags)
+    return State(fencing_token=fencing_token, high_water=max(versions))
 
 
 def _lock(folder: Path) -> int:

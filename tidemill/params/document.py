@@ -65,9 +65,6 @@ def to_version(document: dict[str, Any]) -> Version:
     Raises:
         DataLoss: It has unexpected fields.
     """
-    if "generation" in document:  # its former name
-        document = {"fencing_token": document["generation"], **document}
-        del document["generation"]
     try:
         fields = {
             **document,

@@ -17,7 +17,6 @@ from tidemill.params.document import to_version, unseal
 from tidemill.params.version import LATEST, Params, Precision, Version
 
 _TAGS = ("tags.json", "tags.copy.json")
-_OLDER_TAGS = ("state.json", "state.copy.json")
 _DESCRIPTIONS = ("json", "copy.json")
 
 
@@ -60,7 +59,7 @@ def _stored_numbers(folder: Path) -> list[int]:
 
 
 def _read_tags(folder: Path) -> dict[str, int]:
-    newest = _newest(folder, _TAGS) or _newest(folder, _OLDER_TAGS)
+    newest = _newest(folder, _TAGS)
     return {str(tag): int(number) for tag, number in newest.get("tags", {}).items()}
 
 

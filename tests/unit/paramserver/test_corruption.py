@@ -217,32 +217,6 @@ def test_losing_both_copies_of_the_tags_loses_nothing_else(tmp_path: Path, open_
     assert open_store(tmp_path).corrupt_versions == 0
 
 
-def test_folder_whose_tags_are_among_the_numbers_is_read(tmp_path: Path, open_store: OpenStore) -> None:
-    """Tags had no separate document once; opening the folder gives them one."""
-    _three_versions(tmp_path)
-    for name in ("tags.json", "tags.copy.json"):
-        _remove(tmp_path / name)
-    old = seal({"sequence": 9, "generation": 1, "high_water": 3, "tags": {"best": 2}})
-    for name in ("state.json", "state.copy.json"):
-        (tmp_path / name).write_bytes(old)
-    store = open_store(tmp_path)
-    publish(store, b"four")
-    store.close()
-    assert open_store(tmp_path).catalog.all_tags == {"best": 2, "latest": 4}
-
-
-def test_folder_that_calls_the_fencing_token_a_generation_is_read(tmp_path: Path, open_store: OpenStore) -> None:
-    """Descriptions and numbers of earlier versions keep their meaning under the former name."""
-    _three_versions(tmp_path)
-    for path in tmp_path.glob("*.json"):
-        content = unseal(path.read_bytes(), path)
-        if "fencing_token" in content:
-            path.write_bytes(seal({"generation": content.pop("fencing_token") + 6, **content}))
-    store = open_store(tmp_path)
-    assert store.corrupt_versions == 0
-    assert (store.catalog.fencing_token, store.catalog.find(2).fencing_token) == (7, 7)
-
-
 def test_tag_on_a_corrupt_version_is_dropped(tmp_path: Path, open_store: OpenStore) -> None:
     """A tag never points at something that cannot be served."""
     _three_versions(tmp_path)
