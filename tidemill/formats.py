@@ -40,7 +40,7 @@ NEWEST: Mapping[str, int] = {
 }
 """The number of each kind that is written today."""
 
-_OLDEST: Mapping[str, int] = {REPLAY_LOG: 3}
+_OLDEST: Mapping[str, int] = {CHECKPOINT: 4, REPLAY_LOG: 3}
 """The oldest number that is read, where that is not 1."""
 
 

@@ -1,13 +1,6 @@
 """The contents of a checkpoint and their encoding: one safetensors file whose header carries the rest as JSON.
 
-Nothing in it is code, and every version of the format stays readable:
-
-| Format | What is new |
-|---|---|
-| 1 | algorithm, network, config_digest, counters, state of agent and random generators |
-| 2 | `written_by`: versions of the libraries and the number of learners |
-| 3 | the fencing token of the learner that wrote it, as `generation` |
-| 4 | `fencing_token` is the name of `generation` |
+Nothing in it is code. `tidemill/formats.py` has the number of the format.
 """
 
 from __future__ import annotations
@@ -45,9 +38,9 @@ class Checkpoint:
     rng: Tree
     """`rng_state()`."""
     written_by: Mapping[str, str] = field(default_factory=dict)
-    """The writer: `tidemill`, `torch` and `device` by version or name, `learners` by number; empty in format 1."""
+    """The writer: `tidemill`, `torch` and `device` by version or name, `learners` by number."""
     fencing_token: int = 0
-    """Fencing token of the learner as a publisher; 0 in formats 1 and 2."""
+    """Fencing token of the learner as a publisher."""
     priorities: Tree = field(default_factory=dict)
     """`RoundPriorities.state()` of a run in lock-step on a prioritized table; empty in all others."""
 
@@ -72,7 +65,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(data: bytes, source: object) -> Checkpoint:
-    """Return the contents that `encode` encoded, of this version or an older one.
+    """Return the contents that `encode` encoded.
 
     Args:
         data: The bytes.
@@ -96,8 +89,8 @@ def decode(data: bytes, source: object) -> Checkpoint:
         counters=header["counters"],
         agent=state["agent"],
         rng=state["rng"],
-        written_by=header.get("written_by", {}),
-        fencing_token=header.get("fencing_token", header.get("generation", 0)),
+        written_by=header["written_by"],
+        fencing_token=header["fencing_token"],
         priorities=state.get("priorities", {}),
     )
 

@@ -2,9 +2,8 @@
 
 A checkpoint is one file, `checkpoint-TTTTTT-NNNNNNNN.safetensors`, and beside it its checksum, the same name with
 `.sha256`, in the format of `sha256sum --check`. T is the fencing token of the learner that wrote it, N counts up over
-all of them; the newest is the last one of the greatest token. Files of earlier versions, without T, count as 0. The
-checksum is written first and the data is renamed into place last, so a file without a matching checksum is a corrupt
-one.
+all of them; the newest is the last one of the greatest token. The checksum is written first and the data is renamed
+into place last, so a file without a matching checksum is a corrupt one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tidemill.services.learner.checkpoint.format import Checkpoint, decode, enco
 from tidemill.services.learner.checkpoint.state_tree import flatten
 from tidemill.services.learner.status.divergence import Diverged, check_finite
 
-_NAME = re.compile(r"checkpoint-(?:(\d{6,})-)?(\d{8})\.safetensors")
+_NAME = re.compile(r"checkpoint-(\d{6,})-(\d{8})\.safetensors")
 
 _log = structlog.get_logger()
 
@@ -140,7 +139,7 @@ class CheckpointStore:
         except OSError as error:
             raise TidemillError(f"cannot read {self._folder}: {error.strerror}") from error
         matches = (_NAME.fullmatch(name) for name in names)
-        return sorted((int(match[1] or 0), int(match[2]), self._folder / match[0]) for match in matches if match)
+        return sorted((int(match[1]), int(match[2]), self._folder / match[0]) for match in matches if match)
 
     def _path(self, fencing_token: int, serial: int) -> Path:
         return self._folder / f"checkpoint-{fencing_token:06d}-{serial:08d}.safetensors"

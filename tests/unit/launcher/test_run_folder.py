@@ -87,7 +87,7 @@ def test_folder_of_a_run_that_never_trained_is_taken_over(tmp_path: Path, fresh:
     [
         ("result.json", "{}"),
         ("scores.csv", "wall_s\n1.0\n"),
-        ("checkpoints/checkpoint-00000001.safetensors", ""),
+        ("checkpoints/checkpoint-000001-00000001.safetensors", ""),
         ("params/0000000002.json", "{}"),
         ("replay/0/00000001.log", " " * 2_000_000),
     ],

@@ -94,9 +94,9 @@ def test_summary_of_a_failed_run_points_at_the_logs(tmp_path: Path) -> None:
 def test_resume_says_what_comes_back_and_what_does_not(tmp_path: Path) -> None:
     """A checkpoint without a log of the tables, then with one, and a folder with nothing."""
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "checkpoint-00000003.safetensors").touch()
+    (tmp_path / "checkpoints" / "checkpoint-000001-00000003.safetensors").touch()
     said = "\n".join(describe_restored(tmp_path, RunConfig()))
-    assert "checkpoint-00000003" in said
+    assert "checkpoint-000001-00000003" in said
     assert "none were published" in said
     assert "replay       not restored" in said
     assert "environments not restored" in said

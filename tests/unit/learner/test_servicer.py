@@ -37,7 +37,7 @@ _STATUS = LearnerStatus(
     metrics={"critic_loss": 0.5},
     uptime_s=9.0,
     max_learner_steps=100,
-    restored="checkpoint-00000001",
+    restored="checkpoint-000001-00000001",
     shards=(ShardReport("0", "unix:///a", True, 5, 2.5, 100), ShardReport("1", "unix:///b", False, 0, 0.0, 7)),
     sources=(SourceStatus("demos", 0.25, 1_000, 40, 2.5), SourceStatus("yesterday", 0.5)),
 )

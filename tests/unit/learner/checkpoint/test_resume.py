@@ -27,7 +27,6 @@ from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.status.counters import Counters
 from tidemill.types import EnvSpec
 
-_FORMAT_1 = Path(__file__).parent / "format-1"
 _PPO_NORMALIZED = Path(__file__).parent / "ppo-normalized"
 
 _CONTINUOUS = EnvSpec((8,), "float32", action_shape=(2,))
@@ -115,24 +114,6 @@ def test_learner_goes_back_to_a_state_it_held(config: AgentConfig, spec: EnvSpec
     counters.learner_steps = 6
     resumable.roll_back(held)
     assert resumable.to_bytes() == then
-
-
-def test_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
-    """A file written before format 2 gives its counters and weights, and training continues from it."""
-    for each in _FORMAT_1.iterdir():
-        shutil.copy(each, tmp_path)
-    agent, counters = build_agent(SACConfig(hidden_sizes=(4,)), EnvSpec((3,), "float32", action_shape=(2,))), Counters()
-    store = CheckpointStore(tmp_path, keep=1)
-    found = store.newest()
-    assert found is not None
-    assert (found[1].fencing_token, found[1].written_by) == (0, {})  # of before there were any
-    restored = _resumable(agent, counters, "sac").restore(store)
-    assert restored.startswith("checkpoint-00000001: 3 updates, 40 agent decisions")
-    assert (counters.learner_steps, counters.version) == (3, 2)
-    sums = {name: float(tensor.sum()) for name, tensor in agent.policy_state().items()}
-    assert sums["actor.layers.0.weight"] == pytest.approx(0.37803, abs=1e-4)
-    assert sums["actor.layers.1.bias"] == pytest.approx(-0.84059, abs=1e-4)
-    assert agent.state_dict()["updates"] == 3
 
 
 def test_normalizer_of_an_earlier_program_is_read(tmp_path: Path) -> None:

@@ -106,17 +106,6 @@ def test_newest_token_is_restored_whatever_the_numbers(tmp_path: Path) -> None:
     ]
 
 
-def test_file_of_an_earlier_version_is_older_than_any_fencing_token(tmp_path: Path) -> None:
-    """Its name has no fencing token, which counts as 0."""
-    store = CheckpointStore(tmp_path, keep=9)
-    path = store.write(_checkpoint(7))
-    for each in (path, path.with_suffix(".sha256")):
-        each.rename(tmp_path / each.name.replace("000000-00000001", "00000009"))
-    assert (_steps(store), store.fencing_token) == (7, 0)
-    store.write(_checkpoint(8, fencing_token=1))
-    assert (_steps(store), store.fencing_token) == (8, 1)
-
-
 def test_older_fencing_token_writes_nothing_beside_a_newer_one(tmp_path: Path) -> None:
     """The refusal names both fencing tokens, and the folder stays as it was."""
     store = CheckpointStore(tmp_path, keep=9)
