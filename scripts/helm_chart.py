@@ -140,6 +140,7 @@ def _template(file: str, condition: str = "", *, label: bool = False) -> str:
     for item in documents:
         if label:
             _add_label(item)
+        _edit_metadata(item["kind"], item["metadata"], marks)
         if edit := _EDITS.get((item["kind"], item["metadata"]["name"])):
             edit(item.get("spec", item), marks)
         if "template" in item.get("spec", {}):
@@ -225,6 +226,12 @@ def _add(node: Object, key: str, marks: _Marks, expression: str, value: object) 
     node[marks.line(f"with {expression}")] = None
     node[key] = value
     node[marks.line("end")] = None
+
+
+def _edit_metadata(kind: str, metadata: Object, marks: _Marks) -> None:
+    """Have Helm keep a claim when it uninstalls"""
+    if kind == "PersistentVolumeClaim":
+        metadata["annotations"] = {"helm.sh/resource-policy": "keep"}
 
 
 def _edit_claim(claim: Object, marks: _Marks, values: str) -> None:

@@ -70,14 +70,32 @@ def test_own_run_is_what_the_page_says(own_run: list[Object], tmp_path: Path, mo
     assert (tmp_path / "thermostat/config.yaml").exists()
 
 
+def _patched(kubernetes: Path, overlay: str, kind: str) -> list[Object]:
+    """Return the objects of an overlay with the page's patch of a kind."""
+    (here := kubernetes.parents[1] / kind).mkdir()
+    patches = _block(_PAGE, "yaml", f"patches:\n  - target: {{kind: {kind}")
+    text = f"resources: [../deploy/kubernetes/{overlay}]\n{patches}"
+    (here / "kustomization.yaml").write_text(text)
+    return list(objects(here))
+
+
 def test_autoscaler_follows_the_run_that_the_page_names(kubernetes: Path) -> None:
     """By the page's patch of an overlay that has one."""
-    folder = kubernetes.parents[1] / "scaled"
-    folder.mkdir()
-    patch = _block(_PAGE, "yaml", "patches:\n  - target: {kind: HorizontalPodAutoscaler")
-    (folder / "kustomization.yaml").write_text(f"resources: [../deploy/kubernetes/overlays/multi-node]\n{patch}")
-    (metric,) = of_kind(objects(folder), "HorizontalPodAutoscaler")["spec"]["metrics"]
+    found = _patched(kubernetes, "overlays/multi-node", "HorizontalPodAutoscaler")
+    (metric,) = of_kind(found, "HorizontalPodAutoscaler")["spec"]["metrics"]
     assert metric["external"]["metric"]["selector"]["matchLabels"] == {"what": "data", "run": "thermostat"}
+
+
+def test_taking_down_ends_every_pod_and_keeps_the_claims(own_run: list[Object]) -> None:
+    """The page's command deletes by kind and label: all that have pods, and no claim."""
+    block = _block(_PAGE, "bash", "kubectl delete job,")
+    kinds, key, value = re.fullmatch(r"kubectl delete (\S+) --selector (\S+)=(\S+)\n", block).groups()  # type: ignore[union-attr]
+    deleted = [
+        item
+        for item in own_run
+        if item["kind"].lower() in kinds.split(",") and item["metadata"]["labels"].get(key) == value
+    ]
+    assert deleted == [item for item in own_run if "template" in item.get("spec", {})]
 
 
 def test_chart_with_the_page_s_values_is_the_same_run(own_run: list[Object], helm: Helm) -> None:

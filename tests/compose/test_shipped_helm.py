@@ -149,6 +149,13 @@ def test_value_that_there_is_not_is_refused(values: Mapping[str, Any], words: st
         helm.render(values)
 
 
+def test_claims_outlast_the_release(helm: Helm) -> None:
+    """Helm keeps them when it uninstalls the chart: parameters, scores and checkpoints are in them."""
+    claims = [item["metadata"] for item in helm.render({}) if item["kind"] == "PersistentVolumeClaim"]
+    assert sorted(claim["name"] for claim in claims) == ["learner-runs", "runs"]
+    assert all(claim["annotations"] == {"helm.sh/resource-policy": "keep"} for claim in claims)
+
+
 def test_settings_that_change_restart_the_services(helm: Helm) -> None:
     """A checksum in the pods of services changes with them; a Job's pods cannot be changed."""
 
