@@ -59,7 +59,7 @@ COMPONENTS = [("podmonitor", "PodMonitor"), ("prometheusrule", "PrometheusRule")
 
 @pytest.mark.parametrize("component, kind", COMPONENTS)
 def test_kubernetes_component_adds_to_any_overlay(component: str, kind: str, kubernetes: Path, tmp_path: Path) -> None:
-    """A component is added by one line; what scales actors names their Deployment."""
+    """A component is added by one line; what scales actors names their StatefulSet, and counts them alone."""
     built = with_components(kubernetes, "base", [component], tmp_path)
     found = [item for item in built if item["kind"].startswith(kind)]
     assert [item["metadata"]["namespace"] for item in found] == ["tidemill"]
@@ -67,6 +67,8 @@ def test_kubernetes_component_adds_to_any_overlay(component: str, kind: str, kub
         assert (target["kind"], target["name"]) == ("StatefulSet", "actor")
         spec = found[0]["spec"]
         assert (spec.get("minReplicas") or spec.get("minReplicaCount")) == int(told_values(built)["ACTORS"])
+        actor = of_kind(built, "StatefulSet", "actor")["spec"]
+        assert "replicas" not in actor, "applying again would undo the scaling"
 
 
 def test_scaled_actors_explore_evenly(kubernetes: Path) -> None:
