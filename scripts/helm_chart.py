@@ -86,12 +86,18 @@ def templates() -> dict[str, str]:
         assert (parts / f"{name}.yaml").exists()
         found[f"{name.split('/')[1]}.yaml"] = _template(f"components/{name}.yaml", condition)
     found["page.yaml"] = _wrapped(found["page.yaml"], ".Values.page.enabled")
-    found["prometheusrule.yaml"] = _HEADER + _wrapped(
-        '{{ .Files.Get "prometheusrule.yaml" }}\n', ".Values.prometheusRule.enabled"
-    )
+    found["prometheusrule.yaml"] = _HEADER + _wrapped(_RULES, ".Values.prometheusRule.enabled")
     found["dashboards.yaml"] = _HEADER + _wrapped(_DASHBOARDS, ".Values.dashboards.enabled")
     return found
 
+
+_RULES = """\
+{{- $rule := .Files.Get "prometheusrule.yaml" | fromYaml }}
+{{- with .Values.prometheusRule.labels }}
+{{- $_ := set $rule.metadata "labels" . }}
+{{- end }}
+{{ toYaml $rule }}
+"""
 
 _DASHBOARDS = """\
 {{- range $path, $_ := .Files.Glob "dashboards/*.json" }}
@@ -229,9 +235,11 @@ def _add(node: Object, key: str, marks: _Marks, expression: str, value: object) 
 
 
 def _edit_metadata(kind: str, metadata: Object, marks: _Marks) -> None:
-    """Have Helm keep a claim when it uninstalls"""
+    """Have Helm keep a claim when it uninstalls; give a monitor the labels that a Prometheus selects by."""
     if kind == "PersistentVolumeClaim":
         metadata["annotations"] = {"helm.sh/resource-policy": "keep"}
+    if kind == "PodMonitor":
+        _add(metadata, "labels", marks, ".Values.podMonitor.labels", marks.block("."))
 
 
 def _edit_claim(claim: Object, marks: _Marks, values: str) -> None:
@@ -354,7 +362,7 @@ _KNOWN: dict[str, dict[str, Any]] = {
     **{name: {"type": "integer", "minimum": 0} for name in ("gpus", "replicas")},
     **{name: {"type": "string", "minLength": 1} for name in ("config", "tag")},
     **{name: {"type": "array", "items": _TOLERATION} for name in ("tolerations", "gpuTolerations")},
-    **{name: _TEXTS for name in ("own", "nodeSelector")},
+    **{name: _TEXTS for name in ("own", "nodeSelector", "labels")},
     **{name: _AMOUNTS for name in ("requests", "limits")},
     "size": {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?([EPTGMK]i|[EPTGMk])?$"},
     "accessModes": {

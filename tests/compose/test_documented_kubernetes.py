@@ -86,6 +86,13 @@ def test_autoscaler_follows_the_run_that_the_page_names(kubernetes: Path) -> Non
     assert metric["external"]["metric"]["selector"]["matchLabels"] == {"what": "data", "run": "thermostat"}
 
 
+def test_prometheus_finds_what_the_page_labels(kubernetes: Path) -> None:
+    """Both objects of the operator have the label that kube-prometheus-stack selects by."""
+    found = _patched(kubernetes, "overlays/multi-node", "PodMonitor")
+    for kind in ("PodMonitor", "PrometheusRule"):
+        assert of_kind(found, kind)["metadata"]["labels"] == {"release": "kube-prometheus-stack"}
+
+
 def test_taking_down_ends_every_pod_and_keeps_the_claims(own_run: list[Object]) -> None:
     """The page's command deletes by kind and label: all that have pods, and no claim."""
     block = _block(_PAGE, "bash", "kubectl delete job,")

@@ -136,6 +136,7 @@ def test_values_reach_the_manifests(helm: Helm) -> None:
         ({"actor": {"nodeSelector": {"gpu": True}}}, "nodeSelector/gpu"),
         ({"actor": {"tolerations": [{"key": "a", "effect": "NoScheduling"}]}}, "effect"),
         ({"actor": {"tolerations": ["spot"]}}, "tolerations"),
+        ({"podMonitor": {"labels": {"release": 1}}}, "labels/release"),
         ({"run": {"own": {"thermostat": {"yaml": "env: {}"}}}}, "own/thermostat"),
         ({"learner": {"nodes": 2}}, r"learner\.nodes is 2: .* must be \[ReadWriteMany\]"),
         ({"actor": {"replicas": 0}}, r"actor\.replicas is 0"),
@@ -154,6 +155,16 @@ def test_claims_outlast_the_release(helm: Helm) -> None:
     claims = [item["metadata"] for item in helm.render({}) if item["kind"] == "PersistentVolumeClaim"]
     assert sorted(claim["name"] for claim in claims) == ["learner-runs", "runs"]
     assert all(claim["annotations"] == {"helm.sh/resource-policy": "keep"} for claim in claims)
+
+
+@pytest.mark.parametrize("kind, value", [("PodMonitor", "podMonitor"), ("PrometheusRule", "prometheusRule")])
+def test_prometheus_may_select_by_labels(kind: str, value: str, helm: Helm) -> None:
+    """As that of kube-prometheus-stack does; nothing else of the object changes."""
+    plain, labelled = (
+        of_kind(helm.render({value: {"enabled": True, **more}}), kind) for more in ({}, {"labels": {"release": "prom"}})
+    )
+    assert labelled["metadata"].pop("labels") == {"release": "prom"}
+    assert labelled == plain
 
 
 def test_settings_that_change_restart_the_services(helm: Helm) -> None:
