@@ -105,6 +105,17 @@ def test_taking_down_ends_every_pod_and_keeps_the_claims(own_run: list[Object]) 
     assert deleted == [item for item in own_run if "template" in item.get("spec", {})]
 
 
+def test_upgrade_replaces_servers_before_clients(own_run: list[Object]) -> None:
+    """The page's commands name images of containers that are there, of the servers that actors and learner call."""
+    block = _block(_PAGE, "bash", "kubectl set image")
+    pattern = r"set image statefulset/(\S+) (\S+)=(\S+):2\nkubectl rollout status statefulset/\1\n"
+    replaced = re.findall(pattern, block)
+    assert [name for name, _, _ in replaced] == ["paramserver", "replay"]
+    for name, container, image in replaced:
+        (known,) = of_kind(own_run, "StatefulSet", name)["spec"]["template"]["spec"]["containers"]
+        assert (container, image) == (known["name"], known["image"].partition(":")[0])
+
+
 def test_chart_with_the_page_s_values_is_the_same_run(own_run: list[Object], helm: Helm) -> None:
     """Helm and kustomize give a run of one's own the same pods."""
     files = of_kind(own_run, "ConfigMap", "tidemill-own")["data"]
