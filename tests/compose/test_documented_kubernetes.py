@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from tests.compose.helm import Helm
 from tests.compose.manifests import KUSTOMIZATIONS, Object, check_valid, objects, of_kind, pods, told_values, words_of
 from tests.compose.shipped import ROOT
+from tidemill.config.services import InferenceSettings
 from tidemill.services.launcher.commands.check import check
 
 _PAGE = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
@@ -114,6 +116,13 @@ def test_upgrade_replaces_servers_before_clients(own_run: list[Object]) -> None:
     for name, container, image in replaced:
         (known,) = of_kind(own_run, "StatefulSet", name)["spec"]["template"]["spec"]["containers"]
         assert (container, image) == (known["name"], known["image"].partition(":")[0])
+
+
+def test_thousand_actors_need_the_inference_services_of_the_page() -> None:
+    """By the default of how many actors one takes."""
+    taken = InferenceSettings().max_streams
+    assert f"takes {taken} actors (`inference.max_streams`)" in _PAGE
+    assert f"{math.ceil(1000 / taken)} replicas" in _PAGE
 
 
 def test_chart_with_the_page_s_values_is_the_same_run(own_run: list[Object], helm: Helm) -> None:

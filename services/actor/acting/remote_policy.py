@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from prometheus_client import Counter, Gauge
 from torch import Tensor
 
-from tidemill.errors import ConfigError, ResourceExhausted, TidemillError, Unavailable
+from tidemill.errors import ConfigError, Reason, ResourceExhausted, TidemillError, Unavailable
 from tidemill.inference.client import InferenceClient
 from tidemill.inference.wire import Answer
 from tidemill.rl.agents.interface import Policy, SplitPolicy
@@ -53,7 +53,8 @@ class RemotePolicy:
         self._split: SplitPolicy = policy
         self._client, self._stop, self._fallback, self._clock = client, stop, fallback, clock
         self._backoff = Backoff()
-        self._is_lost, self._try_at_s = False, 0.0
+        self._lost: set[str] = set()  # how, since the last answer; empty while the service answers
+        self._try_at_s = 0.0
         self.version = 0
         """Version of the parameters that the last step was acted with."""
         self.env_steps = 0
@@ -100,7 +101,7 @@ class RemotePolicy:
     def _ask(self, policy_input: PolicyInput) -> Answer | None:
         """Return the service's answer; None to act by the own network."""
         while not self._stop.is_set():
-            if self._is_lost and self._fallback is not None and not self._may_try():
+            if self._lost and self._fallback is not None and not self._may_try():
                 return None
             try:
                 answer = self._client.ask(policy_input)
@@ -124,18 +125,23 @@ class RemotePolicy:
         return self._client.is_connected()
 
     def _lose(self, error: TidemillError) -> None:
-        if not self._is_lost and not self._stop.is_set():
-            action = "waiting for it" if self._fallback is None else "acting with its own network"
-            _log.warning(f"inference service lost, {action}", kind=type(error).__name__, error=str(error))
+        if self._stop.is_set():
+            return
+        if not self._lost:
             _LOST.inc()
             _LOCAL.set(self._fallback is not None)
-        self._is_lost = True
+        is_full = error.reason is Reason.TOO_MANY_CALLS
+        how = "is full (raise inference.max_streams, or start more services)" if is_full else "lost"
+        if how not in self._lost:
+            action = "waiting for it" if self._fallback is None else "acting with its own network"
+            _log.warning(f"inference service {how}, {action}", kind=type(error).__name__, error=str(error))
+            self._lost.add(how)
 
     def _found(self) -> None:
-        if self._is_lost:
+        if self._lost:
             _log.info("inference service answers again", address=self._client.address)
             _LOCAL.set(0)
-            self._is_lost = False
+            self._lost.clear()
         self._backoff.reset()
 
     def _interrupt_at_stop(self) -> None:

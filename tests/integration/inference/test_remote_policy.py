@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from contextlib import closing
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from tests.support.batches import CASES, VECTOR
 from tests.support.inference_service import FixedParams, Played, local_inference, state_of
@@ -236,6 +238,27 @@ def test_more_actors_than_allowed_are_refused_until_one_leaves() -> None:
                     second.ask(played.next())
             wait_until(lambda: service.metric("actors") == 0, "the first has left")
             second.ask(played.next())
+
+
+def test_actor_says_that_the_service_is_full_also_after_it_was_lost() -> None:
+    """Each once, however often it asks, and which setting to raise."""
+    own, params, played = FixedParams(), FixedParams(), Played(VECTOR, _ENVS, 0)
+    for each in (own, params):
+        each.set(state_of(_DQN, VECTOR))
+    with local_inference(_DQN, VECTOR, params, max_streams=1) as service, capture_logs() as logs:
+        first = InferenceClient([service.address], Opening("dqn", _ENVS, VECTOR))
+        remote, client, _ = _remote(_DQN, VECTOR, free_address(), service.address, fallback=own)
+        with closing(first), closing(client):
+            first.ask(played.next())
+
+            def warnings() -> list[str]:
+                remote.act(played.next())
+                return [line["event"] for line in logs if line["event"].startswith("inference service")]
+
+            wait_until(lambda: len(warnings()) == 2, "the full service has refused the actor")
+            lost, full = warnings()
+    assert "lost" in lost
+    assert re.search(naming("full inference.max_streams"), full)
 
 
 def test_malformed_messages_end_their_own_call_alone() -> None:
