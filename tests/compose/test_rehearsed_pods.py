@@ -103,7 +103,7 @@ def _has_ended(job: subprocess.Popen[bytes]) -> bool:
 def _train(run: Pods, tmp_path: Path) -> None:
     for pod in run.pods.values():
         pod.start()
-    jobs = [run[name].process for name in ("learner-0", "learner-1", "evaluator")]
+    jobs = [run[name].process for name in ("learner-0", "learner-1", "evaluator-0")]
 
     def logs() -> str:
         return "\n".join(f"--- {name}\n{pod.log[-3000:]}" for name, pod in run.pods.items())

@@ -437,6 +437,14 @@ def test_cert_manager_makes_the_same_secrets(overlay: str, kubernetes: Path, tmp
         assert made[f"{name}-tls"]["dnsNames"] == [name, COMMON_HOST, "localhost"]
 
 
+@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
+def test_retries_of_a_job_share_a_host_name(kustomization: str, kubernetes: Path) -> None:
+    """TidemillRestartLoop counts the starts of a host: the pods of an Indexed Job are named by number."""
+    for job in (item["spec"] for item in objects(kubernetes / kustomization) if item["kind"] == "Job"):
+        assert job["completionMode"] == "Indexed"
+        assert job["completions"] == job.get("parallelism", 1)
+
+
 def _after_exit(job: Object, code: int) -> str:
     """Return the action of a Job when a container of its pod has ended with an exit code."""
     for rule in job["spec"]["podFailurePolicy"]["rules"]:
