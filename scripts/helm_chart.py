@@ -329,6 +329,14 @@ def _edit_page(spec: Object, marks: _Marks) -> None:
     args += [marks.line(f"if gt {_INFERENCE} 0"), "inference:9400", marks.line("end")]
 
 
+def _edit_egress(spec: Object, marks: _Marks) -> None:
+    spec["egress"] += [
+        marks.line("with .Values.networkPolicies.egress"),
+        marks.line("toYaml . | nindent INDENT"),
+        marks.line("end"),
+    ]
+
+
 _EDITS: dict[tuple[str, str], Callable[[Object, _Marks], None]] = {
     ("ServiceAccount", "tidemill"): _edit_account,
     ("PersistentVolumeClaim", "runs"): _edit_runs,
@@ -339,6 +347,7 @@ _EDITS: dict[tuple[str, str], Callable[[Object, _Marks], None]] = {
     ("StatefulSet", "inference"): _edit_inference,
     ("Deployment", "page"): _edit_page,
     ("HorizontalPodAutoscaler", "actor"): _edit_autoscaler,
+    ("NetworkPolicy", "names"): _edit_egress,
 }
 """What a kind of object has besides, by kind and name."""
 
@@ -357,6 +366,11 @@ _TOLERATION = {
         "tolerationSeconds": {"type": "integer"},
     },
 }
+_EGRESS = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {name: {"type": "array", "items": {"type": "object"}} for name in ("to", "ports")},
+}
 _KNOWN: dict[str, dict[str, Any]] = {
     **{name: {"type": "integer", "minimum": 1} for name in ("shards", "nodes", "cpu", "memoryGi", "maxReplicas")},
     **{name: {"type": "integer", "minimum": 0} for name in ("gpus", "replicas")},
@@ -373,6 +387,7 @@ _KNOWN: dict[str, dict[str, Any]] = {
     "pullSecrets": {"type": "array", "items": {"type": "string"}},
     "pullPolicy": {"enum": ["", "Always", "IfNotPresent", "Never"]},
     "env": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+    "egress": {"type": "array", "items": _EGRESS},
 }
 """What the values of a name must be, so that Kubernetes neither refuses nor misreads them."""
 

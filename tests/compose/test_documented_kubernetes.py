@@ -95,6 +95,15 @@ def test_prometheus_finds_what_the_page_labels(kubernetes: Path) -> None:
         assert of_kind(found, kind)["metadata"]["labels"] == {"release": "kube-prometheus-stack"}
 
 
+def test_pods_may_connect_to_what_the_page_allows(kubernetes: Path) -> None:
+    """The page's rules are added to that for DNS in `kube-system`."""
+    found = _patched(kubernetes, "base", "NetworkPolicy")
+    check_valid(found)
+    rules = of_kind(found, "NetworkPolicy", "names")["spec"]["egress"]
+    ports = [[port["port"] for port in rule["ports"]] for rule in rules]
+    assert ports == [[53, 53], [3128], [5353, 5353], [53, 53]]
+
+
 def test_taking_down_ends_every_pod_and_keeps_the_claims(own_run: list[Object]) -> None:
     """The page's command deletes by kind and label: all that have pods, and no claim."""
     block = _block(_PAGE, "bash", "kubectl delete job,")

@@ -137,6 +137,7 @@ def test_values_reach_the_manifests(helm: Helm) -> None:
         ({"actor": {"tolerations": [{"key": "a", "effect": "NoScheduling"}]}}, "effect"),
         ({"actor": {"tolerations": ["spot"]}}, "tolerations"),
         ({"podMonitor": {"labels": {"release": 1}}}, "labels/release"),
+        ({"networkPolicies": {"egress": [{"from": []}]}}, "from"),
         ({"run": {"own": {"thermostat": {"yaml": "env: {}"}}}}, "own/thermostat"),
         ({"learner": {"nodes": 2}}, r"learner\.nodes is 2: .* must be \[ReadWriteMany\]"),
         ({"actor": {"replicas": 0}}, r"actor\.replicas is 0"),
@@ -165,6 +166,15 @@ def test_prometheus_may_select_by_labels(kind: str, value: str, helm: Helm) -> N
     )
     assert labelled["metadata"].pop("labels") == {"release": "prom"}
     assert labelled == plain
+
+
+def test_pods_may_connect_to_what_a_value_allows(helm: Helm) -> None:
+    """A proxy, or a name server elsewhere, beside the name servers of `kube-system`."""
+    proxy = {"to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}], "ports": [{"port": 3128}]}
+    found = helm.render({"networkPolicies": {"egress": [proxy]}})
+    check_valid(found)
+    plain, opened = (of_kind(every, "NetworkPolicy", "names")["spec"] for every in (helm.render({}), found))
+    assert opened["egress"] == [*plain["egress"], proxy]
 
 
 def test_settings_that_change_restart_the_services(helm: Helm) -> None:
