@@ -127,6 +127,17 @@ def test_upgrade_replaces_servers_before_clients(own_run: list[Object]) -> None:
         assert (container, image) == (known["name"], known["image"].partition(":")[0])
 
 
+def test_node_of_the_run_s_folder_needs_what_the_page_says(own_run: list[Object]) -> None:
+    """The sum of what the pods request that share a claim of one node."""
+    sharing = [pods(own_run)[name] for name in ("paramserver", "evaluator", "page")]
+    asked = [pod["containers"][0]["resources"]["requests"]["cpu"] for pod in sharing]
+    cores = sum(float(amount.removesuffix("m")) / (1000 if amount.endswith("m") else 1) for amount in asked)
+    assert f"{cores:g} processors and {sum(map(_gibibytes, sharing)):g} GiB" in _PAGE
+    (term,) = pods(own_run)["actor"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    avoided = term["podAffinityTerm"]["labelSelector"]["matchExpressions"][0]["values"]
+    assert sorted(avoided) == ["evaluator", "page", "paramserver"]
+
+
 def test_thousand_actors_need_the_inference_services_of_the_page() -> None:
     """By the default of how many actors one takes."""
     taken = InferenceSettings().max_streams
