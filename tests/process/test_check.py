@@ -68,6 +68,15 @@ def test_wrong_setting_is_refused_and_nothing_written(arguments: list[str], word
     assert not (tmp_path / "box").exists()
 
 
+def test_update_of_a_user_s_algorithm_is_left_to_the_learner(tmp_path: Path) -> None:
+    """Which has more memory than a check, and perhaps the GPU that the update needs; how it acts is tried."""
+    own = ("--env.id", "CartPole-v1", "--agent.algorithm")
+    code, output = _checked(tmp_path, *own, "tests.process.test_env_check:UpdatesBadly", "--agent.aborts")
+    assert code == 0, output
+    code, output = _checked(tmp_path, *own, "tests.process.test_env_check:ActsWrongly")
+    assert code == 2, output
+
+
 def test_run_that_has_trained_keeps_its_environment_and_algorithm(tmp_path: Path) -> None:
     """A name that another task has is refused by both tasks' names, before the services would compare columns."""
     assert _checked(tmp_path)[0] == 0

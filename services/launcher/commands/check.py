@@ -24,9 +24,12 @@ def check(argv: Sequence[str]) -> int:
     _check_addresses(config)
     file = config.run.folder / "config.yaml"
     before = from_document(RunConfig, read_document(file)) if file.exists() and has_trained(config.run.folder) else None
-    # an engine starts the replay service, and may let the learner alone reach the servers of sources
+    # an engine starts the replay service, may let the learner alone reach the servers of sources, and gives it other
+    # memory, processors and perhaps a GPU: an algorithm of the user's makes no update here
     started_elsewhere = replace(
-        config, launcher=replace(config.launcher, replay=False), learner=replace(config.learner, sources={})
+        config,
+        launcher=replace(config.launcher, replay=False),
+        learner=replace(config.learner, sources={}, device="cuda"),
     )
     check_settings(started_elsewhere, None, before)
     keep_settings(config)
