@@ -351,9 +351,16 @@ def test_wait_without_a_timeout_is_explained_once(
     assert re.search(naming("'t' 0 items 0 inserts min_size 1 chunk flush"), told[0])
 
 
-@pytest.mark.parametrize("epochs, remedy", [(None, "allow_smaller=True timeout_s"), (0, "allow_smaller=True takes")])
+@pytest.mark.parametrize(
+    "epochs, allow_smaller, remedy",
+    [
+        (None, False, "allow_smaller=True timeout_s takes"),
+        (None, True, "timeout_s takes"),
+        (0, False, "allow_smaller=True takes"),
+    ],
+)
 def test_wait_for_a_table_smaller_than_a_batch_names_what_takes_it(
-    server: LocalServer, monkeypatch: pytest.MonkeyPatch, epochs: int | None, remedy: str
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch, epochs: int | None, allow_smaller: bool, remedy: str
 ) -> None:
     """Without a timeout a smaller batch is asked for at the end of an epoch alone."""
     told: list[str] = []
@@ -361,14 +368,17 @@ def test_wait_for_a_table_smaller_than_a_batch_names_what_takes_it(
     monkeypatch.setattr(late_batches._log, "warning", lambda _, **fields: told.append(fields["reason"]))
     table = steps_table() if epochs is None else _POOL
     _write(server.address, table, range(3))
-    with ThreadPoolExecutor(1) as threads, ReplayDataset(server.address, "t", 8, epochs=epochs) as dataset:
+    with (
+        ThreadPoolExecutor(1) as threads,
+        ReplayDataset(server.address, "t", 8, epochs=epochs, allow_smaller=allow_smaller) as dataset,
+    ):
         reading = threads.submit(next, dataset)
         wait_until(lambda: bool(told), "the warning")
         dataset.close()
         with pytest.raises(StopIteration):
             reading.result(WAIT_S)
     assert re.search(naming(remedy), told[0])
-    assert ("timeout_s" in told[0]) == (epochs is None)
+    assert ("timeout_s" in told[0], "allow_smaller" in told[0]) == (epochs is None, not allow_smaller)
 
 
 def test_silent_servers_are_asked_for_the_reason_together() -> None:

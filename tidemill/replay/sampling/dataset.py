@@ -188,8 +188,8 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         # a sample counts as handed out whole: of items that may be used up it is one batch
         alone = any(part.table.max_times_sampled for part in self._parts)
         self._runs_out = alone or without_replacement or epochs is not None
-        needs_timeout = timeout_s is None and epochs is None
-        remedy = "allow_smaller=True with a timeout_s" if needs_timeout else "allow_smaller=True"
+        remedies = {"allow_smaller=True": not allow_smaller, "a timeout_s": timeout_s is None and epochs is None}
+        remedy = " with ".join(argument for argument, is_missing in remedies.items() if is_missing)
         splits = 1 if alone else batches_per_sample
         ahead = prefetch * batches_per_sample if alone else prefetch
         self._stop, self._closed = stop or threading.Event(), threading.Event()
@@ -256,7 +256,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                 self._opened.append(opened)
                 directories.append(directory)
                 is_single = len(self._parts) == 1 and not directory.is_sharded
-                shrinks = self._runs_out and is_single and not allow_smaller
+                shrinks = self._runs_out and is_single
                 self._late.append(LateBatches(directory, table, size, takes_fewer=remedy if shrinks else ""))
                 told = on_sample if i == 0 and on_sample is not None else _ignore
                 self._feeds.append(stack.enter_context(closing(feed(opened, made, on_sample=told))))
