@@ -27,6 +27,8 @@ BEAT_S = 1.0
 """Seconds between two heartbeats of a running event loop."""
 
 _SILENCE_S = 5.0
+_LAST_TURNS_S = 1.0
+_CALL = "rpc_task"  # as gRPC names the task of a call
 _OPEN_FILES = 65_536
 _HEALTH = "grpc.health.v1.Health"
 
@@ -138,6 +140,9 @@ class RpcServer:
             self._heart.cancel()
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(self._settings.grace_s)
+        calls = [task for task in asyncio.all_tasks() if task.get_name() == _CALL]
+        if calls:  # some turns behind their ends; gRPC prints a traceback of one that the end of the loop cancels
+            await asyncio.wait(calls, timeout=_LAST_TURNS_S)
 
     def _unbound(self) -> FatalError:
         address = self._settings.address

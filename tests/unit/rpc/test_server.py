@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import resource
 import weakref
@@ -30,6 +31,7 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.background import BackgroundServer
 from tidemill.rpc.channel import open_channel
+from tidemill.rpc.server import RpcServer
 from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.status import from_rpc_error, to_status, translated
 from tidemill.rpc.tls import check_exposure
@@ -224,6 +226,38 @@ def test_refused_request_does_not_stay_until_a_garbage_collection(server: Backgr
             wait_until(lambda: not _Request.alive, "the requests to leave", 10.0)
     finally:
         gc.enable()
+
+
+def test_server_stops_once_the_handlers_have_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    """A handler may need some turns of the loop after its call was ended: the loop's end does not interrupt it."""
+    ended = []
+
+    async def serve() -> None:
+        called = asyncio.Event()
+
+        async def linger(request: bytes, context: object) -> bytes:
+            called.set()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                ended.append(True)
+            return b""
+
+        server = RpcServer("test", ServerSettings(grace_s=0.0))
+        handlers: dict[str, Any] = {"Linger": grpc.unary_unary_rpc_method_handler(linger)}
+        server.grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Lingering", handlers),))
+        with open_channel(await server.start()) as channel:
+            method: Any = channel.unary_unary("/test.Lingering/Linger")
+            call = method.future(b"")
+            await called.wait()
+            await server.stop()
+            call.cancel()
+
+    asyncio.run(serve())
+    assert ended == [True]
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 def test_port_in_use_is_an_error_that_says_so(server: BackgroundServer) -> None:
