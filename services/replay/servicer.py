@@ -159,7 +159,6 @@ class ReplayServicer:
             raise
         removed = self._replay.drop_table(table)
         self._dropped = self._replay.sequence
-        self._note_env_steps(table)
         self._created.pop(table.config.name, None)
         self._admission.changed()
         self._admission.forget(table)
@@ -425,7 +424,7 @@ class ReplayServicer:
     def _note_env_steps(self, *tables: Table) -> None:
         """Have the counts of tables told once what was logged so far is durable."""
         if self._log is not None:
-            counts = {table.config.name: self._replay.stored_steps(table) for table in tables}
+            counts = {table: self._replay.stored_steps(table) for table in tables}
             self._log.commits.stored(self._replay.sequence, counts)
 
     async def _durable(self, record: int | None = None) -> None:

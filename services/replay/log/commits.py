@@ -10,9 +10,11 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from tidemill.replay.batch import StoredSteps
 from tidemill.services.replay.log.writer import Progress
+from tidemill.services.replay.tables.table import Table
 
 
 class Commits:
@@ -23,25 +25,23 @@ class Commits:
         *,
         wait_for_sync: bool,
         max_pending_bytes: int,
-        env_steps: Mapping[str, StoredSteps] | None = None,
+        env_steps: Mapping[Table, StoredSteps] | None = None,
         reached: int = 0,
     ) -> None:
         """Begin with nothing submitted.
 
         Args:
-            env_steps: Agent decisions of each table that are stored, by its name; None for no table.
+            env_steps: Agent decisions of each table that are stored; None for no table.
             reached: Newest record that the disk has.
             wait_for_sync: Whether a record counts as durable once it is synced, not just written.
             max_pending_bytes: Bytes that may be submitted and not written before `room` waits.
         """
         self._wait_for_sync, self._max_pending_bytes = wait_for_sync, max_pending_bytes
         self.progress = Progress(written=reached, synced=reached)
-        self.env_steps = dict(env_steps or {})
+        self.env_steps = WeakKeyDictionary[Table, StoredSteps](env_steps or {})  # of tables not dropped
         self.pending_bytes = 0
         self._pending: deque[tuple[int, int]] = deque()  # sequence number and size
-        self._decisions: deque[tuple[int, Mapping[str, StoredSteps]]] = (
-            deque()
-        )  # sequence number and `env_steps` with it
+        self._decisions: deque[tuple[int, Mapping[Table, StoredSteps]]] = deque()  # sequence number and `env_steps`
         self._waiting: dict[bool, list[tuple[int, int, asyncio.Future[None]]]] = {True: [], False: []}  # for a sync?
         self._impatient: list[asyncio.Future[None]] = []  # those that do not wait for a full disk
         self._ended: OSError | None = None
@@ -56,8 +56,8 @@ class Commits:
         if self.pending_bytes >= self._max_pending_bytes:
             self._has_room.clear()
 
-    def stored(self, sequence: int, env_steps: Mapping[str, StoredSteps]) -> None:
-        """Note how many agent decisions tables have, by name, once a record is durable."""
+    def stored(self, sequence: int, env_steps: Mapping[Table, StoredSteps]) -> None:
+        """Note how many agent decisions tables have once a record is durable."""
         self._decisions.append((sequence, env_steps))
 
     def progressed(self, progress: Progress) -> None:

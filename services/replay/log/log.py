@@ -51,7 +51,7 @@ class ReplayLog:
         self.commits = Commits(
             wait_for_sync=settings.ack == "fsync",
             max_pending_bytes=min(settings.max_queue_mib * 2**20, recovered.budget.share_limit or _NO_LIMIT),
-            env_steps={table.config.name: self._replay.stored_steps(table) for table in self._replay.tables},
+            env_steps={table: self._replay.stored_steps(table) for table in self._replay.tables},
             reached=recovered.position.sequence,
         )
         self._loop = asyncio.get_running_loop()
@@ -93,8 +93,7 @@ class ReplayLog:
 
     def stored_steps(self, table: Table) -> StoredSteps:
         """Return the agent decisions of a table that are stored durably: a restart does not reduce this count."""
-        nothing = StoredSteps(self._replay.store_id, 0, table.count_id)
-        return self.commits.env_steps.get(table.config.name, nothing)
+        return self.commits.env_steps.get(table, StoredSteps(self._replay.store_id, 0, table.count_id))
 
     @property
     def corrupt_records(self) -> int:

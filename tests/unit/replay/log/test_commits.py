@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
 
+from tests.support.replay_streams import make_config, make_replay
 from tidemill.replay.batch import StoredSteps
 from tidemill.services.replay.log.commits import Commits, acknowledge_in_order
 from tidemill.services.replay.log.writer import BOUNDS_S, FsyncLatency, Progress
@@ -91,14 +93,32 @@ def _steps(count: int) -> StoredSteps:
 
 async def test_decisions_count_once_their_record_is_durable() -> None:
     """What a kill could take back is not reported."""
-    commits = Commits(wait_for_sync=False, max_pending_bytes=100, env_steps={"t": _steps(7)})
-    commits.stored(3, {"t": _steps(20), "u": _steps(13)})
-    commits.stored(4, {"t": _steps(0)})
-    assert commits.env_steps == {"t": _steps(7)}
+    t, u = make_replay(make_config("t"), make_config("u")).tables
+    commits = Commits(wait_for_sync=False, max_pending_bytes=100, env_steps={t: _steps(7)})
+    commits.stored(3, {t: _steps(20), u: _steps(13)})
+    commits.stored(4, {t: _steps(0)})
+    assert commits.env_steps == {t: _steps(7)}
     commits.progressed(Progress(written=3))
-    assert commits.env_steps == {"t": _steps(20), "u": _steps(13)}
+    assert commits.env_steps == {t: _steps(20), u: _steps(13)}
     commits.progressed(Progress(written=4))
-    assert commits.env_steps == {"t": _steps(0), "u": _steps(13)}
+    assert commits.env_steps == {t: _steps(0), u: _steps(13)}
+
+
+async def test_decisions_of_a_dropped_table_are_forgotten() -> None:
+    """However many tables a server creates and drops, also under one name, it holds the counts of those it has."""
+    replay = make_replay()
+    commits = Commits(wait_for_sync=False, max_pending_bytes=100)
+    for sequence in range(1, 4):
+        replay.create_table(make_config("t"))
+        table = replay.find("t")
+        assert table not in commits.env_steps
+        commits.stored(sequence, {table: _steps(sequence)})
+        commits.progressed(Progress(written=sequence))
+        assert commits.env_steps == {table: _steps(sequence)}
+        replay.drop_table(table)
+        del table
+        gc.collect()
+    assert not commits.env_steps
 
 
 async def test_cancelled_waiter_does_not_disturb_the_others() -> None:
