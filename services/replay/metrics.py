@@ -20,6 +20,7 @@ from tidemill.services.replay.tables.table import Table
 def describe(table: Table, replay: ReplayState, admission: AdmissionQueue, log: ReplayLog | None) -> TableDescription:
     """Return a table's sizes, counters, limiter state and, if there is a log, the state of that."""
     counters = table.counters
+    stored = log.stored_steps(table) if log is not None else replay.stored_steps(table)
     return TableDescription(
         config=table.config,
         items=table.size,
@@ -35,7 +36,7 @@ def describe(table: Table, replay: ReplayState, admission: AdmissionQueue, log: 
         sample_blocked=not table.can_sample(),
         insert_blocked_s=admission.blocked_s(table, "insert"),
         sample_blocked_s=admission.blocked_s(table, "sample"),
-        env_steps=log.stored_steps(table).env_steps if log is not None else counters.env_steps,
+        env_steps=stored.env_steps,
         total_weight=table.total_weight,
         held_bytes=table.held_bytes,
         limiter_diff=table.limiter.diff,
@@ -49,6 +50,8 @@ def describe(table: Table, replay: ReplayState, admission: AdmissionQueue, log: 
         ),
         fencing_token=table.fencing_token,
         timed_from_s=table.times.first_s,
+        store_id=stored.store_id,
+        count_id=stored.count_id,
         **(_log_fields(log) if log is not None else {"memory_bytes": replay.chunk_bytes}),
     )
 

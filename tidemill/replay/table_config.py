@@ -277,6 +277,8 @@ class TableDescription:
         updated_fields: Fields of `config` that have another value than the table was created with.
         fencing_token: Greatest fencing token the table has heard of since the server started; 0 for none.
         timed_from_s: Unix time from which on the server knows when items came, in seconds; 0 if it knows of none.
+        store_id: Identifies what the server has stored, see `SampledBatch.stored`; 0 if the server does not say.
+        count_id: Identifies the count of `env_steps`: another one after a reset. 0 if the server does not say.
     """
 
     config: TableConfig
@@ -312,6 +314,8 @@ class TableDescription:
     updated_fields: tuple[str, ...] = ()
     fencing_token: int = 0
     timed_from_s: float = 0.0
+    store_id: int = 0
+    count_id: int = 0
 
     @property
     def samples_per_insert(self) -> float:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from tidemill.errors import TidemillError
+from tidemill.replay.batch import StoredSteps
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.services.learner.status.counters import Counters
@@ -62,7 +63,9 @@ class TableWatch:
                     table = client.describe_table(self._table)
             except TidemillError:
                 continue
-            self._counters.observe_waiting(table.env_steps, shard)
+            if not self._is_waiting():  # a batch that has come since knows better
+                return
+            self._counters.observe_waiting(StoredSteps(table.store_id, table.env_steps, table.count_id), shard)
             items, answers = items + table.items, answers + 1
-        if answers and self._is_waiting():  # a batch that has come since knows better
+        if answers:
             self._found_items(items)

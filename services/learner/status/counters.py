@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from tidemill.replay.batch import StoredSteps
 
@@ -14,6 +15,7 @@ _COUNT = "server_count"
 """Each before the name of a shard, which is empty for a single server, in a checkpoint."""
 
 _UNKNOWN = StoredSteps(-1, 0)
+_ENV_STEPS = attrgetter("env_steps")
 
 
 @dataclass
@@ -32,18 +34,15 @@ class Counters:
     fencing_token: int = 0
     """Fencing token of this learner as a publisher; 0 means none yet."""
     _base_env_steps: int = 0
-    _stored: dict[str, StoredSteps] = field(default_factory=dict)
-    _waiting: dict[str, int] = field(default_factory=dict)  # what a table said since its last batch
+    _stored: dict[str, StoredSteps] = field(default_factory=dict)  # as of each shard's last batch
+    _counts: dict[str, list[StoredSteps]] = field(default_factory=dict)  # that of the last batch, and those since
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def env_steps(self) -> int:
-        """Agent decisions, including those before restarts of the replay service; never falls."""
+        """Agent decisions, including those before restarts of the replay service and resets; never falls."""
         with self._lock:
-            stored, waiting = self._stored, self._waiting
-            shards = {**stored, **waiting}
-            steps = (max(stored.get(shard, _UNKNOWN).env_steps, waiting.get(shard, 0)) for shard in shards)
-            return self._base_env_steps + sum(steps)
+            return self._base_env_steps + sum(_sum(counts) for counts in self._counts.values())
 
     def observe(self, stored: StoredSteps, shard: str = "") -> None:
         """Take the count of a table, which starts at 0 again when it is reset or its server starts empty.
@@ -53,18 +52,27 @@ class Counters:
         only they may be given here. Several shards count each for itself, under its name.
         """
         with self._lock:
-            before = self._stored.get(shard, _UNKNOWN)
-            if not stored.continues(before):
-                self._base_env_steps += before.env_steps
-            elif stored.env_steps < before.env_steps:
-                self._base_env_steps += before.env_steps - stored.env_steps
+            before, counts = self._stored.get(shard, _UNKNOWN), self._counts.setdefault(shard, [])
+            while counts and not stored.continues(counts[0]):
+                self._base_env_steps += counts.pop(0).env_steps
+            if counts and stored.continues(before) and stored.env_steps < before.env_steps:
+                self._base_env_steps += counts[0].env_steps - stored.env_steps
+                counts[0] = stored
+            else:
+                counts[:1] = [max([stored, *counts[:1]], key=_ENV_STEPS)]  # a table is asked after a batch was drawn
             self._stored[shard] = stored
-            self._waiting.pop(shard, None)
 
-    def observe_waiting(self, env_steps: int, shard: str = "") -> None:
-        """Take the count of a replay server that no batch has come from, which is not part of a checkpoint."""
+    def observe_waiting(self, stored: StoredSteps, shard: str = "") -> None:
+        """Take the count of a table that no batch has come from, which is not part of a checkpoint.
+
+        A server of an earlier version does not name its count, which is then known once a batch comes.
+        """
         with self._lock:
-            self._waiting[shard] = max(env_steps, self._waiting.get(shard, 0))
+            counts = self._counts.setdefault(shard, [])
+            if counts and stored.continues(counts[-1]):
+                counts[-1] = max(stored, counts[-1], key=_ENV_STEPS)
+            elif stored.store_id:
+                counts.append(stored)
 
     def state(self) -> dict[str, int]:
         """Return the state for a checkpoint; a new fencing_token is acquired at each start."""
@@ -90,3 +98,8 @@ class Counters:
             )
             for shard in shards
         }
+        self._counts = {shard: [stored] for shard, stored in self._stored.items()}
+
+
+def _sum(counts: list[StoredSteps]) -> int:
+    return sum(count.env_steps for count in counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import AlreadyExists, TidemillError
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import RateLimiterConfig, TableDescription
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.channel import open_channel
+from tidemill.services.learner.data import table_watch
+from tidemill.services.learner.data.table_watch import TableWatch
 from tidemill.services.learner.status.counters import Counters
 
 
@@ -74,6 +78,28 @@ def test_decisions_behind_a_reset_add_up_over_restarts(tmp_path: Path) -> None:
         client.drop_table("t")
         client.create_table(RANKED)
         assert store_and_sample(second.address, 16) == 36
+
+
+def test_decisions_behind_a_reset_add_up_while_a_learner_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a table that has no batch yet: those before a reset, between it and a drop, and behind both."""
+    monkeypatch.setattr(table_watch, "_EVERY_S", 0.02)
+    config, counters = replace(RANKED, rate_limiter=RateLimiterConfig(min_size=1000)), Counters()
+    with ExitStack() as stack:
+        server = stack.enter_context(server_process("127.0.0.1:0", *options(tmp_path)))
+        client = stack.enter_context(ReplayClient(server.address))
+        client.create_table(config)
+        directory = stack.enter_context(closing(ShardDirectory([server.address])))
+        stack.enter_context(closing(TableWatch(directory, "t", counters, lambda: True, lambda _: None)))
+        played = 0
+        for steps, empties in ((8, client.reset_table), (12, client.drop_table), (4, client.reset_table)):
+            with open_appender(server.address, f"actor-{steps}") as appender:
+                for step in range(0, steps, 4):
+                    write(appender, step)
+                assert appender.flush(WAIT_S)
+            played += steps
+            wait_until(lambda: counters.env_steps == played, "the decisions")  # noqa: B023 - called here
+            empties("t")
+            client.create_table(config)
 
 
 def test_tables_count_their_own_decisions_over_restarts(tmp_path: Path) -> None:

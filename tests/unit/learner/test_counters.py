@@ -136,15 +136,73 @@ def test_env_steps_never_fall_and_count_everything_played(events: list[tuple[boo
         assert played - lost <= counters.env_steps <= played
 
 
+def waiting(*answers: tuple[int, int], counters: Counters | None = None) -> Counters:
+    """Return counters that were told (count, env steps) of a table that gives no batch."""
+    counters = counters or Counters()
+    for count_id, env_steps in answers:
+        counters.observe_waiting(StoredSteps(7, env_steps, count_id))
+    return counters
+
+
 def test_table_that_gives_no_batch_yet_counts() -> None:
     """Its reports count until a batch reports, never twice, and are not part of a checkpoint."""
-    counters = Counters()
-    counters.observe_waiting(30)
-    counters.observe_waiting(20)  # an answer that was overtaken
+    counters = waiting((1, 30), (1, 20))  # an answer that was overtaken
     assert counters.env_steps == 30
     assert "server_env_steps" not in counters.state()
-    counters.observe(StoredSteps(1, 40))
+    counters.observe(StoredSteps(7, 40, 1))
     assert counters.env_steps == 40
-    counters.observe_waiting(50)
-    counters.observe_waiting(7, "1")
+    assert waiting((1, 50), counters=counters).env_steps == 50
+    counters.observe_waiting(StoredSteps(9, 7, 3), "1")
     assert counters.env_steps == 57
+    assert reloaded(counters).env_steps == 40
+
+
+def test_table_that_is_reset_while_it_gives_no_batch_counts_on() -> None:
+    """50,000 stored, then 100 and 400 more after a reset each: all count, and once batches come also in checkpoints."""
+    counters = Counters()
+    counters.observe(StoredSteps(7, 50_000, 1))
+    assert waiting((2, 0), (2, 100), counters=counters).env_steps == 50_100
+    assert reloaded(counters).env_steps == 50_000
+    assert waiting((3, 400), counters=counters).env_steps == 50_500
+    counters.observe(StoredSteps(7, 1_000, 3))
+    assert counters.env_steps == reloaded(counters).env_steps == 51_100
+
+
+def test_decisions_before_a_reset_that_precedes_the_first_batch_count() -> None:
+    """900 of a table that was reset before it had enough items for a batch, and 1,000 after it."""
+    counters = waiting((1, 900))
+    counters.observe(StoredSteps(7, 1_000, 2))
+    assert counters.env_steps == reloaded(counters).env_steps == 1_900
+
+
+def test_batch_that_is_overtaken_by_a_report_counts_once() -> None:
+    """It was drawn before the table was asked, with or without a reset between them."""
+    counters = Counters()
+    counters.observe(StoredSteps(7, 990, 1))
+    assert waiting((1, 1_010), counters=counters).env_steps == 1_010
+    counters.observe(StoredSteps(7, 1_000, 1))
+    assert counters.env_steps == 1_010
+    assert waiting((2, 5), counters=counters).env_steps == 1_015
+    counters.observe(StoredSteps(7, 1_005, 1))
+    assert counters.env_steps == 1_015
+    counters.observe(StoredSteps(7, 20, 2))
+    assert counters.env_steps == 1_030
+
+
+def test_server_that_does_not_name_its_count_is_counted_by_its_batches() -> None:
+    """A server of an earlier version names it in a batch alone: its reports could be of any count."""
+    counters = Counters()
+    for _ in range(2):
+        counters.observe_waiting(StoredSteps(0, 30))
+        counters.observe(StoredSteps(7, 40))
+        assert counters.env_steps == 40
+
+
+def test_decisions_of_a_report_that_a_crash_took_were_played_all_the_same() -> None:
+    """Of 120 that the table reported, a server restored from 80 reports 10 more as 90: 130 were played."""
+    counters = Counters()
+    counters.observe(StoredSteps(7, 100, 1))
+    waiting((1, 120), counters=counters)
+    counters.observe(StoredSteps(7, 80, 1))
+    counters.observe(StoredSteps(7, 90, 1))
+    assert counters.env_steps == 130

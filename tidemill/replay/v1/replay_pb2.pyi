@@ -453,6 +453,8 @@ class TableDescription(_message.Message):
     UPDATED_FIELDS_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     TIMED_FROM_S_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    COUNT_ID_FIELD_NUMBER: _builtins.int
     items: _builtins.int
     """Items in the table now."""
     chunk_bytes: _builtins.int
@@ -519,6 +521,10 @@ class TableDescription(_message.Message):
     """Unix time in seconds since when the server has recorded insertion times; 0 if it has none. They are exact to one
     second or 0.5 % of their age, whichever is larger, and to ten seconds if the server was killed since.
     """
+    store_id: _builtins.int
+    """Identifies what the server has stored, see `store_id` of SampleResponse. 0 from a server of an earlier version."""
+    count_id: _builtins.int
+    """Identifies the count of `env_steps`, see `count_id` of SampleResponse. 0 from a server of an earlier version."""
     @_builtins.property
     def config(self) -> Global___TableConfig:
         """Current configuration."""
@@ -574,10 +580,12 @@ class TableDescription(_message.Message):
         updated_fields: _abc.Iterable[_builtins.str] | None = ...,
         fencing_token: _builtins.int = ...,
         timed_from_s: _builtins.float = ...,
+        store_id: _builtins.int = ...,
+        count_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "corrupt_items", b"corrupt_items", "corrupt_records", b"corrupt_records", "env_steps", b"env_steps", "evictions", b"evictions", "fencing_token", b"fencing_token", "fsync_bounds_s", b"fsync_bounds_s", "fsync_counts", b"fsync_counts", "fsync_sum_s", b"fsync_sum_s", "held_bytes", b"held_bytes", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "limiter_diff", b"limiter_diff", "log_bytes", b"log_bytes", "log_full", b"log_full", "log_segments", b"log_segments", "mean_sampled_age", b"mean_sampled_age", "memory_bytes", b"memory_bytes", "priority_updates", b"priority_updates", "rate_limiter_off", b"rate_limiter_off", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "snapshot", b"snapshot", "streams", b"streams", "timed_from_s", b"timed_from_s", "total_weight", b"total_weight", "unknown_keys", b"unknown_keys", "updated_fields", b"updated_fields"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "chunks", b"chunks", "config", b"config", "corrupt_items", b"corrupt_items", "corrupt_records", b"corrupt_records", "count_id", b"count_id", "env_steps", b"env_steps", "evictions", b"evictions", "fencing_token", b"fencing_token", "fsync_bounds_s", b"fsync_bounds_s", "fsync_counts", b"fsync_counts", "fsync_sum_s", b"fsync_sum_s", "held_bytes", b"held_bytes", "insert_blocked", b"insert_blocked", "insert_blocked_s", b"insert_blocked_s", "inserts", b"inserts", "items", b"items", "limiter_diff", b"limiter_diff", "log_bytes", b"log_bytes", "log_full", b"log_full", "log_segments", b"log_segments", "mean_sampled_age", b"mean_sampled_age", "memory_bytes", b"memory_bytes", "priority_updates", b"priority_updates", "rate_limiter_off", b"rate_limiter_off", "sample_blocked", b"sample_blocked", "sample_blocked_s", b"sample_blocked_s", "samples", b"samples", "samples_per_insert", b"samples_per_insert", "snapshot", b"snapshot", "store_id", b"store_id", "streams", b"streams", "timed_from_s", b"timed_from_s", "total_weight", b"total_weight", "unknown_keys", b"unknown_keys", "updated_fields", b"updated_fields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
