@@ -41,7 +41,7 @@ class Work:
     seconds: float
     """Length of that time."""
     env_steps: int
-    """Agent decisions that the replay service has stored."""
+    """Agent decisions that the replay service has stored for the run's table."""
     learner_steps: int
     """Updates."""
     processor_s: Mapping[str, float]

@@ -56,7 +56,7 @@ class LearnerStatus:
     learner_steps: int = 0
     """Updates, those before a resume included."""
     env_steps: int = 0
-    """Agent decisions the replay service has stored, those before a resume included."""
+    """Agent decisions of the run, those before a resume or a reset of its table included."""
     steps_per_s: float = 0.0
     """Updates per second over the last few seconds."""
     wait_fraction: float = 0.0

@@ -41,7 +41,7 @@ class ParamsMetadata:
         algorithm: Algorithm that made them, e.g. `sac`.
         env_id: Environment they were trained on, e.g. `LunarLanderContinuous-v3`.
         learner_steps: Updates behind them.
-        env_steps: Agent decisions the replay service had stored by then.
+        env_steps: Agent decisions of the run by then, including those before a resume or a reset of its table.
         config_digest: SHA-256, in hex, of the resolved settings of agent and environment.
     """
 

@@ -89,7 +89,7 @@ class SampledBatch(ItemColumns):
         blocks: One entry for each column of the signature, in its order. With a mirror, of the chunks in `sent` alone.
         table_items: Items in the table when the batch was drawn.
         total_weight: Sum of sampler weights when the batch was drawn.
-        stored: What the server ever stored; of several shards, each by its name.
+        stored: Decisions stored for the table since it was created or reset; of several shards, each by its name.
         limiter_diff: How far inserts were ahead of samples by the rate limiter's count, in samples; 0 without a ratio.
         epoch: If drawn by epochs, the place behind the batch, with the number of the batch's epoch.
         number: Of the batch in the call that brought it, from 1; 0 if it is not one call's.
@@ -146,7 +146,7 @@ class SampledBatch(ItemColumns):
 
     @property
     def env_steps(self) -> int:
-        """Agent decisions that the servers have stored for the table."""
+        """Agent decisions that the servers have stored for the table since it was created or reset."""
         return sum(stored.env_steps for stored in self.stored.values())
 
 

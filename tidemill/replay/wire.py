@@ -214,7 +214,7 @@ def pack_sample(
 
     Args:
         batch: The batch.
-        stored: What the server has stored.
+        stored: Decisions stored for the table.
         limiter_diff: How far inserts are ahead, in samples.
         item_counts: Whether to say how old each item is, how often it was sampled and which priority it has.
         number: Of the batch in its call.

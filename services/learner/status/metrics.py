@@ -123,7 +123,7 @@ class ItemAges(Collector):
 
 
 STEPS = Counter("tidemill_learner_steps_total", "Updates this process has taken.")
-ENV_STEPS = Gauge("tidemill_learner_env_steps", "Agent decisions stored by the replay service, restarts included.")
+ENV_STEPS = Gauge("tidemill_learner_env_steps", "Agent decisions of the run, also those before restarts and resets.")
 PARAMS_VERSION = Gauge("tidemill_learner_params_version", "Newest version the parameter server acknowledged.")
 WAIT_SECONDS = Counter(
     "tidemill_learner_wait_seconds_total", "Time the training thread took no step.", ["what"]

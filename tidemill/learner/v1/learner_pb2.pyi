@@ -135,7 +135,7 @@ class GetStatusResponse(_message.Message):
     learner_steps: _builtins.int
     """Number of updates, including those before a resume."""
     env_steps: _builtins.int
-    """Agent decisions that the replay service has stored, including those before a resume."""
+    """Agent decisions of the run, including those before a resume or a reset of its table."""
     steps_per_s: _builtins.float
     """Updates per second over the last few seconds."""
     wait_fraction: _builtins.float

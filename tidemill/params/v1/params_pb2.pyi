@@ -71,7 +71,7 @@ class Metadata(_message.Message):
     learner_steps: _builtins.int
     """Number of updates behind them."""
     env_steps: _builtins.int
-    """Agent decisions that the replay service had stored when they were published."""
+    """Agent decisions of the run when they were published, including those before a resume or a reset of its table."""
     config_digest: _builtins.str
     """SHA-256, in hex, of the resolved settings of agent and environment."""
     def __init__(

@@ -67,7 +67,7 @@ class PendingBatch:
             total_weight: Total weight of all shards together.
             rotation: By how many places the items move on. A random one gives each place of the batch the same chances.
             random: Whether the sampler draws at random; if not, every probability is as its shard gave it.
-            stored: What each shard ever stored, by name.
+            stored: Decisions stored for the table of each shard since it was created or reset, by name.
         """
         parts = []
         for incarnation, shard, sample in self.answers:

@@ -26,7 +26,7 @@ class Shard:
         asked: What is not answered, and for which batch.
         heard_s: When it answered last, or was asked the first thing that is not answered.
         samples: Items it has given.
-        stored: What it ever stored; None before its first answer.
+        stored: Decisions stored for its table since that was created or reset; None before its first answer.
         mirror_part: Which part of the sampler's mirror is for its chunks, from 0.
         request: What is to be sent next; None if nothing is.
     """
