@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.batches import CASES
+from tests.support.batches import DISTINCT_CASES
 from tests.support.replay_service import LocalServer, local_server
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.config.run import ClusterSettings
@@ -28,7 +28,9 @@ from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.training.pace import FreeRunning, Learning
 from tidemill.services.learner.training.trainer import TrainerOutputs
 
-_CASES = [name for name, (agent, _) in CASES.items() if not isinstance(agent, LearnsOnPolicy)]
+_CASES = [name for name, (agent, _) in DISTINCT_CASES.items() if not isinstance(agent, LearnsOnPolicy)]
+_MIRRORED = ("dqn", "dqn_image", "r2d2", "sac_normalized")
+"""Kinds of columns: vectors, images, a recurrent state, statistics of observations."""
 _OWN, _OTHER = 1, 3
 """What all observations of a table show."""
 
@@ -60,14 +62,17 @@ def _fill(address: str, table: TableConfig, shown: int) -> None:
                 writer.create_item(table.name, last=table.max_item_steps, priority=1.0, payload=payload)
 
 
-@pytest.mark.parametrize("mirror_mib, mirror_device", [(0, "host"), (64, "host"), (64, "device")])
-@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize(
+    "case, mirror_mib, mirror_device",
+    [
+        *((case, 0, "host") for case in _CASES),
+        *((case, 64, device) for case in _MIRRORED for device in ("host", "device")),
+    ],
+)
 def test_batches_of_two_tables(servers: list[LocalServer], case: str, mirror_mib: int, mirror_device: str) -> None:
     """Each item is from the table that its priority goes to, whether or not the run's own rows are kept."""
-    settings, spec = CASES[case]
+    settings, spec = DISTINCT_CASES[case]
     agent = build_agent(settings, spec, seed=1)
-    if mirror_device == "device" and not getattr(agent, "observation_columns", ()):
-        pytest.skip("this agent computes with observations on the host")
     config = LearnerConfig(
         cluster=ClusterSettings(replay=(servers[0].address,)),
         agent=settings,

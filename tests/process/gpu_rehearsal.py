@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
 
 from benchmarks.gpu_sizes import launches, sizes  # noqa: E402
-from tests.support.batches import CASES  # noqa: E402
+from tests.support.batches import DISTINCT_CASES  # noqa: E402
 from tidemill.config.load import from_document  # noqa: E402
 from tidemill.config.sections import InferenceConfig, LearnerConfig  # noqa: E402
 from tidemill.devices import named_device  # noqa: E402
@@ -55,17 +55,13 @@ ITEMS = 6
 """Of a small batch."""
 GPUS = 8
 
-REHEARSED = {name: case for name, case in CASES.items() if not name.endswith("own_network") or name.startswith("dqn")}
-"""All but the torso of a user in each other algorithm, whose updates are those of its other cases; a user's own is
-rehearsed in all of them by `test_doctor_network.py`."""
-
 Case = tuple[str, object]
 CUDA = PretendedCuda(GPUS)
 
 
 def updates() -> Iterator[Case]:
     """Yield what is to be said of each case's updates, eager and recorded, and their launches."""
-    for name, (config, env_spec) in REHEARSED.items():
+    for name, (config, env_spec) in DISTINCT_CASES.items():
         ways = {"eager": config} | ({"graphs": recorded(config)} if can_record(config) else {})
         for way, settings in ways.items():
             seen = rehearse_updates(CUDA, settings, env_spec, items=ITEMS)
@@ -173,7 +169,7 @@ def _rehearsed(task: Callable[[], object]) -> None:
 
 def resumes() -> Iterator[Case]:
     """Yield the errors of agents that load a state of another device."""
-    for name, (config, env_spec) in REHEARSED.items():
+    for name, (config, env_spec) in DISTINCT_CASES.items():
         with CUDA.rehearsing():
             agents = {device: build_agent(config, env_spec, device, 1) for device in ("cpu", "cuda:0", "cuda:7")}
             states = {device: agents[device].state_dict() for device in ("cpu", "cuda:0")}
@@ -229,7 +225,7 @@ def regressions() -> Iterator[Case]:
         "gradients of other strides": ("dqn", optimizers.Adam, "step", of_other_strides),
     }
     for what, (name, owner, attribute, fault) in faults.items():
-        config, env_spec = CASES[name]
+        config, env_spec = DISTINCT_CASES[name]
         with mock.patch.object(owner, attribute, fault):
             yield what, lines(name, rehearse_updates(CUDA, recorded(config), env_spec, items=ITEMS))
 

@@ -1,13 +1,10 @@
 """One rank of several that update agents together; `tests.process.test_ranks` starts it and reads what it writes.
 
 python -m tests.process.rank_updates FOLDER UPDATES CASE [CASE ...]
-
-A case that begins with `recorded/` makes its updates by repeating recordings, as a GPU does with CUDA graphs.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -16,30 +13,23 @@ import torch
 from torch import Tensor
 
 from tests.support.batches import CASES, sampled_batch
-from tests.support.recorded_operations import OperationRecorder
-from tidemill.rl.agents import update_graph
 from tidemill.rl.agents.build import build_agent
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo, StepVote, joined_group
 
 BATCH = 8
 """Items of the whole batch."""
 TIMEOUT_S = 300.0
-RECORDED = "recorded/"
-"""What the names of cases begin with whose updates are recorded."""
 
 
 def main() -> None:
     """Update every case as often as asked for and write its parameters, and what the ranks agreed on."""
     folder, updates, cases = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     torch.set_num_threads(1)
-    recorder = OperationRecorder()
-    update_graph.recorder_on = lambda device, noise: recorder
     place = RankInfo.from_env()
     with joined_group(place, torch.device("cpu"), TIMEOUT_S) as ranks:
         found = words(ranks, place)
         for case in cases:
             found |= trained(case, updates, ranks)
-    found["recordings"] = torch.tensor([recorder.recordings, recorder.repeats])
     safetensors.torch.save_file(found, folder / f"rank-{place.index}.safetensors")
 
 
@@ -60,9 +50,7 @@ def words(ranks: LearnerGroup, place: RankInfo) -> dict[str, Tensor]:
 
 def trained(case: str, updates: int, ranks: LearnerGroup) -> dict[str, Tensor]:
     """Return an agent's whole state after some updates from this rank's share of made-up batches."""
-    config, env_spec = CASES[case.removeprefix(RECORDED)]
-    if case.startswith(RECORDED):
-        config = dataclasses.replace(config, compile="cuda-graphs")  # type: ignore[type-var]
+    config, env_spec = CASES[case]
     agent = build_agent(config, env_spec, seed=1)
     agent.set_process_group(ranks)
     rng, share = torch.Generator().manual_seed(5), BATCH // ranks.size

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from tidemill.rehearsal.library import compiler
+from tests.support.compiler import require_compiler
 from tidemill.services.tools.doctor.command import doctor
 
 _NETWORKS = """
@@ -36,11 +35,8 @@ _NETWORKS = """
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work where the networks are; skip without a C++ compiler, unless TIDEMILL_REQUIRE_REHEARSAL is set."""
-    if compiler() is None:
-        if os.environ.get("TIDEMILL_REQUIRE_REHEARSAL"):
-            pytest.fail("there is no C++ compiler")
-        pytest.skip("there is no C++ compiler")
+    """Work where the networks are; they are rehearsed with a C++ compiler."""
+    require_compiler()
     (tmp_path / "of_mine.py").write_text(dedent(_NETWORKS))
     monkeypatch.chdir(tmp_path)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.process.resumed_updates import train
-from tests.support.batches import CASES
+from tests.support.batches import DISTINCT_CASES
 from tests.support.forked_service import fork_service
 from tests.support.launched import ROOT
 from tidemill.programs.fork_server import Order
 
-_CASES = [name for name, (_, env_spec) in CASES.items() if env_spec.observation_dtype != "uint8"]
+_CASES = [name for name, (_, env_spec) in DISTINCT_CASES.items() if env_spec.observation_dtype != "uint8"]
 """Every algorithm and option; images only change the first layers."""
 
 

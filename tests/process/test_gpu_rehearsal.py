@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.batches import CASES
-from tidemill.rehearsal.library import compiler
+from tests.support.batches import DISTINCT_CASES
+from tests.support.compiler import require_compiler
 
 ROOT = Path(__file__).parents[2]
 BUDGET = ROOT / "benchmarks" / "results" / "gpu_rehearsal.json"
@@ -30,14 +30,8 @@ Seen = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def seen() -> Seen:
-    """What a process that rehearses says of each part's cases, all within a minute or two of a core.
-
-    Without a C++ compiler the tests are skipped and say why, unless TIDEMILL_REQUIRE_REHEARSAL is set.
-    """
-    if compiler() is None:
-        if os.environ.get("TIDEMILL_REQUIRE_REHEARSAL"):
-            pytest.fail("there is no C++ compiler")
-        pytest.skip("there is no C++ compiler")
+    """What a process that rehearses says of each part's cases, all within a minute or two of a core."""
+    require_compiler()
     found: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "examples"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.process.gpu_rehearsal", *PARTS]
@@ -63,16 +57,16 @@ def test_updates_do_nothing_that_a_gpu_would_mind(seen: Seen) -> None:
     allowed = said.pop("ppo_continuous, eager")
     assert said == {}
     assert ["_local_scalar_dense" in line for line in allowed] == [True]
-    left_out = set(CASES) - {name.partition(",")[0] for name in seen["updates"]}
-    assert {name for name in left_out if not name.endswith("_own_network")} == set()
-    assert "dqn_own_network" not in left_out
+    assert {name.partition(",")[0] for name in seen["updates"]} == set(DISTINCT_CASES)
 
 
 def test_networks_that_deterministic_runs_refuse_on_a_gpu_are_those_of_the_guide(seen: Seen) -> None:
     """Torch has no deterministic kernel for the gradient of a max pool, which of Tidemill's networks `impala` has."""
     found = {name.partition(",")[0]: case["undetermined"] for name, case in seen["updates"].items()}
     refused = {name: operations for name, operations in found.items() if operations}
-    assert refused.keys() == {name for name, (config, _) in CASES.items() if getattr(config, "network", "") == "impala"}
+    assert refused.keys() == {
+        name for name, (config, _) in DISTINCT_CASES.items() if getattr(config, "network", "") == "impala"
+    }
     assert set().union(*refused.values()) == {"max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward"}
     guide = " ".join((ROOT / "docs" / "lock-step.md").read_text(encoding="utf-8").split())
     assert "the network `impala`, whose max pools have no deterministic gradient on a GPU" in guide

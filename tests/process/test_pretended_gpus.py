@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.gpu_rehearsal_processes import with_source
 from benchmarks.pretended_gpus import build, environment
-from tests.support.batches import CASES
+from tests.support.batches import DISTINCT_CASES
+from tests.support.compiler import require_compiler
 from tests.support.launched import ROOT
-from tidemill.rehearsal.library import compiler
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -31,17 +31,14 @@ _SMALL = (
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library; without a C++ compiler the tests are skipped, unless TIDEMILL_REQUIRE_REHEARSAL is set."""
-    if compiler() is None:
-        if os.environ.get("TIDEMILL_REQUIRE_REHEARSAL"):
-            pytest.fail("there is no C++ compiler")
-        pytest.skip("there is no C++ compiler")
+    """The library; the tests need a C++ compiler."""
+    require_compiler()
     return build(tmp_path_factory.mktemp("pretended"))
 
 
 def test_updates_end_where_those_of_the_cpu_end(built: Path) -> None:
     """Every agent; recorded ones end where eager ones do, those that draw on the GPU as well."""
-    command = [sys.executable, "-m", "tests.process.pretended_gpu_updates", *CASES]
+    command = [sys.executable, "-m", "tests.process.pretended_gpu_updates", *DISTINCT_CASES]
     variables = environment(built, 2)
     variables["PYTHONPATH"] += os.pathsep + str(ROOT / "examples")
     said = subprocess.run(
@@ -49,8 +46,8 @@ def test_updates_end_where_those_of_the_cpu_end(built: Path) -> None:
     )
     assert said.returncode == 0, said.stderr
     found = dict(json.loads(line) for line in said.stdout.splitlines())
-    assert set(found) == set(CASES)
-    drawn = {name for name in CASES if name.startswith(_DRAW) and not name.startswith("sac_discrete")}
+    assert set(found) == set(DISTINCT_CASES)
+    drawn = {name for name in DISTINCT_CASES if name.startswith(_DRAW) and not name.startswith("sac_discrete")}
     apart = {name: each["eager"] for name, each in found.items() if name not in drawn and each["eager"] > _TOLERANCE}
     assert apart == {}
     assert {name: each for name, each in found.items() if each.get("recorded", 0) > _TOLERANCE} == {}
@@ -191,7 +188,7 @@ def test_policies_act_on_a_gpu(built: Path) -> None:
     options = ("-q", "-m", "requires_cuda", "-W", "ignore", "-p", "no:cacheprovider")  # torch is a CPU's, and warns
     said = _run(built, "-m", "pytest", *options, *files)
     assert said.returncode == 0, said.stdout
-    assert f"{len(CASES) + 1} passed" in said.stdout
+    assert f"{len(DISTINCT_CASES) + 1} passed" in said.stdout
 
 
 _ALONE = """

@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tests.process.rank_updates import RECORDED, trained
-from tests.support.batches import CASES
+from tests.process.rank_updates import trained
+from tests.support.batches import DISTINCT_CASES
 from tests.support.forked_service import fork_service
 from tests.support.launched import ROOT
 from tests.support.params_service import free_address, free_port
@@ -72,35 +72,12 @@ def test_every_agent_learns_from_shares_what_it_learns_from_the_whole(tmp_path: 
     Clipping, weights, targets, schedules and the noise in updates are part of it. Not so PPO, PQN and CrossQ, of which
     each rank shuffles or normalises its own part: that their ranks stay equal is tested above.
     """
-    cases = tuple(case for case in CASES if not case.startswith(("ppo", "pqn", "sac_crossq")))
+    cases = tuple(case for case in DISTINCT_CASES if not case.startswith(("ppo", "pqn", "sac_crossq")))
     first, second = _train_together(2, tmp_path, cases)
     _assert_equal(first, second)
     for case in cases:
         for name, tensor in trained(case, _UPDATES, SingleLearner()).items():
             assert torch.allclose(first[name].float(), tensor.float(), rtol=1e-3, atol=2e-5), name
-
-
-def test_recorded_updates_of_two_ranks_are_their_eager_ones(tmp_path: Path) -> None:
-    """Bit for bit, with gradients that gloo adds up between the recorded parts."""
-    cases: tuple[str, ...] = (
-        "dqn_rainbow",
-        "dqn_soft_target",
-        "sac",
-        "td3",
-        "sac_discrete",
-        "d4pg",
-        "ppo_lstm_image",
-        "impala",
-        "pqn",
-    )
-    cases = (*cases, "sac_normalized", "dqn_normalized", "td3_normalized")
-    first, second = _train_together(2, tmp_path, (*cases, *(RECORDED + case for case in cases)))
-    _assert_equal(first, second)
-    recordings, repeats = first["recordings"].tolist()
-    assert recordings >= 2 * len(cases)
-    assert repeats >= 4 * recordings // 2
-    for name in [name for name in first if name.startswith(cases)]:
-        assert torch.equal(first[RECORDED + name], first[name]), name
 
 
 def test_ranks_that_refuse_their_settings_are_not_started_again(tmp_path: Path) -> None:

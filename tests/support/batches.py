@@ -366,6 +366,14 @@ CASES: dict[str, tuple[AgentConfig, EnvSpec]] = {
 Images are updated in float32 on every machine: tests compare with figures worked out in it.
 """
 
+DISTINCT_CASES = {
+    name: case for name, case in CASES.items() if not name.endswith("own_network") or name.startswith("dqn")
+}
+"""All but the torso of a user in each algorithm other than DQN, whose updates are those of its other cases.
+
+`unit/rl/test_own_networks.py` trains it in all of them.
+"""
+
 
 _STATE_SIZES: dict[str, int] = {}
 

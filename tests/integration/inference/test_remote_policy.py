@@ -13,7 +13,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from tests.support.batches import CASES, VECTOR
+from tests.support.batches import CASES, DISTINCT_CASES, VECTOR
 from tests.support.inference_service import FixedParams, Played, local_inference, state_of
 from tests.support.naming import because, naming
 from tests.support.params_service import free_address
@@ -80,7 +80,7 @@ def _compare(mine: Policy, theirs: Policy, spec: EnvSpec, steps: int, env_steps:
         assert _equal(a, b)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", DISTINCT_CASES)
 def test_acting_by_the_service_equals_acting_by_the_own_network(name: str) -> None:
     """Actions and all that items store are equal to the last bit, for every algorithm, before and after its start."""
     config, spec = CASES[name]

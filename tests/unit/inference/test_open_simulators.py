@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.batches import CASES
+from tests.support.batches import DISTINCT_CASES
 from tests.support.naming import naming
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import InferenceConfig
@@ -89,12 +89,12 @@ def test_identity_that_cannot_be_read_now_is_kept(tmp_path: Path, monkeypatch: p
     assert Identity(file).key == first.key
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", DISTINCT_CASES)
 def test_simulators_explore_on_the_cpu_wherever_the_network_is(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The network's numbers reach an episode in the host's memory. Noise is drawn where the network is."""
-    (config, spec), opened = CASES[name], dict[str, Any]()
+    (config, spec), opened = DISTINCT_CASES[name], dict[str, Any]()
     unused: Any = SimpleNamespace(epoch=0, superseded_epoch=0, next_steps=np.zeros(4, np.int64))
 
     def simulators(*parts: Any, **settings: Any) -> Any:  # noqa: ANN401 - those of `Simulators`

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.batches import CASES
+from tests.support.batches import DISTINCT_CASES
 from tests.support.naming import naming
 from tests.support.own_algorithm import OwnAgent, OwnConfig, OwnPolicy
 from tidemill.errors import ConfigError
@@ -32,7 +32,7 @@ def test_algorithm_that_keeps_its_promises_is_taken() -> None:
         try_algorithm(OwnConfig(), spec)
 
 
-@pytest.mark.parametrize("config, env_spec", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("config, env_spec", DISTINCT_CASES.values(), ids=DISTINCT_CASES.keys())
 def test_algorithm_of_the_project_would_be_taken_of_a_user(
     config: AgentConfig, env_spec: EnvSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

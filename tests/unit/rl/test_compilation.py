@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.batches import CASES, VECTOR, WithIdleRank, sampled_batch
+from tests.support.batches import DISTINCT_CASES, VECTOR, WithIdleRank, sampled_batch
 from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent
@@ -102,13 +102,13 @@ def test_compiled_updates_equal_eager_ones_and_resume_exactly() -> None:
     assert all(torch.equal(left[name], right[name]) for name in right)
 
 
-@pytest.mark.parametrize("name", [name for name, (config, _) in CASES.items() if can_be_compiled(config)])
+@pytest.mark.parametrize("name", [name for name, (config, _) in DISTINCT_CASES.items() if can_be_compiled(config)])
 def test_every_compilable_update_is_one_graph_and_equals_the_eager_one(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the network, distribution or memory; what torch traced runs here without its C++ compiler."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    assert_same_updates(*CASES[name], updates=3)
+    assert_same_updates(*DISTINCT_CASES[name], updates=3)
 
 
 def test_compiled_gradients_are_averaged_over_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,12 +69,13 @@ def _updates(distribution: str, noisy: bool) -> int:
 
 _VARIANTS = [
     (*switches, distribution, 3 if sum(switches) % 2 == 0 or (distribution == "iqn" and switches[2]) else 1)
+    for number, distribution in enumerate([*_DISTRIBUTIONS, "iqn"])
     for switches in itertools.product((False, True), repeat=3)
-    for distribution in [*_DISTRIBUTIONS, "iqn"]
+    if sum(switches[1:]) % 2 == number % 2
 ]
-"""All switches with all distributions; windows of one and of three steps in turns, so that any two switches meet both.
+"""Half of all combinations: any two of switches, distribution and length of windows meet in each of their values.
 
-Noise and drawn levels, which take the most updates, meet three.
+Noise with drawn levels, which takes the most updates, has windows of three steps alone.
 """
 
 

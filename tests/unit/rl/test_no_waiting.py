@@ -11,7 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.batches import CASES, sampled_batch
+from tests.support.batches import CASES, DISTINCT_CASES, sampled_batch
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.settings.registry import AgentConfig
@@ -26,7 +26,7 @@ WAITING = {
 }
 """Operations that give the host a number or a shape that only the device knows."""
 
-every_agent = pytest.mark.parametrize("config,env_spec", CASES.values(), ids=CASES.keys())
+every_agent = pytest.mark.parametrize("config,env_spec", DISTINCT_CASES.values(), ids=DISTINCT_CASES.keys())
 
 
 class NoWaiting(TorchDispatchMode):

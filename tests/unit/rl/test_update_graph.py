@@ -14,7 +14,7 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from tests.support.batches import CASES, CONTINUOUS, VECTOR, WithIdleRank, sampled_batch
+from tests.support.batches import CONTINUOUS, DISTINCT_CASES, VECTOR, WithIdleRank, sampled_batch
 from tests.support.naming import naming
 from tests.support.recorded_operations import OperationRecorder
 from tidemill.config.services import LauncherSettings, LearnerSettings
@@ -36,7 +36,7 @@ from tidemill.types import EnvSpec
 UPDATES = 30
 """So that each kind is recorded and repeated: every fifth is measured here, and copies are at most ten apart."""
 BATCH = 6
-RECORDABLE = {name: case for name, case in CASES.items() if can_record(case[0])} | {
+RECORDABLE = {name: case for name, case in DISTINCT_CASES.items() if can_record(case[0])} | {
     "td3_delayed": (TD3Config(hidden_sizes=(16,), policy_delay=3), CONTINUOUS),
     "sac_crossq_after_warm_up": (
         SACConfig(hidden_sizes=(16,), crossq=True, crossq_warmup_updates=8, policy_delay=2),

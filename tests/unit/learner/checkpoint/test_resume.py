@@ -68,28 +68,6 @@ def _resumable(agent: Agent, counters: Counters, algorithm: str = "x", digest: s
 
 
 @pytest.mark.parametrize("config, spec", _CASES)
-def test_resumed_training_equals_training_in_one_go(config: AgentConfig, spec: EnvSpec, tmp_path: Path) -> None:
-    """20 updates equal 10, a checkpoint, a new agent and 10 more, bit for bit."""
-    batches = _batches(spec, 20)
-    straight = build_agent(config, spec, seed=1)
-    _train(straight, batches)
-
-    first = build_agent(config, spec, seed=1)
-    _train(first, batches[:10])
-    CheckpointStore(tmp_path, keep=1).write(_resumable(first, Counters(learner_steps=10)).capture())
-    _train(first, batches[10:13])  # what came after the checkpoint is lost, and must not leak into it
-
-    second, counters = build_agent(config, spec, seed=99), Counters()
-    seed_rng(5)
-    restored = _resumable(second, counters).restore(CheckpointStore(tmp_path, keep=1))
-    _train(second, batches[10:])
-    assert restored.startswith("checkpoint-000000-00000001: 10 updates")
-    assert counters.learner_steps == 10
-    for name, tensor in straight.policy_state().items():
-        assert torch.equal(tensor, second.policy_state()[name]), name
-
-
-@pytest.mark.parametrize("config, spec", _CASES)
 def test_checkpoint_of_a_checkpoint_is_equal(config: AgentConfig, spec: EnvSpec, tmp_path: Path) -> None:
     """Nothing of the state is left out: what was restored is captured again as it was."""
     agent = build_agent(config, spec, seed=1)
