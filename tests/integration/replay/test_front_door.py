@@ -45,8 +45,11 @@ def _numbers(address: str, table: TableConfig, count: int) -> list[list[int]]:
         return [row[own].tolist() for row, own in zip(batch["number"], batch.mask, strict=True)]
 
 
-@pytest.mark.parametrize("flushed_after", [(), (0,), (2, 3), range(9)], ids=str)
-@pytest.mark.parametrize("chunk_length", [1, 2, 5, 16])
+@pytest.mark.parametrize(
+    "chunk_length, flushed_after",
+    [(1, (2, 3)), (2, ()), (2, range(9)), (5, (0,)), (5, (2, 3)), (16, range(9))],
+    ids=str,
+)
 @pytest.mark.parametrize("longest, flushed_first", [(4, False), (1, True)])
 def test_items_hold_the_newest_steps_whatever_is_flushed(
     server: LocalServer, chunk_length: int, flushed_after: range, longest: int, flushed_first: bool

@@ -184,7 +184,7 @@ def _read(address: str, table: TableConfig, batches: int, threads: int, said: Co
         threading.Event().wait()
 
 
-@pytest.mark.parametrize("batches, threads", [(0, 0), (1, 0), (3, 0), (0, 1), (3, 1), (1, 2)])
+@pytest.mark.parametrize("batches, threads", [(1, 0), (3, 1), (1, 2)])
 def test_killed_reader_takes_only_what_its_program_was_given(batches: int, threads: int) -> None:
     """SIGKILL with five batches fetched ahead, or more with threads: another reader gets all the others in order."""
     with server_process() as server:

@@ -89,9 +89,8 @@ def _lose(writer: ReplayWriter) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("flushed", [(), (9,), (6, 16, 17, 18, 30)], ids=str)
-@pytest.mark.parametrize("chunk_length", [1, 5, 16])
-@pytest.mark.parametrize("saved", [0, 1, 10, 17, 31, 32])
+@pytest.mark.parametrize("saved", [0, 10, 17, 32])
+@pytest.mark.parametrize("chunk_length, flushed", [(1, ()), (5, (6, 16, 17, 18, 30)), (16, (9,)), (16, ())], ids=str)
 def test_writer_continues_as_if_nothing_had_happened(
     server: LocalServer,
     tmp_path: Path,
