@@ -19,8 +19,10 @@ import pytest
 
 from tests.support.forked_service import children, fork_read, held_client
 from tests.support.waiting import wait_until
+from tidemill import linux
 from tidemill.parent import PARENT_VARIABLE
-from tidemill.programs.fork_client import ForkClient
+from tidemill.programs import fork_client
+from tidemill.programs.fork_client import READY_S, ForkClient
 from tidemill.programs.fork_server import WITH_TORCH, WITHOUT_TORCH, Order
 from tidemill.services.launcher.supervise.fork_server import ForkedProcess, ForkServer
 
@@ -32,12 +34,14 @@ _SAYS = "tests.process.says"
 
 @asynccontextmanager
 async def _server(answer_s: float = _BOUND_S, client: ForkClient | None = None) -> AsyncIterator[ForkServer]:
-    server = ForkServer(os.environ, client, answer_s)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.close()
+    server = ForkServer(os.environ, client)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_client, "ANSWER_S", answer_s)
+        try:
+            yield server
+        finally:
+            server.close()
 
 
 async def _forked(server: ForkServer, output: Path, *arguments: str, needs_torch: bool = True) -> ForkedProcess | None:
@@ -132,11 +136,43 @@ async def test_forked_process_outlives_the_server_and_shows_the_signal_that_ende
     async with _server() as server:
         process = await _forked(server, tmp_path / "log", "stay")
         assert process is not None
-        await server.close()
+        server.close()
         assert await _forked(server, tmp_path / "log", "stay") is None
         assert process.returncode is None
         process.send_signal(signal.SIGTERM)
         assert await _ended(process) == -signal.SIGTERM
+
+
+async def test_server_that_imports_is_given_up_at_once(tmp_path: Path) -> None:
+    """A launcher that is to stop does not wait for torch."""
+    async with _server(client=held_client(tmp_path / "gate")) as server:
+        waiting = asyncio.create_task(_forked(server, tmp_path / "log", "state"))
+        done, _ = await asyncio.wait([waiting], timeout=0.1)
+        assert not done
+        server.give_up()
+        assert await asyncio.wait_for(waiting, READY_S / 2) is None
+
+
+async def test_forked_process_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
+    """It ends with the main thread, whichever waited for the server."""
+    async with _server() as server:
+        process = await _forked(server, tmp_path / "log", "stay", needs_torch=False)
+        assert process is not None
+        await asyncio.get_running_loop().shutdown_default_executor()
+        wait_until(lambda: (tmp_path / "log").read_text() == "here\n", "it has begun")
+        process.send_signal(signal.SIGTERM)
+        assert await _ended(process) == -signal.SIGTERM
+
+
+async def test_process_that_cannot_be_watched_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many open files: nothing runs that nobody would end."""
+    async with _server() as server:
+        before = children()
+        refuse = Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+        monkeypatch.setattr(linux, "open_process", refuse)
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+            await _forked(server, tmp_path / "log", "stay", needs_torch=False)
+        assert children() == before
 
 
 async def test_frozen_server_is_given_up_and_nothing_is_left_of_what_it_was_asked_for(tmp_path: Path) -> None:
@@ -150,7 +186,7 @@ async def test_frozen_server_is_given_up_and_nothing_is_left_of_what_it_was_aske
         assert await _forked(server, tmp_path / "log", "state") is None
         assert children() == set()
         assert (tmp_path / "log").read_text() == ""
-        await server.start()
+        server.start()
         again = await _forked(server, tmp_path / "again", "state")
         assert again is not None
         assert await _ended(again) == 7
@@ -181,7 +217,7 @@ async def test_server_that_cannot_be_started_now_is_started_later(
         async with _server() as server:
             assert await _forked(server, tmp_path / "log", "state", needs_torch=False) is None
             patched.undo()
-            await server.start()
+            server.start()
             process = await _forked(server, tmp_path / "log", "state", needs_torch=False)
             assert process is not None
             assert await _ended(process) == 7

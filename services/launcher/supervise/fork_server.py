@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import IO
 
 from tidemill import linux
-from tidemill.programs.fork_client import ANSWER_S, READY_S, ForkClient, sent
-from tidemill.programs.fork_server import MAX_MESSAGE_BYTES, READY, READY_WITHOUT_TORCH, Order
+from tidemill.programs.fork_client import ForkClient
+from tidemill.programs.fork_server import READY, Order
 
 
 class ForkedProcess:
@@ -51,90 +51,50 @@ class ForkServer:
     started as separate programs.
     """
 
-    def __init__(
-        self, environment: Mapping[str, str], client: ForkClient | None = None, answer_s: float = ANSWER_S
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str], client: ForkClient | None = None) -> None:
         """Start nothing yet.
 
         Args:
             environment: Of the server, all of it.
             client: The first server, if it was started before.
-            answer_s: Longest wait for a process, in seconds, before the server is given up.
         """
-        self._environment, self._first, self._answer_s = environment, client, answer_s
-        self._client: ForkClient | None = None
-        self._ready: dict[bytes, asyncio.Future[bool]] = {}
-        self._answer: asyncio.Future[bytes] | None = None
-        self._lock = asyncio.Lock()
+        self._environment, self._client = environment, client
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Start it, if it can be had, or again if it has ended or was given up; `fork` waits until it is ready."""
-        if self._client is not None and self._client.is_running and self._may_fork:
+        if self._client is not None and self._client.is_running:
             return
-        await self.close()
-        try:
-            self._client, self._first = self._first or ForkClient(self._environment), None
-        except OSError:  # such as too many open files
-            return
-        self._client.requests.setblocking(False)
-        loop = asyncio.get_running_loop()
-        self._ready = {said: loop.create_future() for said in (READY_WITHOUT_TORCH, READY)}
-        for said in self._client.said:
-            self._ready[said].set_result(True)
-        loop.add_reader(self._client.requests, self._on_message, self._client.requests)
+        self.close()
+        with contextlib.suppress(OSError):  # such as too many open files
+            self._client = ForkClient(self._environment)
 
     async def fork(self, order: Order, output: IO[bytes]) -> ForkedProcess | None:
-        """Return a new process that writes to `output`; None if there is none to be had."""
-        message = order.packed()
-        async with self._lock:
-            is_ready = self._ready.get(READY if order.needs_torch else READY_WITHOUT_TORCH)
-            if is_ready is None or len(message) > MAX_MESSAGE_BYTES:
-                return None
-            try:
-                may_ask = await asyncio.wait_for(asyncio.shield(is_ready), READY_S)
-                return await self._fork(message, self._client.requests, output) if may_ask and self._client else None
-            except OSError:  # TimeoutError is one
-                await self.close()
-                return None
+        """Return a new process that writes to `output`; None if there is none to be had.
+
+        Raises:
+            OSError: The system has too few open files left.
+        """
+        if self._client is None:
+            return None
+        # in a thread, for it waits; the kernel makes the process a child of the main thread all the same
+        forked = await asyncio.to_thread(self._client.fork, order, output)
+        if forked is None:
+            return None
+        try:
+            return ForkedProcess(forked.pid)
+        except OSError:
+            forked.kill()
+            forked.wait()
+            raise
 
     def give_up(self) -> None:
         """Let nobody wait for it any longer if it is not ready yet."""
-        for is_ready in self._ready.values():
-            if not is_ready.done():
-                is_ready.set_result(False)
+        if self._client is not None and READY not in self._client.said:
+            with contextlib.suppress(OSError):  # it has ended
+                self._client.requests.shutdown(socket.SHUT_RDWR)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End it; what it has forked keeps running. May be called twice."""
-        self.give_up()
-        self._ready = {}
         client, self._client = self._client, None
         if client is not None:
-            if client.requests.fileno() >= 0:
-                asyncio.get_running_loop().remove_reader(client.requests)
             client.close()
-
-    @property
-    def _may_fork(self) -> bool:
-        return bool(self._ready) and all(not ready.done() or ready.result() for ready in self._ready.values())
-
-    def _on_message(self, requests: socket.socket) -> None:
-        message = b""
-        with contextlib.suppress(OSError):
-            message = requests.recv(32)
-        if (is_ready := self._ready.get(message)) is not None:
-            if not is_ready.done():
-                is_ready.set_result(True)
-            return
-        if not message:  # it has ended
-            asyncio.get_running_loop().remove_reader(requests)
-            self.give_up()
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(message)
-
-    async def _fork(self, message: bytes, requests: socket.socket, output: IO[bytes]) -> ForkedProcess | None:
-        self._answer = asyncio.get_running_loop().create_future()
-        with sent(message, requests, output) as word:
-            pid = int(await asyncio.wait_for(self._answer, self._answer_s) or 0)
-            child = ForkedProcess(pid) if pid else None
-            os.write(word, b"\n")
-            return child

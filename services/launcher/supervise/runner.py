@@ -82,7 +82,7 @@ class ClusterRunner:
         bounding = asyncio.create_task(self._bound_logs())
         try:
             if self._forks is not None:
-                await self._forks.start()
+                self._forks.start()
             await self._perform(self._supervisor.start(clock()))
             while not self._supervisor.is_over:
                 decide = await self._next_event(clock)
@@ -169,7 +169,7 @@ class ClusterRunner:
             elif child := self._children.get(spec.name):  # None: its first start failed
                 child.send(action.verb.value)
         if self._forks is not None and self._supervisor.all_serve:
-            await self._forks.start()  # again, if it has ended
+            self._forks.start()  # again, if it has ended
 
     async def _start(self, spec: ServiceSpec) -> None:
         log, mark = log_file(self._folder.path, spec.name), self._groups.new_mark()
@@ -216,6 +216,6 @@ class ClusterRunner:
         for child in self._children.values():
             child.send("kill")
         if self._forks is not None:
-            await self._forks.close()
+            self._forks.close()
         await asyncio.gather(*self._health_tasks.values(), *self._exit_tasks, return_exceptions=True)
         self._groups.close()
