@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidemill.bundle.files import check_trusted, read_policy_params
+from tidemill.bundle.files import check_trusted, describe_no_run, read_policy_params
 from tidemill.bundle.hub import local_folder
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
@@ -129,9 +129,7 @@ def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
     check_trusted(arguments.run, trusted=arguments.trust)
     file = arguments.config or arguments.run / "config.yaml"
     if not arguments.config and not file.is_file():
-        raise ConfigError(
-            f"{arguments.run} is not a run: it has no config.yaml; pass the settings of one with --config"
-        )
+        raise ConfigError(f"{describe_no_run(arguments.run)}; or pass the settings of this one with --config")
     config = from_document(EvaluatorConfig, read_document(file))
     settings = config.evaluator
     if arguments.epsilon is not None and arguments.policy not in (None, "epsilon"):

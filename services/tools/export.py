@@ -31,6 +31,7 @@ from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError
 from tidemill.installation import typed
 from tidemill.scores import Score, read_scores
+from tidemill.services.launcher.run.folder import check_is_run
 from tidemill.settings.argument_parser import ArgumentParser
 from tidemill.settings.overlay import to_document
 from tidemill.temporary_folder import temporary_folder
@@ -190,8 +191,7 @@ def _export(run: Path, folder: Path, tag: str | None, repository: str = "", *, p
 
     Mistakes are found before the repository is made, and both before the seconds that ONNX takes.
     """
-    if not (run / CONFIG).is_file():
-        raise ConfigError(f"{run} is not a run: it has no {CONFIG}")
+    check_is_run(run)
     config = from_document(EvaluatorConfig, read_document(run / CONFIG))
     params = read_policy_params(run, int(tag) if tag and tag.isdigit() else tag)
     result = formats.read_json(run / "result.json", formats.RESULT)

@@ -75,9 +75,9 @@ def _config_of(run: Path, arguments: Sequence[str]) -> RunConfig:
     check_is_run(run)
     if not is_running(run):
         raise ConfigError(f"{run} is not running; its curves: `{typed('plot', run)}`")
-    arguments = ["--config", str(run / "cluster.yaml"), *arguments]
-    config = load(RunConfig, arguments, prog=f"tidemill page {run}", description=_ABOUT)
-    check_names_run(from_document(RunConfig, read_document(run / "cluster.yaml")), config, run)
+    file = run / "cluster.yaml"
+    config = load(RunConfig, arguments, prog=f"tidemill page {run}", description=_ABOUT, file=file)
+    check_names_run(from_document(RunConfig, read_document(file)), config, run)
     return with_run_paths(config, run)
 
 

@@ -103,6 +103,15 @@ def is_bundle(folder: Path) -> bool:
     return (folder / DOCUMENT).is_file()
 
 
+def describe_no_run(folder: Path) -> str:
+    """Return the words for a folder without a config.yaml: it is not a run, and the runs beside it or in runs/."""
+    names: list[str] = []
+    for root in (folder.parent, Path("runs")):
+        found = (file.parent for file in root.glob(f"*/{CONFIG}"))
+        names = names or sorted(str(path) for path in found if not is_bundle(path))
+    return f"{folder} is not a run: it has no {CONFIG}" + (f"; runs: {', '.join(names)}" if names else "")
+
+
 def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mapping[str, Path] | None = None) -> None:
     """Write a bundle of a run into a folder, which appears whole or not at all.
 

@@ -34,7 +34,7 @@ _FIRST = {"agent": "algorithm", "env": "id", "run": "name"}
 """The setting that is meant where a section has a single value."""
 
 
-def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: str) -> _T:
+def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: str, file: Path | None = None) -> _T:
     """Return the settings of one process.
 
     Args:
@@ -43,6 +43,7 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
             sections in the file that this process does not read are checked for their names only.
         prog: Name in `--help`.
         description: First paragraph of `--help`.
+        file: Settings of a run that has begun, in place of `--config`, which is refused.
 
     Raises:
         ConfigError: the file cannot be read, or settings are unknown or out of range; a line for each.
@@ -51,7 +52,10 @@ def load(config: type[_T], arguments: Sequence[str], *, prog: str, description: 
     path, rest = take_option(list(arguments), "--config")
     if sum(word.partition("=")[0] == "--config" for word in arguments) > 1:
         raise ConfigError("--config is given more than once, allowed: one file or preset, and options over it")
-    file = find_config(path) if path is not None else None
+    if file is not None and path is not None:
+        raise ConfigError(f"--config is {path!r}, but the settings are in {file}; change single ones by options")
+    if path is not None:
+        file = find_config(path)
     document = read_document(file) if file else {}
     algorithm, rest = take_option(rest, "--agent.algorithm")
     asked = _take_help(rest, config)

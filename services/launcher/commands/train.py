@@ -98,9 +98,9 @@ def resume(argv: Sequence[str]) -> int:
         raise ConfigError("which run? tidemill resume RUN, for example: tidemill resume runs/quickstart")
     path = Path(argv[0])
     check_is_run(path)
-    arguments = ["--config", str(path / "config.yaml"), *argv[1:]]
-    config = load(RunConfig, arguments, prog=f"tidemill resume {path}", description=_RESUME)
-    before = from_document(RunConfig, read_document(path / "config.yaml"))
+    file = path / "config.yaml"
+    config = load(RunConfig, argv[1:], prog=f"tidemill resume {path}", description=_RESUME, file=file)
+    before = from_document(RunConfig, read_document(file))
     check_names_run(before, config, path)
     check_finds_log(before, with_run_paths(config, path))
     config = with_run_paths(with_absolute_log(config), path)

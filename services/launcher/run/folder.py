@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tidemill.atomic_files import is_there, replacing
+from tidemill.bundle.files import DOCUMENT, describe_no_run
 from tidemill.closing import Closing
 from tidemill.config.load import read_document, write_document
 from tidemill.config.run import RESTORED
@@ -169,12 +170,12 @@ def check_free(path: Path, *, fresh: bool) -> None:
     """Check that a new run may be kept at `path`.
 
     Raises:
-        AlreadyExists: there is a run that has trained, and it shall not be moved aside (`fresh`); or a config.yaml of
-            somebody's own, beside whose files no run is kept.
+        AlreadyExists: there is a run that has trained, and it shall not be moved aside (`fresh`); or an exported
+            policy, or a config.yaml of somebody's own, beside whose files no run is kept.
         ConfigError: it cannot be read.
     """
     names = _names(path)
-    if _CONFIG in names and _LOCK not in names and not has_trained(path):
+    if DOCUMENT in names or (_CONFIG in names and _LOCK not in names and not has_trained(path)):
         raise AlreadyExists(
             f"{path} has a config.yaml and is not the folder of a run, which would replace what is there; choose "
             "another --run.name or --run.root"
@@ -205,13 +206,12 @@ def is_running(path: Path) -> bool:
 
 
 def check_is_run(path: Path) -> None:
-    """Raise a `ConfigError` that names the runs there are, unless `path` is a run's folder."""
+    """Raise a `ConfigError` unless `path` is a run's folder; an exported policy has a config.yaml, too."""
     with _reading(path):
-        if is_there(path / "config.yaml"):
-            return
-    root = path.parent if path.parent.is_dir() else Path("runs")
-    names = sorted(str(file.parent) for file in root.glob("*/config.yaml"))
-    raise ConfigError(f"{path} is not a run (it has no config.yaml); runs there: {', '.join(names) or 'none'}")
+        if is_there(path / DOCUMENT):
+            raise ConfigError(f"{path} is an exported policy, not a run; name the folder of the run it is from")
+        if not is_there(path / _CONFIG):
+            raise ConfigError(describe_no_run(path))
 
 
 def log_file(folder: Path, service: str) -> Path:

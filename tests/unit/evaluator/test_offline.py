@@ -151,10 +151,11 @@ def test_test_whose_episodes_mostly_failed_has_no_score(
     assert ("the environment failed in 3 of 5 episodes; at most half may fail" in printed.err) == bool(code)
 
 
-def test_folder_of_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a config.yaml there is nothing to test."""
-    assert main([str(tmp_path)]) != 0
-    assert "is not a run: it has no config.yaml" in capsys.readouterr().err
+def test_folder_of_no_run_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a config.yaml there is nothing to test; the runs beside it are named."""
+    assert main([str(run.parent / "none")]) != 0
+    told = capsys.readouterr().err
+    assert f"none is not a run: it has no config.yaml; runs: {run}; or pass the settings of this one" in told
 
 
 def test_command_line_is_read_before_torch_is_imported() -> None:

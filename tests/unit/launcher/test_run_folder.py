@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,16 +20,22 @@ from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings, LearnerSettings, ReplaySettings, StorageSettings
 from tidemill.config.sources import SourceSettings
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError
+from tidemill.services.launcher.commands.control import status
 from tidemill.services.launcher.commands.train import resume
 from tidemill.services.launcher.run.folder import (
     RunFolder,
+    check_is_run,
     check_names_run,
     is_running,
     keep_settings,
     with_run_paths,
+    write_config,
 )
 from tidemill.services.launcher.run.paths import check_finds_log, check_new_log, with_absolute_log
 from tidemill.services.learner.checkpoint.store import CheckpointStore
+from tidemill.services.tools.export import export
+from tidemill.services.tools.log import log
+from tidemill.services.tools.page import page
 
 
 def _config(root: Path) -> RunConfig:
@@ -377,6 +384,55 @@ def test_relative_log_of_an_older_run_is_looked_for_before_its_folder_is_kept(
     (tmp_path / "log" / "1").mkdir(parents=True)
     (tmp_path / "log" / "1" / "00000001.log").touch()
     check_finds_log(config, config)
+
+
+@pytest.fixture(name="exported")
+def _exported(tmp_path: Path) -> Path:
+    """Return a folder as `tidemill export` writes it: with settings and scores, as a run's."""
+    folder = tmp_path / "lander"
+    folder.mkdir()
+    (folder / "scores.csv").write_text("wall_s\n1.0\n")
+    (folder / "bundle.json").write_text("{}")
+    write_config(_config(tmp_path), folder / "config.yaml")
+    return folder
+
+
+@pytest.mark.parametrize("command", [resume, status, log, page, export])
+def test_exported_policy_is_not_taken_for_a_run(exported: Path, command: Callable[[Sequence[str]], int]) -> None:
+    """Its folder is named, and stays as it is."""
+    before = {path.name: path.read_bytes() for path in exported.iterdir()}
+    with pytest.raises(ConfigError, match=naming(exported, "is an exported policy", "folder of the run")):
+        command([str(exported), *(["--to", "wandb"] if command is log else [])])
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_new_run_leaves_an_exported_policy_alone(exported: Path, tmp_path: Path, fresh: bool) -> None:
+    """It has scores, and was offered for `tidemill resume` or moved aside."""
+    with pytest.raises(AlreadyExists, match=naming("lander", "is not the folder of a run", "run.name")):
+        RunFolder.create(_config(tmp_path), fresh=fresh)
+    assert (exported / "bundle.json").exists()
+
+
+@pytest.mark.parametrize("given", ["quickstart", "runs/other", "other/x"])
+def test_runs_are_listed_where_a_folder_is_not_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """Those beside it, or else those in runs/; an exported policy is not among them."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/quickstart", "quickstart-policy"):
+        Path(folder).mkdir(parents=True)
+        write_config(_config(tmp_path), Path(folder) / "config.yaml")
+    Path("quickstart-policy/bundle.json").touch()
+    with pytest.raises(ConfigError, match=naming(given, "runs/quickstart")) as raised:
+        check_is_run(Path(given))
+    assert "policy" not in str(raised.value)
+
+
+def test_settings_of_a_run_are_not_taken_from_another_file(tmp_path: Path) -> None:
+    """`--config` is refused with its value; the settings are in the run's folder."""
+    RunFolder.create(_config(tmp_path), fresh=False).close()
+    for words in (["--config", "new.yaml"], ["--config=new.yaml"]):
+        with pytest.raises(ConfigError, match=naming("--config", "'new.yaml'", tmp_path / "lander/config.yaml")):
+            resume([str(tmp_path / "lander"), *words])
 
 
 def test_checked_settings_are_kept_again_and_taken_over_by_a_launcher(tmp_path: Path) -> None:
