@@ -53,8 +53,9 @@ FILE is YAML, for example:
     agent.gamma: {uniform: [0.95, 0.999]}
 
 The folder holds results.csv, results.png, and the runs. The same command
-continues a sweep that was stopped, and its unfinished runs. The winner was
-chosen on these seeds, so its score is too good: report results on new seeds."""
+continues a sweep that was stopped, its unfinished runs and those that failed.
+The winner was chosen on these seeds, so its score is too good: report results
+on new seeds."""
 
 
 def sweep(argv: Sequence[str]) -> int:
@@ -156,17 +157,20 @@ class _Loop:
 
     @property
     def _has_failed(self) -> bool:
-        has_score = any(trial.score is not None for trial in self._journal.trials)
-        return self._failures >= _FAILURES_TO_STOP and not has_score
+        has_success = any(score is not None for trial in self._journal.trials for score in trial.scores.values())
+        return self._failures >= _FAILURES_TO_STOP and not has_success
 
     def _end(self) -> int:
         trials, folder = self._journal.trials, self._folder
-        if any(trial.score is not None for trial in trials):
+        if has_score := any(trial.score is not None for trial in trials):
             write_results(self._plan, trials, folder / "results.csv")
             draw_results(self._plan, trials, folder / "results.png")
             print("\n".join(["", *table(self._plan, trials), "", f"{folder}/results.csv, {folder}/results.png"]))
         if self._has_failed:
             print(f"the first {self._failures} runs failed; see {folder}/trial-0000", file=sys.stderr)
+            return 1
+        if not has_score and not self._stop.is_set():
+            print(f"no trial has a score, as a run of each failed; see {folder}/trial-0000", file=sys.stderr)
             return 1
         if self._stop.is_set():
             print("stopped; the same command continues it")
@@ -174,7 +178,7 @@ class _Loop:
 
 
 def journal_of(folder: Path, plan: Sweep) -> Journal:
-    """Return the journal of a sweep that is new, or of the same one.
+    """Return the journal of a sweep that is new, or of the same one, whose failed runs are to be run again.
 
     Raises:
         ConfigError: The folder holds another sweep, or its base config has changed.
@@ -190,7 +194,9 @@ def journal_of(folder: Path, plan: Sweep) -> Journal:
     for path, document in ((file, plan.document), (base, plan.base)):
         if not is_there(path):  # older sweeps have no base.yaml
             write_atomically(path, written(document))
-    return Journal(folder / "trials.jsonl")
+    journal = Journal(folder / "trials.jsonl")
+    journal.forget_failures()
+    return journal
 
 
 def _is_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

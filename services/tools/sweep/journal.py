@@ -74,6 +74,11 @@ class Journal:
         if self._format != formats.NEWEST[formats.SWEEP]:
             self._write({formats.KEY: formats.NEWEST[formats.SWEEP]})
 
+    def forget_failures(self) -> None:
+        """Take runs that failed for runs that have not begun."""
+        for trial in self.trials:
+            trial.scores = {seed: score for seed, score in trial.scores.items() if score is not None}
+
     def begin(self, values: Values) -> Trial:
         """Add a trial."""
         self._write({"trial": len(self.trials), "values": values})

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidemill import linux
+from tidemill import formats, linux
 from tidemill.atomic_files import write_atomically
 from tidemill.config.yaml_text import written
+from tidemill.params.run_end import RESULT, read_divergence
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_client import DRAWING, ForkClient, Program, started, wait_or_kill
 from tidemill.programs.fork_server import Order
@@ -86,9 +87,10 @@ def start(
 
 
 def score_of(folder: Path, objective: str) -> float | None:
-    """Return the score of a run that has ended; None if it failed, was stopped, or was never evaluated."""
+    """Return the score of a run that has ended; None if it was stopped, never evaluated, or diverged unsolved."""
     scores = [score.mean for score in read_scores(folder / "scores.csv")]
-    if not scores or not (folder / "result.json").exists():
+    result = formats.read_json(folder / RESULT, formats.RESULT)
+    if not scores or not result or (read_divergence(folder) and not result.get("solved")):
         return None
     return {"last": scores[-1], "best": max(scores), "mean": statistics.fmean(scores)}[objective]
 

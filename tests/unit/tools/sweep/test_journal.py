@@ -46,6 +46,8 @@ def test_journal_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     again = Journal(file)
     assert again.trials == [first, second]
     assert (again.trials[0].score, again.trials[1].score, again.trials[1].has_failed) == (15.0, None, True)
+    again.forget_failures()
+    assert (again.trials[0].scores, again.trials[1].scores) == ({1: 10.0, 2: 20.0}, {})
     assert again.begin({"agent.gamma": 1.0}).number == 2
 
 
