@@ -78,7 +78,7 @@ def session_start_s(now: Callable[[], float]) -> float:
     return float(value) if value else now()
 
 
-_HPARAMS = ("run", "env", "agent", "table", "learner", "actor")
+_HPARAMS = ("run", "env", "agent", "table", "learner", "actor", "launcher")
 """Sections of settings that TensorBoard compares runs by."""
 
 

@@ -74,12 +74,16 @@ def test_bundle_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_machine_are_not_passed_on(tmp_path: Path) -> None:
-    """Folders, addresses and processes stay; what the policy was trained with goes along."""
-    _bundle(tmp_path)
+    """Folders, addresses and processes stay; what the policy was trained with goes along, its actors too."""
+    sources = {"walks": {"replay": ["127.0.0.1:7411"], "fraction": 0.25}}
+    learner = {**_SETTINGS["learner"], "sources": sources}
+    _bundle(tmp_path, {**_SETTINGS, "learner": learner, "launcher": {"actors": 18, "learners": 2, "view": "quiet"}})
     text = (tmp_path / "bundle/config.yaml").read_text()
     assert "somebody" not in text
     assert "127.0.0.1" not in text
-    assert yaml.safe_load(text)["learner"] == {"publish_every": 7}
+    settings = yaml.safe_load(text)
+    assert settings["learner"] == {"publish_every": 7, "sources": {"walks": {"fraction": 0.25}}}
+    assert settings["launcher"] == {"actors": 18, "learners": 2}
     assert tidemill.load_config(tmp_path / "bundle/config.yaml").run.seed == 3
 
 

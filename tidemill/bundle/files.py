@@ -47,6 +47,9 @@ FILES = (DOCUMENT, POLICY, CONFIG, CARD, "policy.onnx", *_SHOWN)
 _SECTIONS = ("run", "env", "agent", "table", "learner", "actor", "evaluator")
 """Of the settings, those that say how the policy was trained and is evaluated."""
 
+_LAUNCHER = ("actors", "learners")
+"""Settings of the launcher that training depends on: actors divide the range of epsilon, learners the batch."""
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -162,7 +165,7 @@ def find_shown(run: Path) -> dict[str, Path]:
 
 
 def portable_settings(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the settings of a run's config.yaml without those of its machine: addresses, folders and processes.
+    """Return the settings of a run's config.yaml without those of its machine: addresses, folders and most processes.
 
     Raises:
         ConfigError: The file is missing or is not a YAML mapping.
@@ -172,6 +175,10 @@ def portable_settings(file: Path) -> dict[str, dict[str, Any]]:
     for section in kept.values():
         section.pop("server", None)
     kept.get("run", {}).pop("root", None)
+    for source in (kept.get("learner", {}).get("sources") or {}).values():
+        source.pop("replay", None)
+    if launcher := {name: value for name, value in (document.get("launcher") or {}).items() if name in _LAUNCHER}:
+        kept["launcher"] = launcher
     return kept
 
 

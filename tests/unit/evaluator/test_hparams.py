@@ -92,7 +92,13 @@ def test_settings_of_other_processes_come_from_the_runs_file(tmp_path: Path) -> 
         "run": {"seed": 7},
         "learner": {"publish_every": 5, "server": {"address": "x"}},
         "table": {"min_size": 9},
+        "launcher": {"actors": 18, "view": "live"},
     }
     _write(tmp_path, "a", seed=7, gamma=0.9, score=1.0, document=document)
     ((settings, _),) = _rows(tmp_path)
-    assert settings == {"run.seed": 7.0, "learner.publish_every": 5.0, "table.min_size": 9.0}
+    assert settings == {
+        "run.seed": 7.0,
+        "learner.publish_every": 5.0,
+        "table.min_size": 9.0,
+        "launcher.actors": 18.0,
+    }
