@@ -51,19 +51,24 @@ def plot(argv: Sequence[str]) -> int:
 
 
 def table(groups: Sequence[Group]) -> list[str]:
-    """Return a line for each group: seeds, length, mean of the last evaluations, its interval, interquartile mean."""
+    """Return a line for each group: seeds, length, mean of the last evaluations, its interval, interquartile mean.
+
+    It is of the runs that the picture averages.
+    """
     width = max(len(group.label) for group in groups)
     return [f"{group.label:{width}}  {_line(group)}" for group in groups]
 
 
 def _line(group: Group) -> str:
-    last = [curve.scores[-1] for curve in group.curves]
+    last = [curve.scores[-1] for curve in group.averaged]
     means = [score.mean for score in last]
     env_steps = f"{statistics.median(score.env_steps for score in last):,.0f} env steps"
+    broken = len(group.curves) - len(means)
+    more = f" ({broken} more broken off)" if broken else ""
     if len(means) == 1:
-        return f"1 seed, {env_steps}: last evaluation {means[0]:.1f} over {last[0].episodes} episodes"
+        return f"1 seed, {env_steps}: last evaluation {means[0]:.1f} over {last[0].episodes} episodes{more}"
     low, high = mean_interval(np.array(means))
     return (
         f"{len(means)} seeds, {env_steps}: last evaluations {statistics.fmean(means):.1f} "
-        f"[{low:.1f}, {high:.1f}], interquartile mean {interquartile_mean(means):.1f}"
+        f"[{low:.1f}, {high:.1f}], interquartile mean {interquartile_mean(means):.1f}{more}"
     )

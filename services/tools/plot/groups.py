@@ -8,9 +8,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from tidemill.bundle.files import CONFIG, portable_settings
-from tidemill.config.load import by_names
+from tidemill.bundle.files import CONFIG
+from tidemill.config.load import by_names, read_document
 from tidemill.errors import ConfigError
 from tidemill.scores import Score, read_scores
 
@@ -40,8 +41,16 @@ class Curve:
         return sorted(newest), [newest[value] for value in sorted(newest)]
 
 
-_OF_ONE_RUN = ("run.name", "run.seed", "table.name", "actor.id")
-"""Settings that runs of one curve may differ in; the last two where a sweep's runs share a replay service."""
+_OF_ONE_RUN = re.compile(
+    r"""
+    run\.(name|root|seed)
+    | table\.name | actor\.id  # where a sweep's runs share a replay service
+    | (log|cluster|\w+\.server)\..* | learner\.sources\.[^.]+\.replay | replay\.(shard|storage\.folder)
+    | launcher\.(endpoints|loggers|log_max_mib|status_page|status_page_port|view|view_every_s)
+    """,
+    re.VERBOSE,
+)
+"""Settings that runs of one curve may differ in: names, seeds, addresses, folders, and what a run is watched with."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
         if Path(argument).exists():
             found = ""
         for folder in _runs(Path(path if found else argument)):
-            key = f"={label}" if found else _settings_key(folder)
+            key = f"={label}" if found else json.dumps(_compared_settings(folder), sort_keys=True)
             folders.setdefault(key, []).append(folder)
             if found:
                 labels[key] = label
@@ -91,7 +100,7 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
             Curve(folder, tuple(read_scores(folder / SCORES)), (folder / "result.json").is_file())
             for folder in dict.fromkeys(members)
         )
-        env_id = str(portable_settings(members[0] / CONFIG).get("env", {}).get("id", ""))
+        env_id = str((read_document(members[0] / CONFIG).get("env") or {}).get("id", ""))
         groups.append(Group(labels.get(key) or _label(members), env_id, curves))
     return _named_by_settings(groups)
 
@@ -99,13 +108,12 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
 def _named_by_settings(groups: Sequence[Group]) -> list[Group]:
     """Return groups in which a sweep's trials are named by what they differ in: `learning_rate 0.001, gamma 0.9`."""
     trials = {
-        number: by_names(portable_settings(group.curves[0].folder / CONFIG))
+        number: _compared_settings(group.curves[0].folder)
         for number, group in enumerate(groups)
         if _TRIAL.fullmatch(group.label)
     }
     names = sorted({name for settings in trials.values() for name in settings})
     differ = [name for name in names if len({str(settings.get(name)) for settings in trials.values()}) > 1]
-    differ = [name for name in differ if name not in _OF_ONE_RUN]
 
     def label(number: int, group: Group) -> str:
         values = (f"{name.rpartition('.')[2]} {trials[number].get(name)}" for name in differ)
@@ -126,9 +134,10 @@ def _runs(folder: Path) -> list[Path]:
     return runs
 
 
-def _settings_key(folder: Path) -> str:
-    settings = by_names(portable_settings(folder / CONFIG))
-    return json.dumps({name: value for name, value in settings.items() if name not in _OF_ONE_RUN}, sort_keys=True)
+def _compared_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of a run by name, except those that runs of one curve may differ in."""
+    settings = by_names(read_document(folder / CONFIG))
+    return {name: value for name, value in settings.items() if not _OF_ONE_RUN.fullmatch(name)}
 
 
 def _label(folders: Sequence[Path]) -> str:

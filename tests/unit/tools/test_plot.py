@@ -43,6 +43,12 @@ def _run(folder: Path, seed: int, means: list[float], **agent: Any) -> Path:  # 
     return folder
 
 
+def _add_settings(folder: Path, sections: dict[str, Any]) -> None:
+    """Put sections into a run's config.yaml."""
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | sections))
+
+
 def test_runs_that_differ_by_their_seed_are_one_curve(tmp_path: Path) -> None:
     """Another setting makes another curve; names, folders and addresses do not."""
     for seed in (1, 2, 3):
@@ -51,6 +57,39 @@ def test_runs_that_differ_by_their_seed_are_one_curve(tmp_path: Path) -> None:
     groups = find_groups([str(tmp_path)])
     assert [(group.label, len(group.curves)) for group in groups] == [("plain-seed", 3), ("wide", 1)]
     assert groups[0].env_id == "Pendulum-v1"
+
+
+@pytest.mark.parametrize(
+    "section, name, values",
+    [("launcher", "actors", (1, 8)), ("launcher", "learners", (1, 2)), ("replay", "max_streams", (16, 32))],
+)
+def test_runs_with_other_processes_are_other_curves(
+    tmp_path: Path, section: str, name: str, values: tuple[int, int]
+) -> None:
+    """Actors have other parts of the range of epsilon; trials of a sweep are named by them."""
+    for number, value in enumerate(values):
+        folder = _run(tmp_path / f"trial-{number:04d}" / "seed-1", 1, [1.0])
+        _add_settings(folder, {section: {name: value}})
+    groups = find_groups([str(tmp_path)])
+    assert [(group.label, len(group.curves)) for group in groups] == [(f"{name} {value}", 1) for value in values]
+
+
+def test_runs_that_were_watched_otherwise_are_one_curve(tmp_path: Path) -> None:
+    """Nor do addresses, folders and loggers of their machines part them."""
+    for seed, view in ((1, "live"), (2, "quiet")):
+        folder = _run(tmp_path / f"seed-{seed}", seed, [1.0])
+        source = {"replay": [f"10.0.0.{seed}:7401"], "fraction": 0.5}
+        storage = {"folder": f"/disk{seed}"}
+        settings = {
+            "log": {"level": view},
+            "launcher": {"view": view, "actors": 2, "loggers": [view]},
+            "cluster": {"replay": [f"10.0.0.{seed}:7401"]},
+            "replay": {"server": {"address": view}, "storage": storage},
+            "learner": {"sources": {"walks": source}},
+        }
+        _add_settings(folder, settings)
+    (group,) = find_groups([str(tmp_path)])
+    assert len(group.curves) == 2
 
 
 def test_folder_of_seeds_names_its_curve(tmp_path: Path) -> None:
@@ -179,6 +218,9 @@ def test_run_that_was_broken_off_is_drawn_and_not_averaged(tmp_path: Path) -> No
     (group,) = find_groups([str(tmp_path)])
     assert [curve.folder.name for curve in group.curves] == ["seed-1", "seed-2", "seed-3"]
     assert [curve.folder.name for curve in group.averaged] == ["seed-1", "seed-2"]
+    (line,) = table([group])
+    assert "2 seeds, 3,000 env steps: last evaluations 4.0 [" in line
+    assert line.endswith("interquartile mean 4.0 (1 more broken off)")
     for seed in (1, 2):
         (tmp_path / f"seed-{seed}" / "result.json").unlink()
     assert len(find_groups([str(tmp_path)])[0].averaged) == 3
@@ -189,10 +231,8 @@ def test_trials_that_share_a_replay_service_are_grouped_by_their_settings(tmp_pa
     for number, rate in enumerate((0.001, 0.01)):
         for seed in (1, 2):
             folder = _run(tmp_path / f"trial-{number:04d}" / f"seed-{seed}", seed, [1.0], learning_rate=rate)
-            settings = yaml.safe_load((folder / "config.yaml").read_text())
             name = f"trial_{number}_seed_{seed}"
-            settings |= {"table": {"name": name}, "actor": {"id": name}}
-            (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+            _add_settings(folder, {"table": {"name": name}, "actor": {"id": name}})
     groups = find_groups([str(tmp_path)])
     assert [(group.label, len(group.curves)) for group in groups] == [
         ("learning_rate 0.001", 2),
