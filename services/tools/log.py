@@ -19,7 +19,8 @@ from tidemill.atomic_files import write_atomically
 from tidemill.config.load import read_document
 from tidemill.curves import CLUSTER, CURVES
 from tidemill.errors import DataLoss
-from tidemill.loggers.interface import LoggedRun, RunLogger, make_logger
+from tidemill.file_lock import open_locked, unlock
+from tidemill.loggers.interface import LoggedRun, RunLogger, check_logger, make_logger
 from tidemill.process import stop_event
 from tidemill.scores import Score, read_scores
 from tidemill.services.launcher.run.folder import check_is_run, is_running
@@ -29,9 +30,10 @@ _ABOUT = """Send a run's curves, evaluations, settings and result to a logger.
 
 It only reads the run's files: start it during the run or later, and stop and
 restart it at any time. It continues at the logger's position, kept in
-RUN/loggers; only a kill while it sends may repeat points. Accounts, addresses
-and projects are set by the variables of the logger's package: WANDB_PROJECT,
-WANDB_MODE=offline, MLFLOW_TRACKING_URI, ..."""
+RUN/loggers; only a kill while it sends may repeat points. While another
+process sends the run to the same logger, it waits for its end. Accounts,
+addresses and projects are set by the variables of the logger's package:
+WANDB_PROJECT, WANDB_MODE=offline, MLFLOW_TRACKING_URI, ..."""
 
 
 def log(argv: Sequence[str]) -> int:
@@ -52,7 +54,37 @@ def log(argv: Sequence[str]) -> int:
     if not arguments.every_s > 0:
         parser.error(f"--every-s is {arguments.every_s}, allowed: more than 0")
     check_is_run(arguments.run)
+    check_logger("--to", arguments.to)
     stop = stop_event()  # what is written by then is sent
+    if (held := _locked(arguments.run, arguments.to, stop, arguments.every_s)) is None:
+        return 0
+    try:
+        return _send(arguments, stop)
+    finally:
+        unlock(held)
+
+
+def _locked(run: Path, name: str, stop: threading.Event, every_s: float) -> int | None:
+    """Return the lock of a run's logger, once no other process sends to it; None if stopped before.
+
+    A logger whose launcher was killed may still be sending when the run is resumed.
+    """
+    file = _file_of(run, name, ".lock")
+    file.parent.mkdir(exist_ok=True)
+    if (held := open_locked(file)) is None:
+        print(f"{run} is already being sent to {name} by another process; waiting for its end", flush=True)
+    while held is None and not stop.wait(every_s):
+        held = open_locked(file)
+    return held
+
+
+def _file_of(run: Path, name: str, suffix: str) -> Path:
+    """Return a file of a logger in the run's folder."""
+    return run / "loggers" / f"{name.replace(':', '.')}{suffix}"
+
+
+def _send(arguments: argparse.Namespace, stop: threading.Event) -> int:
+    """Send what is new, until the run ends or the command is stopped; return the exit code."""
     follower = Follower(arguments.run, arguments.to)
     try:
         points = _follow(follower, arguments.run, stop, arguments.every_s, forever=arguments.follow)
@@ -118,7 +150,7 @@ class Follower:
             DataLoss: The file that says how far it has read holds something else.
         """
         self._folder = folder
-        self._file = folder / "loggers" / f"{name.replace(':', '.')}.json"
+        self._file = _file_of(folder, name, ".json")
         self._place = _read_place(self._file)
         config = read_document(folder / "config.yaml")
         self._logger: RunLogger = make_logger(name, LoggedRun(folder.name, folder.resolve(), config, self._place.id))

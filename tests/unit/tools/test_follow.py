@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 
 from tests.support.naming import naming
 from tidemill.errors import ConfigError, DataLoss
+from tidemill.file_lock import open_locked, unlock
 from tidemill.loggers.interface import LoggedRun, RunLogger, make_logger
 from tidemill.scores import COLUMNS, Score
-from tidemill.services.tools.log import Follower
+from tidemill.services.tools.log import Follower, log
 
 _SCORE = Score(1.5, 200, 400, 3, 10, 12.5, 1.0, 11.0, 14.0, 12.0, 50.0)
 
@@ -156,6 +159,32 @@ def test_what_could_not_be_sent_is_sent_again(run: Path) -> None:
     (run / "offline").unlink()
     Follower(run, NAME).send_new()
     assert _steps(run) == [665, 666]
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_second_process_waits_for_the_end_of_the_first(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_stopped: bool
+) -> None:
+    """Nothing is sent twice; it can be stopped while it waits."""
+    _append(run, _line(1))
+    first = Follower(run, NAME)
+    held = open_locked(run / "loggers" / f"{NAME.replace(':', '.')}.lock")
+    assert held is not None
+    release = partial(unlock, held)
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if not is_stopped:
+                first.send_new()
+                release()
+            return is_stopped
+
+    monkeypatch.setattr("tidemill.services.tools.log.stop_event", Stop)
+    assert log([str(run), "--to", NAME]) == 0
+    printed = capsys.readouterr().out
+    assert f"{run} is already being sent to {NAME} by another process" in printed
+    assert ("0 points sent" in printed, _steps(run)) == ((False, []) if is_stopped else (True, [1]))
+    release()
 
 
 def test_place_that_is_corrupt_names_its_file(run: Path) -> None:
