@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from tidemill.bundle.files import check_trusted, describe_no_run, read_policy_params
@@ -94,6 +95,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     config = _config_of(arguments)
     tag = arguments.tag
     params = read_policy_params(arguments.run, int(tag) if tag and tag.isdigit() else tag)
+    if arguments.video:
+        _check_video(arguments.video)
 
     import torch  # seconds, which a wrong command line need not wait for
 
@@ -155,6 +158,19 @@ def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:
         f"{config.evaluator.episodes} episodes, {config.evaluator.policy}, seeds from {first}",
         flush=True,
     )
+
+
+def _check_video(file: Path) -> None:
+    """Raise a `ConfigError` before any episode is played if a video cannot be written, or is where its pictures go."""
+    if file.suffix == ".png":
+        raise ConfigError(
+            f"--video is {file}, allowed: a name that ends in .mp4; the pictures are in the PNG next to it"
+        )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        raise ConfigError(f"--video cannot be written to {file} ({error.strerror}); choose another file") from error
 
 
 def _film(config: EvaluatorConfig, runner: EpisodeRunner, params: Params, seed: int, file: Path) -> None:

@@ -91,7 +91,9 @@ class _Episode:
     def _picture(self) -> NDArray[np.uint8]:
         picture = self._env.render()
         if picture is None:
-            raise FatalError("no video: the environment cannot render pictures; set evaluator.video to false")
+            raise FatalError(
+                "no video: the environment cannot render pictures; leave out --video, or set evaluator.video to false"
+            )
         height, width = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2
         return np.ascontiguousarray(picture[:height, :width])  # 4:2:0 colour needs even sides
 

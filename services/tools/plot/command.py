@@ -44,7 +44,12 @@ def plot(argv: Sequence[str]) -> int:
     groups = find_groups(arguments.runs)
     from tidemill.services.tools.plot.draw import draw
 
-    draw(groups, arguments.x, arguments.out)
+    try:
+        draw(groups, arguments.x, arguments.out)
+    except OSError as error:
+        raise ConfigError(
+            f"--out cannot be written to {arguments.out} ({error.strerror}); choose another file"
+        ) from error
     print("\n".join(table(groups)))
     print(f"\n{arguments.out}")
     return 0

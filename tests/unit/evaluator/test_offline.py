@@ -104,6 +104,7 @@ def test_protocol_can_be_changed_on_the_command_line(run: Path, tmp_path: Path) 
         (["--epsilon", "0.1", "--policy", "greedy"], "--epsilon is 0.1, which applies to --policy epsilon only"),
         (["--tag", "good"], "has no tag 'good'"),
         (["--tag", "9"], "9"),
+        (["--video", "film.png"], "--video is film.png, allowed: a name that ends in .mp4"),
     ],
 )
 def test_wrong_wish_is_told_with_its_value(
@@ -112,6 +113,14 @@ def test_wrong_wish_is_told_with_its_value(
     """The exit code is not 0, and one line says what was wrong."""
     assert main([str(run), *options]) != 0
     assert message in capsys.readouterr().err
+
+
+def test_video_that_cannot_be_written_is_told_before_any_episode(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the file and the reason."""
+    file = run / "config.yaml" / "film.mp4"
+    assert main([str(run), "--video", str(file)]) == 2
+    assert f"--video cannot be written to {file} (" in capsys.readouterr().err
+    assert not (run / "evaluations").exists()
 
 
 def test_report_on_an_atari_game_says_how_it_was_played(tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import structlog
 from numpy.typing import NDArray
 
 from tests.support.envs import CountingEnv
+from tests.support.naming import naming
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
+from tidemill.errors import FatalError
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.services.evaluator.protocol import EvalPolicy
 from tidemill.services.evaluator.video import record_video
@@ -28,6 +31,13 @@ class _Resizing(CountingEnv):
 
 def _act(policy_input: PolicyInput) -> PolicyOutput:
     return PolicyOutput(np.zeros(1, np.int64))
+
+
+def test_environment_without_pictures_is_told_with_both_remedies(tmp_path: Path) -> None:
+    """`tidemill evaluate` films if asked to, whatever the settings of the run."""
+    env = GymnasiumVectorEnv(lambda: CountingEnv(length=8), 1)
+    with pytest.raises(FatalError, match=naming("--video", "evaluator.video")):
+        record_video(env, EvalPolicy(_act), 1, tmp_path / "best.mp4", max_steps=20)
 
 
 def test_pictures_of_another_size_are_left_out(tmp_path: Path) -> None:

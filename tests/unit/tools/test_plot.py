@@ -202,6 +202,14 @@ def test_command_refuses_an_unknown_format_before_it_reads(tmp_path: Path) -> No
         plot([str(tmp_path), "--out", "plot.bmp"])
 
 
+def test_picture_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """With the file and the reason."""
+    run = _run(tmp_path / "a", 1, [1.0])
+    for file in (run / "scores.csv/plot.png", run / "scores.csv/plots/plot.png"):
+        with pytest.raises(ConfigError, match=naming(f"--out cannot be written to {file}")):
+            plot([str(run), "--out", str(file)])
+
+
 def test_command_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The table, and where the picture is."""
     _run(tmp_path / "a", 1, [1.0, 2.0])
