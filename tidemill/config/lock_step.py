@@ -52,6 +52,10 @@ class LockStep:
         """Return how many steps are stored when it is an actor's turn to store a round."""
         return (number - 1) * self.round_size + actor_index * self.actor_share
 
+    def env_steps(self, number: int, steps: int) -> int:
+        """Return the agent decisions of all actors after so many steps of each environment in a round."""
+        return (number - 1) * self.round_size + steps * self.num_envs * self.actors
+
     def updates_after(self, number: int) -> int:
         """Return the updates made by the end of a round; 0 for rounds before the first."""
         return self.updates * max(number - self.warm_up, 0)

@@ -37,22 +37,20 @@ _RECENT_EPISODES = 100
 class ActorCurves:
     """Points in TensorBoard's run of the actor's name, such as `actor/episode_return`, over all actors' decisions."""
 
-    def __init__(self, run: Path, name: str, env_steps: Callable[[], int | None]) -> None:
+    def __init__(self, run: Path, name: str, env_steps: Callable[[], int]) -> None:
         """Write nothing yet.
 
         Args:
             run: The run's folder.
             name: Of the actor.
-            env_steps: Gives the decisions so far, of all actors; None leaves a point out.
+            env_steps: Gives the decisions so far, of all actors.
         """
         self._curves, self._env_steps = SideCurves(run, name), env_steps
 
     def write(self, scalars: Mapping[str, float], learner_steps: int) -> None:
         """Write a point; `learner_steps` are the updates behind the parameters that the actor acts with."""
-        env_steps = self._env_steps()
-        if env_steps is not None:
-            named = {f"actor/{name}": value for name, value in scalars.items()}
-            self._curves.write(named, env_steps=env_steps, learner_steps=learner_steps)
+        named = {f"actor/{name}": value for name, value in scalars.items()}
+        self._curves.write(named, env_steps=self._env_steps(), learner_steps=learner_steps)
 
     def close(self) -> None:
         """Close the files."""
@@ -60,7 +58,7 @@ class ActorCurves:
 
 
 def open_curves(
-    config: ActorConfig, actor_id: str, env_steps: Callable[[], int | None], stack: ExitStack
+    config: ActorConfig, actor_id: str, env_steps: Callable[[], int], stack: ExitStack
 ) -> ActorCurves | None:
     """Return the actor's curves; None where the run's folder cannot be written here, or no curves are wanted."""
     if not config.learner.tensorboard_every_s or not os.access(config.run.folder, os.W_OK):

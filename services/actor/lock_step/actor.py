@@ -103,13 +103,8 @@ def _lock_step(config: ActorConfig) -> LockStep:
 
 
 def _round_policy(config: ActorConfig, env_spec: EnvSpec, index: int) -> RoundPolicy:
-    lock_step = _lock_step(config)
-
-    def env_steps(number: int, place: int) -> int:
-        return (number - 1) * lock_step.round_size + place * lock_step.num_envs * lock_step.actors
-
     build = partial(_build_policy, config, env_spec, index)
-    policy = RoundPolicy(build, env_steps, wants_inputs=config.table.sampler == "prioritized")
+    policy = RoundPolicy(build, _lock_step(config).env_steps, wants_inputs=config.table.sampler == "prioritized")
     if policy.recurrent_state_size:
         raise ConfigError(
             f"agent.algorithm is {config.agent.algorithm!r}, whose policy has a recurrent state, which "

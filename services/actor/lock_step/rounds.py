@@ -59,12 +59,9 @@ class RoundPacer:
         """True while rounds are played again that were stored."""
         return self._number < self._past
 
-    def env_steps(self) -> int | None:
-        """Return the decisions of all actors up to here; None while rounds are played again that were stored."""
-        if self.is_past():
-            return None
-        before = self._lock_step.turn(self._number, 0)
-        return before + self._place * self._lock_step.num_envs * self._lock_step.actors
+    def env_steps(self) -> int:
+        """Return the decisions of all actors up to here."""
+        return self._lock_step.env_steps(self._number, self._place)
 
     def load(self, params: PolicyParams, stop: threading.Event) -> bool:
         """Load what the first round that is not past is played with; return False if `stop` came before it was there.

@@ -16,11 +16,11 @@ from tidemill.services.actor.acting.metrics import ActorCurves, ActorMetrics
 def test_line_of_progress_is_a_point_as_well(tmp_path: Path) -> None:
     """Over the decisions of all actors: the mean return of its newest episodes, once there is one, and its version.
 
-    Nothing where the decisions are not known: an actor in lock-step plays rounds again that were stored.
+    Nothing while an actor in lock-step plays rounds again that were stored.
     """
-    decisions = iter([10, None, 20])
+    decisions, is_past = iter([10, 20]), iter([False, True, False])
     curves = ActorCurves(tmp_path, "actor-3", lambda: next(decisions))
-    metrics = ActorMetrics(0.0, curves)
+    metrics = ActorMetrics(0.0, curves, lambda: next(is_past))
     nothing = np.zeros(2, np.bool_)
     ended = tuple(EpisodeSummary(i, episode_return, 5, True) for i, episode_return in enumerate((3.0, 4.0)))
     for episodes, version in (((), 7), ((), 7), (ended, 8)):
