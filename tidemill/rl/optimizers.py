@@ -106,16 +106,7 @@ class Adam:
         )
 
     def minimize(self, loss: Tensor, group: ProcessGroup = SINGLE_PROCESS, also: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Take one step down the gradient of `loss`, float32 [], averaged over the group; leaves no `grad` anywhere.
-
-        Args:
-            loss: Of this rank's part of the batch.
-            group: The ranks.
-            also: Tensors to average in the same message.
-
-        Returns:
-            The gradients of `parameters`, in their order, and then `also`, as averaged.
-        """
+        """Take one step down the gradient of `loss`, float32 []; return its `averaged_gradients`."""
         averaged = averaged_gradients(loss, self.parameters, group, also)
         self.step(averaged[: len(self.parameters)])
         return averaged
