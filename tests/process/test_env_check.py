@@ -23,7 +23,7 @@ from tests.support.replay_service import local_server
 from tidemill.config.load import load_config
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
-from tidemill.config.services import LauncherSettings
+from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
 from tidemill.envs.recorded_spec import record_spec
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
@@ -203,8 +203,13 @@ def test_run_whose_environment_has_other_spaces_does_not_continue(tmp_path: Path
         check_environment(config, before=config)
     assert "\n" not in str(refused.value)
     assert "action_shape" not in str(refused.value)
-    again = f"train --config {config.run.folder / 'config.yaml'}` starts it from scratch"
+    again = f"train --config {config.run.folder / 'config.yaml'}` with your options starts it from scratch"
     assert again in str(refused.value)
+    (tmp_path / "00000001.log").touch()  # the table of the other spaces would come back with a log beside the run
+    beside = ReplaySettings(storage=StorageSettings(folder=str(tmp_path)))
+    with pytest.raises(ConfigError, match=words) as refused:
+        check_environment(dataclasses.replace(config, replay=beside), before=config)
+    assert again not in str(refused.value)
     (config.run.folder / "result.json").write_text("{}")
     with pytest.raises(ConfigError, match=words) as refused:
         check_environment(config, before=config)

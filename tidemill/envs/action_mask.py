@@ -55,7 +55,7 @@ class MaskFromObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _divided(self, observation: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the parts that the space declares, without the mask, and the mask."""
-        return without_mask({key: observation[key] for key in self._keys}, self._key)
+        return without_mask({key: observation[key] for key in self._keys if key in observation}, self._key)
 
 
 def info_key(setting: str) -> str:

@@ -14,7 +14,8 @@ from tidemill.services.launcher.run.folder import has_trained, keep_settings
 
 _ABOUT = """Check the settings of a cluster that an engine starts service by service: pass those of all services.
 
-It refuses what `tidemill train` refuses, tries one environment, and writes ROOT/NAME/config.yaml, which `tidemill
+It refuses what `tidemill train` refuses, except an error in the update of your own algorithm, which the learner
+reports. It tries one environment and writes ROOT/NAME/config.yaml, which `tidemill
 evaluate`, `export`, `log` and `plot` read. If a setting is wrong it writes nothing and exits with 2."""
 
 

@@ -15,7 +15,7 @@ from tidemill.installation import typed
 from tidemill.rl.settings.registry import stored_columns
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import has_trained
-from tidemill.services.launcher.run.paths import log_folders
+from tidemill.services.launcher.run.paths import has_log, log_folders
 from tidemill.settings.overlay import to_document
 from tidemill.types import EnvSpec
 
@@ -102,10 +102,15 @@ def check_spec(config: RunConfig, spec: EnvSpec) -> None:
 
 def _instead(config: RunConfig) -> str:
     """Return the remedy for a run that cannot continue."""
-    if has_trained(config.run.folder):
+    run = config.run.folder.resolve()
+    outside = any(has_log(log) for log in log_folders(config) if not log.resolve().is_relative_to(run))
+    if has_trained(run) or outside:
         return "train under another --run.name"
     again = typed("train", "--config", config.run.folder / "config.yaml")
-    return f"train under another --run.name. The run has not trained yet: `{again}` starts it from scratch"
+    return (
+        f"train under another --run.name. The run has not trained yet: `{again}` with your options starts it from "
+        "scratch"
+    )
 
 
 def trained_s(folder: Path) -> float:

@@ -115,7 +115,7 @@ def certificates(folder: Path, now: datetime.datetime | None = None) -> list[Fin
         try:
             days = (end_of(file.read_bytes()) - now).days
         except (OSError, ValueError) as error:
-            found.append(Finding("FAIL", f"{file} is not a readable certificate: {error}", _renewal(file)))
+            found.append(Finding("FAIL", f"{file} is not a readable certificate: {error}", _renewal(file, lost=True)))
             continue
         text = f"{file} has expired" if days < 0 else f"{file} is valid for {days} days"
         mark = "FAIL" if days < 0 else "note" if days < _MIN_DAYS else "ok"
@@ -123,10 +123,14 @@ def certificates(folder: Path, now: datetime.datetime | None = None) -> list[Fin
     return found
 
 
-def _renewal(file: Path) -> str:
-    """Return how to renew a certificate that `tidemill certs` made."""
-    if file.name == "ca.pem":
-        return "a CA cannot be renewed: make new files in an empty folder and restart all services with them"
+def _renewal(file: Path, *, lost: bool = False) -> str:
+    """Return how to renew a certificate that `tidemill certs` made; of one that is lost the names are, too."""
     folder = file.parent
-    words = f"{folder.parent} --services" if folder.name in SERVICES else f"{folder}"
-    return f"`{command_name()} certs {words}` renews it; running servers reload it automatically"
+    is_copy = folder.name in SERVICES
+    if file.name == "ca.pem" and not (lost and is_copy):
+        return "a CA cannot be renewed: make new files in an empty folder and restart all services with them"
+    words = f"{folder.parent} --services" if is_copy else f"{folder}"
+    if file.name == "ca.pem":
+        return f"`{command_name()} certs {words} --keep` writes it again"
+    names = " with its --host and --shards" if lost and file.name == "server.pem" else ""
+    return f"`{command_name()} certs {words}`{names} renews it; running servers reload it automatically"

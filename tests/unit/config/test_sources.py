@@ -74,6 +74,8 @@ def test_source_of_which_one_of_several_learners_draws_nothing_is_refused() -> N
     load_config(sections)
     with pytest.raises(ConfigError, match=naming("learner.sources demos 0.04 8 4 32 agent.batch_size")):
         load_config({**sections, "launcher": {"learners": 4}})
+    one_of_each = {"agent": {"batch_size": 40}, "learner": {"sources": {"demos": {"fraction": 0.9}}}}
+    load_config({**one_of_each, "launcher": {"learners": 4}})
 
 
 def test_one_setting_of_a_source_is_set_on_the_command_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -58,6 +59,20 @@ class TellingEnv(MaskedEnv):
         return {**super()._observation(), "turn": self._step}
 
 
+class ForgetfulEnv(gymnasium.Env[Any, Any]):
+    """Leaves out a part of its observations."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Dict(
+        {"mask": gymnasium.spaces.MultiBinary(2), **{part: gymnasium.spaces.Box(0, 1, (3,)) for part in "abc"}}
+    )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Forget `c`."""
+        super().reset(seed=seed, options=options)
+        return {"mask": np.ones(2, np.int8), **{part: np.zeros(3, np.float32) for part in "ab"}}, {}
+
+
 def test_key_that_the_space_does_not_declare_is_left_out() -> None:
     """It was taken for a part of the observation, which then had no shape."""
     settings = EnvSettings(f"{__name__}:TellingEnv", {"mask": "observation"}, action_mask="observation.action_mask")
@@ -65,6 +80,12 @@ def test_key_that_the_space_does_not_declare_is_left_out() -> None:
     assert env.reset(0).tolist() == [[1, 0]]
     assert env.step(np.array([0])).observation.tolist() == [[0, 1]]
     assert _mask(env) == [ODD]
+
+
+def test_key_that_an_observation_lacks_is_left_to_the_check_of_its_parts() -> None:
+    """Which names what is there and what is allowed, where the wrapper would raise a KeyError."""
+    with pytest.raises(FatalError, match=naming("['a', 'b'] ['a', 'b', 'c']")):
+        make_env(EnvSettings(f"{__name__}:ForgetfulEnv", action_mask="observation.mask"), 1, training=True).reset(0)
 
 
 def test_spec_and_signature_have_the_mask() -> None:

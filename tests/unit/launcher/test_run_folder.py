@@ -350,7 +350,7 @@ def test_table_that_another_run_filled_is_no_new_one(tmp_path: Path) -> None:
     _trained(config.run.folder)
     for name in ("lander", "other"):
         again = replace(config, run=replace(config.run, name=name))
-        with pytest.raises(AlreadyExists, match=naming("table.name 'replay'", tmp_path, config.run.folder)):
+        with pytest.raises(AlreadyExists, match=naming("table.name 'replay'", tmp_path, "move", config.run.folder)):
             check_new_log(again, fresh=True)
         check_new_log(replace(again, table=replace(config.table, name="second")), fresh=True)
 

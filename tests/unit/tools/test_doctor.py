@@ -131,6 +131,22 @@ def test_advice_renews_the_certificate_that_ends(tmp_path: Path) -> None:
         assert "a CA cannot be renewed" in advice[ca]
 
 
+def test_advice_on_a_damaged_file_makes_the_same_one_again(tmp_path: Path) -> None:
+    """The names of a server are lost with its certificate; a service's copy of the CA is not the CA."""
+    folder = tmp_path / "certs"
+    certs.make(folder)
+    certs.make_services(folder)
+    for file in ("server.pem", "client.pem", "learner/ca.pem"):
+        (folder / file).write_text("nothing")
+    found = machine.certificates(folder)
+    advice = {Path(finding.text.split()[0]).relative_to(folder): finding.advice for finding in found}
+    assert f"certs {folder}` with its --host and --shards renews it" in advice[Path("server.pem")]
+    assert f"certs {folder}` renews it" in advice[Path("client.pem")]
+    assert f"certs {folder} --services --keep` writes it again" in advice[Path("learner", "ca.pem")]
+    certs.make_services(folder, keep=True)
+    assert (folder / "learner" / "ca.pem").read_bytes() == (folder / "ca.pem").read_bytes()
+
+
 def test_disk_that_cannot_be_written_fails(tmp_path: Path) -> None:
     """Before a run would; the folder need not exist yet."""
     assert machine.disk(tmp_path / "runs" / "new")[0].mark in ("ok", "note")
