@@ -275,7 +275,7 @@ def check_new_log(config: RunConfig, *, fresh: bool) -> None:
             raise AlreadyExists(
                 f"table.name is {config.table.name!r}, and {folder} holds the experience of {other} in the table of "
                 "this name, which this run would train on: choose another name with --table.name or, if that log was "
-                f"removed and made anew since, move {other} elsewhere"
+                f"removed since and written again, move {other} elsewhere"
             )
 
 
