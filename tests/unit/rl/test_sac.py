@@ -14,7 +14,7 @@ from tidemill.rl import losses
 from tidemill.rl.agents import sac_heads
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.interface import PolicyContext
-from tidemill.rl.agents.sac import SACAgent, SACPolicy
+from tidemill.rl.agents.sac import SACAgent, SACPolicy, build_actor
 from tidemill.rl.networks.ensemble_mlp import EnsembleLayer, EnsembleMLP
 from tidemill.rl.networks.squashed_gaussian import LOG_STD_MAX, head_gradient, sample
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -257,6 +257,26 @@ def test_averaged_policy_is_evaluated_and_the_actor_itself_explores() -> None:
     averaged.load(state)
     seen = policy_input(np.ones((3, 3), dtype=np.float32))
     np.testing.assert_array_equal(averaged.act(seen, evaluation=True).action, plain.act(seen, evaluation=True).action)
+
+
+def test_averaged_policy_has_the_buffers_of_the_actor() -> None:
+    """Such as its spectral norms, which no pass of the average in an update would move."""
+    env_spec = EnvSpec((9, 12), "uint8", action_shape=(2,))
+    config = SACConfig(
+        network="impala",
+        network_settings={"spectral_norm": True},
+        hidden_sizes=(8,),
+        actor_ema_decay=0.9,
+        learning_rate=0.05,
+    )
+    agent = build_agent(config, env_spec, seed=0)
+    start = agent.policy_state()
+    for number in range(3):
+        agent.update(sampled_batch(agent, config, env_spec, 8, torch.Generator().manual_seed(number)), torch.ones(8))
+    state = agent.policy_state()
+    buffers = [name for name, _ in build_actor(config, env_spec, torch.Generator()).named_buffers()]
+    assert [name for name in buffers if not torch.equal(state[f"average.{name}"], state[f"actor.{name}"])] == []
+    assert any(not torch.equal(state[f"average.{name}"], start[f"average.{name}"]) for name in buffers)
 
 
 def test_first_random_steps_are_uniform() -> None:
