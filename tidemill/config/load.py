@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -22,7 +23,7 @@ from tidemill.config.presets import FOLDER, find_config, preset_names
 from tidemill.config.sections import RunConfig
 from tidemill.config.sources import check_sources
 from tidemill.config.yaml_text import described_error, parse, written
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, described
 from tidemill.rl.settings.registry import config_class
 from tidemill.settings.check import collecting, nearest, refuse
 from tidemill.settings.overlay import overlay, to_document
@@ -209,7 +210,16 @@ def _skeleton(config: type[_T], algorithm: str) -> _T:
     settings = config()
     if not hasattr(settings, "agent"):
         return settings
-    return dataclasses.replace(settings, agent=config_class(algorithm)())  # type: ignore[type-var]
+    own_class = config_class(algorithm)
+    try:
+        agent = own_class()
+        typing.get_type_hints(own_class)  # what `overlay` asks for
+    except Exception as error:  # whatever a user's class raises
+        raise ConfigError(
+            f"agent.algorithm is {algorithm!r}, whose settings cannot be read: {described(error)}; every field needs a "
+            "default that the class accepts"
+        ) from error
+    return dataclasses.replace(settings, agent=agent)  # type: ignore[type-var]
 
 
 def check_together(settings: object) -> None:

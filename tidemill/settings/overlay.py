@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, described
 from tidemill.settings.check import collecting, refuse
 from tidemill.settings.other_names import meant
 
@@ -53,12 +53,15 @@ def overlay(settings: _T, document: object, path: str = "") -> _T:
 def _replaced(settings: _T, values: Mapping[str, Any], problems: list[str], path: str) -> _T:
     """Return settings with other values; what they refuse is added to the problems, one after the other is left out."""
     section, _, part = path.rpartition(".")
+    given = dict(values)
 
     def attempt(left: Mapping[str, Any]) -> _T | str:
         try:
             result: _T = dataclasses.replace(typing.cast(Any, settings), **left)
         except ConfigError as error:  # names its settings from its part on, such as `server.address`
             return f"{section}.{error}" if section and str(error).startswith(f"{part}.") else str(error)
+        except Exception as error:  # whatever a user's class raises
+            return f"{path or 'the config'} is {given}, which {type(settings).__name__} refuses: {described(error)}"
         return result
 
     while isinstance(refusal := attempt(values), str):

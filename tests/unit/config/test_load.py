@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tests.support.naming import naming
+from tests.support.own_algorithm import OwnConfig
 from tidemill.config.load import by_sections, from_document, load, load_run, write_document
 from tidemill.config.sections import ActorConfig, LearnerConfig, ReplayConfig, RunConfig
 from tidemill.config.yaml_text import parse, written
@@ -235,3 +237,65 @@ def test_text_that_looks_like_a_number_is_read_back_as_text(name: str, tmp_path:
     write_document(config, tmp_path / "config.yaml")
     assert _load(RunConfig, "--config", str(tmp_path / "config.yaml")) == config
     assert parse(written({"name": name})) == {"name": name}
+
+
+@dataclass(frozen=True)
+class Fussy(OwnConfig):
+    """Settings of a user's algorithm that check one themselves."""
+
+    algorithm: str = f"{__name__}:Fussy"
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.rate <= 0:
+            raise ValueError("too slow")
+
+
+@dataclass(frozen=True)
+class WithoutDefault(OwnConfig):
+    """Settings of which one has to be given."""
+
+    algorithm: str = f"{__name__}:WithoutDefault"
+    rate: float = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class WrongDefault(Fussy):
+    """Settings that refuse their own defaults."""
+
+    algorithm: str = f"{__name__}:WrongDefault"
+    rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class OfUnknownType(OwnConfig):
+    """Settings of which one has a type that is not there when the program runs."""
+
+    algorithm: str = f"{__name__}:OfUnknownType"
+    rate: Rate | None = None  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ("Fussy", "agent 'rate' -1.0 ValueError too slow"),
+        ("WithoutDefault", "agent.algorithm TypeError 'rate' default"),
+        ("WrongDefault", "agent.algorithm ValueError too slow default"),
+        ("OfUnknownType", "agent.algorithm NameError 'Rate'"),
+    ],
+)
+def test_class_of_settings_that_raises_is_told_with_its_name(settings: str, words: str) -> None:
+    """Of a user's algorithm, in a file as on the command line; with what is given if that is refused."""
+    name = f"{__name__}:{settings}"
+    with pytest.raises(ConfigError, match=naming(f"'{name}'", words)):
+        from_document(RunConfig, {"agent": {"algorithm": name, "rate": -1}})
+    with pytest.raises(ConfigError, match=naming(f"'{name}'", words)):
+        _load(ActorConfig, "--agent.algorithm", name, "--agent.rate", "-1")
+
+
+def test_setting_that_a_class_refuses_does_not_hide_the_next_one() -> None:
+    """Both are told at once."""
+    agent = {"algorithm": f"{__name__}:Fussy", "rate": -1, "batch_size": "many"}
+    with pytest.raises(ConfigError, match=naming("'rate' -1.0 ValueError agent.batch_size 'many'")) as told:
+        from_document(RunConfig, {"agent": agent})
+    assert len(str(told.value).splitlines()) == 2
