@@ -246,6 +246,29 @@ def test_torso_that_does_not_follow_its_parameters_format_acts_in_float32() -> N
         acting_dtype(_Mixed(), observation, "bfloat16")
 
 
+class _Float32Alone(nn.Module):
+    """Refuses images in any other format."""
+
+    def __init__(self, refusal: Exception) -> None:
+        super().__init__()
+        self.layer, self._refusal = nn.Linear(3, 4), refusal
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Return features; raises if the layer is not float32."""
+        if self.layer.weight.dtype != torch.float32:
+            raise self._refusal
+        return torch.as_tensor(self.layer(observation.float()))
+
+
+@pytest.mark.parametrize("refusal", [AssertionError(), TypeError("half"), ValueError("half"), KeyError("half")])
+def test_torso_that_refuses_bfloat16_acts_in_float32(refusal: Exception) -> None:
+    """Whatever it raises."""
+    network, observation = _Float32Alone(refusal), torch.zeros((2, 3), dtype=torch.uint8)
+    assert acting_dtype(network, observation, "auto") == torch.float32
+    with pytest.raises(ConfigError, match=naming("'bfloat16' actor.precision")):
+        acting_dtype(network, observation, "bfloat16")
+
+
 def test_own_network_is_a_setting_of_dqn_as_before() -> None:
     """A dotted path without a colon still names a module with `build`."""
     with pytest.raises(ConfigError, match=naming("tidemill.rl.networks.layers.image 'build'")):

@@ -169,7 +169,7 @@ def _stays_short(half: nn.Module, observation: Tensor) -> bool:
     """True if a network with bfloat16 parameters returns bfloat16, which the layers behind it require."""
     try:
         return bool(half(observation).dtype == torch.bfloat16)
-    except RuntimeError:  # one of the user's own that mixes formats
+    except Exception:  # whatever a user's module raises that mixes formats or does not take bfloat16
         return False
 
 
