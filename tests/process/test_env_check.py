@@ -30,6 +30,7 @@ from tidemill.errors import ConfigError
 from tidemill.replay.client import ReplayClient
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.policy_io import PolicyOutput
+from tidemill.rl.settings.base import OffPolicySettings
 from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.types import EnvSpec
 
@@ -72,6 +73,14 @@ class ActsWrongly(OwnConfig):
         act = policy.act
         policy.act = lambda seen, **_: PolicyOutput(act(seen).action[:, None], extras=act(seen).extras)  # type: ignore[method-assign]
         return policy
+
+
+@dataclasses.dataclass(frozen=True)
+class SeesImages(OffPolicySettings, OwnConfig):
+    """Settings of an algorithm that does not use the torsos of the project."""
+
+    actions = "discrete"
+    algorithm: str = f"{__name__}:SeesImages"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +193,12 @@ def test_run_that_has_trained_on_images_with_their_channels_first_continues() ->
         check_environment(auto)
     for now in (auto, mlp):
         check_environment(now, before=auto)
+
+
+def test_algorithm_of_a_user_takes_images_of_any_order() -> None:
+    """Also if its settings are based on those of the project, whose torsos it need not use."""
+    env = {"id": "tests.support.envs:pixels", "kwargs": {"shape": [3, 84, 84]}}
+    check_environment(load_config({"env": env, "agent": {"algorithm": f"{__name__}:SeesImages"}}))
 
 
 def test_run_whose_environment_has_other_spaces_does_not_continue(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool) -> None:
     """Raise ConfigError or InvalidArgument unless an algorithm and the table fit the environment."""
     from tidemill.replay.table_config import MAX_ITEM_STEPS, check_signature
 
-    if is_new and isinstance(config.agent, AgentSettings):
+    if is_new and isinstance(config.agent, AgentSettings) and config.agent.algorithm in ALGORITHMS:
         check_axes(config.agent.network, spec)
     config.agent.validate_env(spec)
     for service in ("actor", "inference"):
