@@ -195,6 +195,15 @@ def test_run_that_has_trained_on_images_with_their_channels_first_continues() ->
         check_environment(now, before=auto)
 
 
+def test_run_that_has_trained_with_network_settings_of_no_effect_continues() -> None:
+    """Networks of vectors had no torso that would have refused them; a new run is refused."""
+    agent = {"algorithm": "td3", "network_settings": {"width": 3}, "hidden_sizes": [8]}
+    config = load_config({"env": {"id": "Pendulum-v1"}, "agent": agent})
+    with pytest.raises(ConfigError, match=naming("agent.network_settings {'width': 3} 'mlp'")):
+        check_environment(config)
+    check_environment(config, before=config)
+
+
 def test_algorithm_of_a_user_takes_images_of_any_order() -> None:
     """Also if its settings are based on those of the project, whose torsos it need not use."""
     env = {"id": "tests.support.envs:pixels", "kwargs": {"shape": [3, 84, 84]}}

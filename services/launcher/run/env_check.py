@@ -25,7 +25,7 @@ from tidemill.programs.fork_client import ForkClient, started
 from tidemill.programs.fork_server import Order
 from tidemill.programs.group_guard import MARK_VARIABLE
 from tidemill.programs.groups import Groups
-from tidemill.rl.networks.torsos import check_axes
+from tidemill.rl.networks.torsos import check_axes, check_settings
 from tidemill.rl.settings.base import AgentSettings
 from tidemill.rl.settings.registry import ALGORITHMS, AgentConfig, require_bfloat16, stored_columns
 from tidemill.services.launcher.run.continuation import changed_settings
@@ -169,6 +169,7 @@ def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool) -> None:
 
     if is_new and isinstance(config.agent, AgentSettings) and config.agent.algorithm in ALGORITHMS:
         check_axes(config.agent.network, spec)
+        check_settings(config.agent.network, config.agent.network_settings, spec)
     config.agent.validate_env(spec)
     for service in ("actor", "inference"):
         if getattr(config, service).precision == "bfloat16":

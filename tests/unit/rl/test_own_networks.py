@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tidemill.rl.agents.sac import build_actor, build_critic
 from tidemill.rl.networks.ensemble_mlp import TorsoEnsembleMLP
 from tidemill.rl.networks.precision import acting_dtype
 from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.networks.torsos import check_settings
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.registry import algorithms
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -201,16 +203,31 @@ def test_settings_hold_numbers_words_and_lists() -> None:
         load_config({"agent": {"algorithm": "td3", "network_settings": {"width": None}}})
 
 
+_LEFT_OUT = [("sac", "mlp"), *((name, network) for name in ("td3", "ddpg", "d4pg") for network in ("auto", "mlp"))]
+"""Algorithms whose networks of vectors have no torso."""
+
+
 @pytest.mark.parametrize("network", ["auto", "mlp"])
 @pytest.mark.parametrize("algorithm", algorithms())
 def test_settings_of_a_torso_that_has_none_are_refused(algorithm: str, network: str) -> None:
-    """By every algorithm; `auto` is `mlp` for vectors."""
+    """A new run by every algorithm; `auto` is `mlp` for vectors. Most cannot build it either."""
+    agent = {"algorithm": algorithm, "network": network, "network_settings": {"width": 3}}
+    config: Any = load_config({"agent": agent}).agent
+    spec = CONTINUOUS if config.actions == "continuous" else VECTOR
+    refusal = naming("agent.network_settings {'width': 3} 'mlp'")
+    with pytest.raises(ConfigError, match=refusal):
+        check_settings(network, config.network_settings, spec)
+    if (algorithm, network) not in _LEFT_OUT:
+        with pytest.raises(ConfigError, match=refusal):
+            build_agent(config, spec)
+
+
+@pytest.mark.parametrize("algorithm, network", _LEFT_OUT)
+def test_policy_that_was_trained_with_settings_of_no_effect_still_acts(algorithm: str, network: str) -> None:
+    """Only a new run is refused them."""
     agent = {"algorithm": algorithm, "network": network, "network_settings": {"width": 3}}
     config = load_config({"agent": agent}).agent
-    actions: str = getattr(config, "actions", "")
-    spec = CONTINUOUS if actions == "continuous" else VECTOR
-    with pytest.raises(ConfigError, match=naming("agent.network_settings {'width': 3} 'mlp'")):
-        build_agent(config, spec)
+    build_policy(config, CONTINUOUS).load(build_agent(config, CONTINUOUS).policy_state())
 
 
 @pytest.mark.parametrize("algorithm", ["sac", "td3", "ddpg", "d4pg"])

@@ -72,7 +72,7 @@ def _behind_torso(
     standardized = config.normalize_observations
     plain = config.network == "mlp" and not env_spec.observation_parts and not config.lstm_size and not standardized
     torso = None
-    if not plain or config.network_settings:  # which `mlp` refuses
+    if not plain:
         torso = build_torso(config.network, env_spec, rng, config.network_settings, standardized=standardized)
     if torso is not None and config.lstm_size:
         is_critic = actions > 0

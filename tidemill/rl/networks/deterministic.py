@@ -49,7 +49,7 @@ def behind_torso(
     """
     plain = chosen_torso(settings.network, env_spec) == MLP and not env_spec.observation_parts
     standardized = settings.normalize_observations
-    if plain and not lstm_size and not standardized and not settings.network_settings:  # which `mlp` refuses
+    if plain and not lstm_size and not standardized:
         return build(env_spec.observation_size)
     torso = build_torso(settings.network, env_spec, rng, settings.network_settings, standardized=standardized)
     if lstm_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Mapping
 
 from tidemill.errors import ConfigError
 from tidemill.settings.check import nearest
@@ -82,6 +83,19 @@ def check_axes(name: str, env_spec: EnvSpec) -> None:
             f"agent.network is {name!r}, which takes images [H, W] or [H, W, C], but the environment observes images "
             f"{turned[0]}: move the channels to the end, or use env.observation_stack in place of a frame-stack "
             "wrapper; if they are the last axis already, set it to mlp or your own (module:name), which take any order"
+        )
+
+
+def check_settings(name: str, settings: Mapping[str, NetworkSetting], env_spec: EnvSpec) -> None:
+    """Raise ConfigError if the torso is `mlp` and is given settings, of which it has none.
+
+    Only a new run is asked: some algorithms leave this torso out, with its settings, and a run or a bundle that has
+    trained with them continues.
+    """
+    if settings and not env_spec.observation_parts and chosen_torso(name, env_spec) == MLP:
+        raise ConfigError(
+            f"agent.network_settings are {dict(settings)}, but the torso is 'mlp', which has none: leave them out, or "
+            "set agent.network to your own (module:name)"
         )
 
 
