@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tidemill.errors import InvalidArgument
 from tidemill.logger import LateLogger
@@ -16,6 +16,11 @@ from tidemill.rl.process_group import SINGLE_PROCESS, ProcessGroup
 _DECAY_SETTING = "agent.learning_rate_decay_updates"
 
 _log = LateLogger()
+
+
+def trained_parameters(network: nn.Module) -> list[Tensor]:
+    """Return the parameters of a network that learn: all but those frozen by `requires_grad_(False)`."""
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
 
 
 def global_norm(gradients: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
@@ -53,14 +58,15 @@ def averaged_gradients(
 
     Args:
         loss: Of this rank's part of the batch.
-        parameters: What it is differentiated by.
+        parameters: What it is differentiated by; the gradient of one that it does not depend on is zero.
         group: The ranks.
         also: Tensors to average in the same message.
 
     Returns:
         The gradients of `parameters`, in their order, and then `also`, as averaged.
     """
-    return group.mean([*laid_as(parameters, torch.autograd.grad(loss, parameters)), *also])
+    gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    return group.mean([*laid_as(parameters, gradients), *also])
 
 
 class Adam:

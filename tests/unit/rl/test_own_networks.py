@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,16 @@ import torch
 from torch import nn
 
 from networks import ResidualTorso
-from tests.support.batches import CASES, COLOURS, CONTINUOUS, OWN_NETWORK, VECTOR, policy_input, sampled_batch
+from tests.support.batches import (
+    CASES,
+    COLOURS,
+    CONTINUOUS,
+    OWN_NETWORK,
+    VECTOR,
+    WithIdleRank,
+    policy_input,
+    sampled_batch,
+)
 from tests.support.naming import naming
 from tidemill.config.load import load, load_config
 from tidemill.config.sections import RunConfig
@@ -21,9 +32,11 @@ from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.sac import build_actor, build_critic
 from tidemill.rl.networks.ensemble_mlp import TorsoEnsembleMLP
+from tidemill.rl.networks.layers.linear import flat
 from tidemill.rl.networks.precision import acting_dtype
 from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.networks.torsos import check_settings
+from tidemill.rl.process_group import SINGLE_PROCESS
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.registry import algorithms
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -89,6 +102,102 @@ def test_every_parameter_of_the_torso_learns(name: str) -> None:
     after = agent.policy_state()
     assert [key for key in torso if torch.equal(before[key], after[key])] == []
     policy.load(after)
+
+
+class Pretrained(nn.Module):
+    """An encoder, an adapter and a layer that nothing uses, of which some or all do not learn."""
+
+    def __init__(self, env_spec: EnvSpec, rng: torch.Generator, *, still: str) -> None:
+        super().__init__()
+        self.encoder = ResidualTorso(env_spec, rng, width=12, blocks=1)
+        self.adapter = nn.Linear(12, 6)
+        self.unused = nn.Linear(3, 3)
+        self.outputs = 6
+        self._learns = still != "no gradients"
+        frozen = {"encoder": self.encoder, "torso": self}.get(still)
+        if frozen is not None:
+            frozen.requires_grad_(False)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Return features [B, 6]."""
+        with torch.set_grad_enabled(self._learns and torch.is_grad_enabled()):
+            return torch.as_tensor(self.adapter(self.encoder(observation)))
+
+
+@pytest.mark.parametrize("still", ["encoder", "torso", "no gradients"])
+@pytest.mark.parametrize(
+    "algorithm, changes",
+    [
+        *((name, {}) for name, *_ in OWN_NETWORK),
+        ("dqn", {"optimizer": "rmsprop", "weight_decay": 0.1}),
+        ("ddpg", {"critic_weight_decay": 0.1}),
+    ],
+)
+def test_frozen_parameters_stay_while_the_others_learn(algorithm: str, changes: dict[str, Any], still: str) -> None:
+    """In every network of an agent, its targets and averages included; they are saved and sent to actors as well.
+
+    Parameters without a gradient are taken.
+    """
+    config: Any
+    config, env_spec = CASES[f"{algorithm}_own_network"]
+    period = {"target_update_period": 2} if hasattr(config, "target_update_period") else {}
+    own = {"network": f"{__name__}:Pretrained", "network_settings": {"still": still}}
+    config = dataclasses.replace(config, **own, **period, **changes)
+    agent, policy = build_agent(config, env_spec, seed=1), build_policy(config, env_spec, seed=2)
+    before = copy.deepcopy(agent.state_dict())
+    for number, group in enumerate((SINGLE_PROCESS, WithIdleRank())):
+        agent.set_process_group(group)
+        agent.update(sampled_batch(agent, config, env_spec, 16, torch.Generator().manual_seed(number)), torch.ones(16))
+    resumed = build_agent(config, env_spec, seed=3)
+    resumed.load_state_dict(agent.state_dict())
+    policy.load(resumed.policy_state())
+    networks = [
+        name for name, state in before.items() if isinstance(state, dict) and any("torso." in key for key in state)
+    ]
+    frozen = {"encoder": ("torso.encoder.",), "torso": ("torso.encoder.", "torso.adapter.")}.get(still, ())
+    for name in networks:
+        after = resumed.state_dict()[name]
+        moved = {key for key, value in before[name].items() if not torch.equal(value, after[key])}
+        assert [key for key in moved if any(part in key for part in frozen)] == []
+        assert {key for key in after if "torso." not in key} & moved
+        assert still != "encoder" or {key for key in after if "torso.adapter." in key} <= moved
+
+
+def test_xavier_initialisation_leaves_a_frozen_encoder() -> None:
+    """It was trained before."""
+    config = DQNConfig(network=f"{__name__}:Pretrained", network_settings={"still": "encoder"}, hidden_sizes=(16,))
+    xavier = dataclasses.replace(config, initialisation="xavier")
+    plain, redrawn = (build_agent(each, VECTOR, seed=1).policy_state() for each in (config, xavier))
+    changed = {key for key, value in plain.items() if not torch.equal(value, redrawn[key])}
+    assert "torso.adapter.weight" in changed
+    assert [key for key in changed if "encoder" in key] == []
+
+
+class Normed(nn.Module):
+    """The numbers of an observation, normalized by their batch, or in evaluation by running statistics."""
+
+    def __init__(self, env_spec: EnvSpec, rng: torch.Generator) -> None:
+        super().__init__()
+        self.outputs = env_spec.observation_size
+        self.norm = nn.BatchNorm1d(self.outputs)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Return features [B, outputs]."""
+        return torch.as_tensor(self.norm(flat(observation)))
+
+
+@pytest.mark.parametrize("algorithm", [name for name, *_ in OWN_NETWORK])
+def test_buffers_of_every_network_follow_the_batches(algorithm: str) -> None:
+    """Those of targets and averages, too, by which actors or evaluation may act."""
+    config: Any
+    config, env_spec = CASES[f"{algorithm}_own_network"]
+    config = dataclasses.replace(config, network=f"{__name__}:Normed", network_settings={})
+    agent = build_agent(config, env_spec, seed=1)
+    agent.update(sampled_batch(agent, config, env_spec, 16, torch.Generator().manual_seed(0)), torch.ones(16))
+    networks = [state for state in agent.state_dict().values() if isinstance(state, dict)]
+    counts = [value for state in networks for key, value in state.items() if str(key).endswith("num_batches_tracked")]
+    assert len(counts) >= len([name for name in agent.state_dict() if "target" in name or "average" in name]) + 1
+    assert min(counts) > 0
 
 
 def test_parameters_are_decided_by_the_seed_alone() -> None:

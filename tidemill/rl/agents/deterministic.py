@@ -19,7 +19,7 @@ from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.recurrent import one_step, remembered
-from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm
+from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm, trained_parameters
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.returns import n_step
 from tidemill.rl.settings.deterministic import DeterministicSettings
@@ -61,9 +61,9 @@ class ActorCritic:
         """
         self.actor = actor
         self.critic = critic
-        self._actor_optimizer = Adam(actor.parameters(), settings.actor_learning_rate)
+        self._actor_optimizer = Adam(trained_parameters(actor), settings.actor_learning_rate)
         self._critic_optimizer = Adam(
-            critic.parameters(), settings.critic_learning_rate, weight_decay=critic_weight_decay
+            trained_parameters(critic), settings.critic_learning_rate, weight_decay=critic_weight_decay
         )
         self._actor_target = TargetNetwork(actor, target_update_period, settings.tau)
         self._critic_target = TargetNetwork(critic, target_update_period, settings.tau)

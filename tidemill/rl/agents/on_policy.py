@@ -26,7 +26,7 @@ from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.lstm import Recurrence
 from tidemill.rl.networks.recurrent import remembered
 from tidemill.rl.normalization import discounted_sums
-from tidemill.rl.optimizers import Adam, LearningRateDecay
+from tidemill.rl.optimizers import Adam, LearningRateDecay, trained_parameters
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import ProcessGroup
 from tidemill.rl.settings.base import EARLIER_RETURN
@@ -157,7 +157,8 @@ class ActorCriticAgent(TrainedAgent, ABC):
         self.network.set_update_format(settings, env_spec, device)
         self._frame_stack = env_spec.frame_stack
         self._gamma = settings.gamma
-        self._optimizer = Adam(self.network.parameters(), settings.learning_rate, epsilon=settings.optimizer_epsilon)
+        learned = trained_parameters(self.network)
+        self._optimizer = Adam(learned, settings.learning_rate, epsilon=settings.optimizer_epsilon)
         recording = settings.compile == "cuda-graphs"
         self._decay = LearningRateDecay([self._optimizer], settings.learning_rate_decay_updates, on_device=recording)
         self._normalizer = RolloutNormalizer(settings, self.network).to(device)

@@ -21,7 +21,7 @@ from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.precision import MixedPrecision, in_float32
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.optimizers import Adam, LearningRateDecay, averaged_gradients, clip_
+from tidemill.rl.optimizers import Adam, LearningRateDecay, averaged_gradients, clip_, trained_parameters
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.settings.on_policy import PQNConfig
 from tidemill.rl.train_state import TrainedAgent, TrainState
@@ -110,7 +110,8 @@ class PQNAgent(TrainedAgent):
         self.window = config.window(env_spec.frame_stack)
         self.network = build_network(config, env_spec, seed).to(device)
         self.network.set_update_format(config, env_spec, device)
-        self._optimizer = Adam(self.network.parameters(), config.learning_rate, epsilon=config.optimizer_epsilon)
+        learned = trained_parameters(self.network)
+        self._optimizer = Adam(learned, config.learning_rate, epsilon=config.optimizer_epsilon)
         recording = config.compile == "cuda-graphs"
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
         self._shuffle = Shuffle(config.minibatches, seed, device)

@@ -14,7 +14,15 @@ from tidemill.rl.agents.interface import Update
 from tidemill.rl.agents.normalizer import ReplayNormalizer
 from tidemill.rl.agents.update_graph import recorded
 from tidemill.rl.networks.precision import MixedPrecision
-from tidemill.rl.optimizers import Adam, LearningRateDecay, Optimizer, RMSProp, averaged_gradients, clip_
+from tidemill.rl.optimizers import (
+    Adam,
+    LearningRateDecay,
+    Optimizer,
+    RMSProp,
+    averaged_gradients,
+    clip_,
+    trained_parameters,
+)
 from tidemill.rl.sequences import SequenceShape
 from tidemill.rl.settings.q_learning import QLearningSettings
 from tidemill.rl.target_network import TargetNetwork
@@ -49,7 +57,7 @@ class QLearningAgent(TrainedAgent, ABC, Generic[N]):
         online.set_update_format(config, env_spec, device)
         self._online = online
         self._target = TargetNetwork(online, config.target_update_period, config.tau)
-        self._optimizer = build_optimizer(config, online.parameters())
+        self._optimizer = build_optimizer(config, trained_parameters(online))
         self._max_grad_norm = config.max_grad_norm
         recording = config.compile == "cuda-graphs"
         self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)

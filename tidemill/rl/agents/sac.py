@@ -25,7 +25,7 @@ from tidemill.rl.networks.layers.batch_renorm import BATCH_NORM, RENORM, RenormB
 from tidemill.rl.networks.recurrent import RecurrentTorso, one_step, remembered
 from tidemill.rl.networks.squashed_gaussian import head_gradient, mode, sample, split
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm, laid_as
+from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm, laid_as, trained_parameters
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import draw_normal
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -79,7 +79,6 @@ def _behind_torso(
         torso = RecurrentTorso(torso, env_spec.action_size, config.lstm_size, rng, starts_empty=is_critic)
     features = env_spec.observation_size if torso is None else int(torso.outputs)  # type: ignore[arg-type]
     mlp = EnsembleMLP(ensemble_size, features + actions, hidden_sizes, outputs, rng, layer_norm, config.crossq)
-    mlp.requires_grad_(False)
     return mlp if torso is None else TorsoEnsembleMLP(torso, mlp)
 
 
@@ -109,8 +108,8 @@ class SACAgent(TrainedAgent):
         self._target_entropy = -float(self._action_size) if config.target_entropy is None else config.target_entropy
         self._mean_priority = MeanPriority(device)
         betas = (config.adam_beta1, 0.999)
-        self._actor_optimizer = Adam(self._actor.parameters(), config.learning_rate, betas)
-        self._critic_optimizer = Adam(self._critic.parameters(), config.learning_rate, betas)
+        self._actor_optimizer = Adam(trained_parameters(self._actor), config.learning_rate, betas)
+        self._critic_optimizer = Adam(trained_parameters(self._critic), config.learning_rate, betas)
         self._temperature_optimizer = Adam([self._log_temperature], config.learning_rate, betas)
         self._noise = torch.Generator(device).manual_seed(seed)
         networks: dict[str, nn.Module] = {"actor": self._actor, "critic": self._critic}
@@ -285,10 +284,10 @@ class SACPolicy:
         self._action_shape = env_spec.action_shape
         self._device = context.device
         rng = torch.Generator().manual_seed(context.seed)
-        self._actor = build_actor(config, env_spec, rng).to(context.device).eval()
+        self._actor = build_actor(config, env_spec, rng).to(context.device).requires_grad_(False).eval()
         self._evaluated = self._actor
         if config.actor_ema_decay:
-            self._evaluated = build_actor(config, env_spec, rng).to(context.device).eval()
+            self._evaluated = build_actor(config, env_spec, rng).to(context.device).requires_grad_(False).eval()
         self._rng = np.random.default_rng(context.seed)
         self._noise_rng = torch.Generator(context.device).manual_seed(context.seed)
         self._noise: Tensor | None = None  # of the last step, [N, A]

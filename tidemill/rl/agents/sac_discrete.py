@@ -27,7 +27,7 @@ from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.linear import linear
 from tidemill.rl.networks.precision import MixedPrecision, in_float32
 from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.optimizers import Adam, LearningRateDecay, averaged_gradients, clip_
+from tidemill.rl.optimizers import Adam, LearningRateDecay, averaged_gradients, clip_, trained_parameters
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.settings.soft_actor_critic import SACDiscreteConfig
 from tidemill.rl.target_network import TargetNetwork
@@ -140,8 +140,8 @@ class SACDiscreteAgent(TrainedAgent):
         self._mean_priority = MeanPriority(device)
         rate = config.learning_rate
         epsilon = config.optimizer_epsilon
-        self._actor_optimizer = Adam(self._actor.parameters(), rate, epsilon=epsilon)
-        self._critic_optimizer = Adam(self._critic.parameters(), rate, epsilon=epsilon)
+        self._actor_optimizer = Adam(trained_parameters(self._actor), rate, epsilon=epsilon)
+        self._critic_optimizer = Adam(trained_parameters(self._critic), rate, epsilon=epsilon)
         self._temperature_optimizer = Adam([self._log_temperature], rate, epsilon=epsilon)
         networks: dict[str, nn.Module] = {"actor": self._actor, "critic": self._critic, "target": self._target.network}
         self._normalizer = ReplayNormalizer(config, networks.values()).to(device)

@@ -19,6 +19,7 @@ from tidemill.rl.networks.layers.batch_renorm import BatchRenorm, Renormalised, 
 from tidemill.rl.networks.layers.linear import flat
 from tidemill.rl.networks.precision import MixedPrecision
 from tidemill.rl.networks.recurrent import Seen, Steps
+from tidemill.rl.optimizers import trained_parameters
 from tidemill.rl.settings.base import MatmulSettings
 from tidemill.types import EnvSpec
 
@@ -265,11 +266,11 @@ class TorsoEnsembleMLP(EnsembleMLP):
         return features.float()
 
     def parameter_gradients(self, activations: Sequence[LayerActivations], gradient: Tensor) -> list[Tensor]:
-        """Return the gradients of `parameters()`, in their order: the layers', then the torso's."""
+        """Return the gradients of the parameters that learn, in their order: the layers', then the torso's."""
         own = super().parameter_gradients(activations[1:], gradient)
-        parameters, features = list(self.torso.parameters()), activations[0].output
-        if not parameters:
-            return own
+        parameters, features = trained_parameters(self.torso), activations[0].output
+        if not (parameters and features.requires_grad):  # the torso is frozen, or runs without gradients
+            return own + [torch.zeros_like(parameter) for parameter in parameters]
         flowing = super().input_gradient(activations[1:], gradient, last=0).sum(dim=0)[:, : features.shape[1]]
         return own + list(torch.autograd.grad(features, parameters, flowing, materialize_grads=True))
 

@@ -74,9 +74,9 @@ def flat(observation: Tensor) -> Tensor:
 
 @torch.no_grad()
 def xavier_uniform(network: nn.Module, rng: torch.Generator) -> None:
-    """Redraw the weights of every convolution and linear layer, uniform with variance 2 / (in + out)."""
+    """Redraw the weights of convolutions and linear layers, uniform with variance 2 / (in + out), unless frozen."""
     for layer in network.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, nn.Conv2d | nn.Linear) and all(each.requires_grad for each in layer.parameters()):
             if is_parametrized(layer, "weight"):
                 # the weight of a spectrally normalised layer is computed from another and its singular vectors
                 module: Any = layer
