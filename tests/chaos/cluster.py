@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from tests.chaos.fault_report import FaultReport, pause
 from tests.support.launched import Launched, launched, learner_of, services_of, tidemill
+from tests.support.small_run import small_run
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import TidemillError
 from tidemill.learner.status import LearnerState, LearnerStatus
@@ -25,15 +25,13 @@ _SERVICES = ("actor", "evaluator", "learner", "paramserver", "replay")
 _LONGEST_PAUSE_S = 3.0
 _AFTER_RESTART = 50
 """Decisions or updates that are more than what was on its way when a process died."""
-_RUN: dict[str, Any] = {
-    "env": {"id": "CartPole-v1", "num_envs": 4},
-    "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [16], "dueling": False, "batch_size": 16},
-    "table": {"min_size": 100, "max_items": 20_000},
-    "learner": {"updates_per_env_step": 0.25, "publish_every": 20, "checkpoint_every_s": 2.0},
-    "actor": {"max_env_steps_per_s": 200.0},
-    "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 1.0, "video": False},
-    "launcher": {"view": "plain", "max_restarts": 10_000, "restart_backoff_s": 0.1},
-}
+_RUN = small_run(
+    table={"max_items": 20_000},
+    learner={"checkpoint_every_s": 2.0},
+    actor={"max_env_steps_per_s": 200.0},
+    evaluator={"min_interval_s": 1.0},
+    launcher={"max_restarts": 10_000, "restart_backoff_s": 0.1},
+)
 
 
 def kill_services(folder: Path, kills: int, seed: int) -> list[FaultReport]:
@@ -82,7 +80,7 @@ def kill_launcher(folder: Path, kills: int, seed: int) -> FaultReport:
 
 def _config(folder: Path) -> Path:
     file = folder / "chaos.yaml"
-    file.write_text(yaml.safe_dump({"run": {"name": "run", "root": str(folder)}} | _RUN))
+    file.write_text(yaml.safe_dump(_RUN | {"run": {"name": "run", "root": str(folder)}}))
     return file
 
 

@@ -18,7 +18,7 @@ import grpc
 from tests.chaos.fault_report import FaultReport
 from tests.chaos.fuzz_cases import KINDS, STORES_NOTHING, Case, cases
 from tests.chaos.fuzz_door import MOST_STREAMS, MOST_TABLES, STORED_BYTES, Door
-from tidemill.rpc.settings import MEBIBYTE
+from tests.support.processes import resident_mib
 
 _BATCH = 1_000
 """Calls of one kind to the same servers, which are then replaced."""
@@ -61,7 +61,7 @@ def fuzz(folder: Path, count: int, seed: int) -> Iterator[FaultReport]:
             asyncio.run(_batch(place, kind, f"{seed} {number}", size, reports[kind], codes[kind]))
             shutil.rmtree(place)
             seconds[kind] += time.monotonic() - began_s
-        mib.append(_resident_mib())
+        mib.append(resident_mib(os.getpid()))
         grown = mib[-1] - mib[0] > _MOST_GROWTH_MIB
         for kind, report in reports.items():
             report.missed += grown
@@ -119,11 +119,6 @@ async def is_well(door: Door) -> bool:
 def _tell(kind: str, seed: str, number: int, case: Case, code: grpc.StatusCode) -> None:
     messages = [message[:200].hex() for message in case.messages]
     sys.stderr.write(f"call {number} of {kind}, seed {seed!r}: {case.path} {messages} answers {code.name}\n")
-
-
-def _resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / MEBIBYTE
 
 
 def case_of(kind: str, seed: str, number: int, door: Door) -> Case:

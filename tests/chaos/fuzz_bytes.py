@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Self
 
 from tests.chaos.fuzz import RIGHT, is_well
-from tests.chaos.fuzz_cases import METHODS, Case, Corpus
+from tests.chaos.fuzz_cases import Case, Corpus
 from tests.chaos.fuzz_door import Door
+from tests.support.rpc_methods import METHODS
 
 _PATHS = sorted(METHODS)
 _LONGEST_S = 0.005

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import lz4.block
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tests.support.params_service import METADATA
 from tests.support.replay_messages import data_with, field, opening, varint
 from tests.support.replay_streams import make_config
+from tests.support.rpc_methods import METHODS
 from tidemill.inference.v1 import inference_pb2
 from tidemill.inference.wire import Opening, pack_open
 from tidemill.learner.v1 import learner_pb2
@@ -25,12 +26,6 @@ from tidemill.replay.v1 import replay_pb2
 from tidemill.replay.wire import pack_config
 from tidemill.simulator.v1 import simulator_pb2
 
-METHODS: Mapping[str, MethodDescriptor] = {
-    f"/{service.full_name}/{method.name}": method
-    for file in (replay_pb2, params_pb2, inference_pb2, simulator_pb2, learner_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
 _BLOB = b"parameters"
 _NUMBERS = (-(2**63), -(2**31), -1, 0, 1, 2, 127, 128, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 _REALS = (0.0, -0.0, 1.0, -1.0, 5e-324, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
-from tests.chaos.fuzz_cases import METHODS, Case, Corpus
+from tests.chaos.fuzz_cases import Case, Corpus
 from tests.support.inference_service import FixedParams, Played, state_of
 from tests.support.replay_streams import make_config
+from tests.support.rpc_methods import METHODS
 from tidemill.inference.wire import Opening, pack_step
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.version import Params

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
+from tests.support.processes import resident_mib
+
 _EVERY_S = 2.0
-_MIB = 2**20
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass
@@ -83,7 +81,7 @@ class MemoryRecord:
         while not self._ended.wait(_EVERY_S):
             now_s = time.monotonic() - self._began_s
             for kind, pid in self._processes().items():
-                if (mib := _resident_mib(pid)) is not None:
+                if mib := resident_mib(pid):
                     life = self._lives.setdefault(kind, {}).setdefault(pid, Life())
                     life.seconds.append(now_s)
                     life.mib.append(mib)
@@ -101,12 +99,3 @@ def _figures(lives: Sequence[Life], warm_up_s: float) -> dict[str, object]:
         "longest_min": round(longest.length_s / 60.0, 1),
         **{name: None if slope is None else round(slope, 2) for name, slope in slopes.items()},
     }
-
-
-def _resident_mib(pid: int) -> float | None:
-    """Return the resident memory of a process; None if it has ended."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError):
-        return None
-    return pages * _PAGE_BYTES / _MIB or None  # a process that has ended and is not waited for has none

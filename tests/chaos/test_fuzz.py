@@ -10,9 +10,10 @@ import pytest
 
 from tests.chaos import fuzz_bytes
 from tests.chaos.fuzz import fuzz
-from tests.chaos.fuzz_cases import KINDS, METHODS, Case, cases
+from tests.chaos.fuzz_cases import KINDS, Case, cases
 from tests.chaos.fuzz_door import Door
 from tests.support.replay_messages import data_with, opening
+from tests.support.rpc_methods import METHODS
 from tests.support.waiting import WAIT_S
 
 

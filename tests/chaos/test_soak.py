@@ -9,14 +9,14 @@ import pytest
 from tests.chaos.fault_report import check
 from tests.chaos.memory import Life, slope_mib_per_h
 from tests.chaos.soak import quickstart, soak
-from tests.support.small_run import SMALL
+from tests.support.small_run import small_run
 
 _HOUR_S = 3600.0
 
 
 def test_run_suffers_and_reaches_its_target(tmp_path: Path) -> None:
     """With a target that it cannot miss, a run under faults continues, ends well, and loses and doubles nothing."""
-    settings = SMALL | {"run": {"target_return": 5.0}, "learner": SMALL["learner"] | {"checkpoint_every_s": 1.0}}
+    settings = small_run(run={"target_return": 5.0}, learner={"checkpoint_every_s": 1.0})
     report = soak(tmp_path, 0.2, 3, settings, longest_pause_s=1.0)
     check(report, faults=report.faults)
     assert report.faults > 0

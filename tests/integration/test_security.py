@@ -13,19 +13,19 @@ from unittest.mock import Mock
 import grpc
 import pytest
 from google.protobuf import descriptor_pool
-from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from tests.support.naming import naming
+from tests.support.rpc_methods import METHODS
 from tests.support.security import become, guarded
 from tests.support.waiting import wait_until
 from tidemill.errors import ConfigError, PermissionDenied, Unauthenticated, Unavailable
-from tidemill.inference.v1 import inference_pb2, inference_pb2_grpc
+from tidemill.inference.v1 import inference_pb2_grpc
 from tidemill.learner.client import LearnerClient
-from tidemill.learner.v1 import learner_pb2, learner_pb2_grpc
-from tidemill.params.v1 import params_pb2, params_pb2_grpc
+from tidemill.learner.v1 import learner_pb2_grpc
+from tidemill.params.v1 import params_pb2_grpc
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.v1 import replay_pb2, replay_pb2_grpc
 from tidemill.rpc import client_security
@@ -37,15 +37,7 @@ from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.tls import server_credentials
 from tidemill.services.tools import certs
 from tidemill.services.tools.certs import make
-from tidemill.simulator.v1 import simulator_pb2, simulator_pb2_grpc
-
-_FILES = (replay_pb2, params_pb2, inference_pb2, simulator_pb2, learner_pb2)
-_METHODS: dict[str, MethodDescriptor] = {
-    f"/{service.full_name}/{method.name}": method
-    for file in _FILES
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
+from tidemill.simulator.v1 import simulator_pb2_grpc
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +109,7 @@ def _expired(folder: Path, original: Path) -> Path:
 
 def _code(address: str, path: str, **options: Any) -> grpc.StatusCode:  # noqa: ANN401
     """Call a method with one empty message; return the status."""
-    method = _METHODS[path]
+    method = METHODS[path]
     with open_channel(address) as channel:
         if method.client_streaming:
             opened: Any = channel.stream_stream if method.server_streaming else channel.stream_unary
@@ -139,12 +131,12 @@ def test_every_method_is_in_the_table() -> None:
     """Those of protos/, of health and of reflection; a method that is added has to say who may call it."""
     reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     health = descriptor_pool.Default().FindServiceByName("grpc.health.v1.Health")
-    assert ALLOWED.keys() >= _METHODS.keys() | {reflection} | {f"/{health.full_name}/{m.name}" for m in health.methods}
-    assert {path for path in ALLOWED if path.startswith("/tidemill.")} == _METHODS.keys()
+    assert ALLOWED.keys() >= METHODS.keys() | {reflection} | {f"/{health.full_name}/{m.name}" for m in health.methods}
+    assert {path for path in ALLOWED if path.startswith("/tidemill.")} == METHODS.keys()
     assert {path.split("/")[1] for path, roles in ALLOWED.items() if roles is None} == {"grpc.health.v1.Health"}
 
 
-@pytest.mark.parametrize("path", sorted(_METHODS))
+@pytest.mark.parametrize("path", sorted(METHODS))
 def test_role_makes_its_calls_and_no_others(
     path: str, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +149,7 @@ def test_role_makes_its_calls_and_no_others(
         assert code is not grpc.StatusCode.UNAUTHENTICATED
 
 
-@pytest.mark.parametrize("path", sorted(_METHODS))
+@pytest.mark.parametrize("path", sorted(METHODS))
 def test_stranger_makes_no_call(
     path: str, address: str, folder: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +172,7 @@ def test_connection_that_is_not_trusted_makes_no_call(
     retries = [("grpc.enable_retries", 0)]  # of the clients; they would take seconds for each method
     plain = grpc.insecure_channel(address, retries)
     with plain if credentials is None else grpc.secure_channel(address, credentials, retries) as channel:
-        for path in _METHODS:
+        for path in METHODS:
             call: Any = channel.stream_stream(path)
             metadata = [("authorization", f"Bearer {(folder / 'operator.token').read_text().strip()}")]
             with pytest.raises(grpc.RpcError) as caught:
@@ -206,7 +198,7 @@ def test_expired_certificate_makes_no_call(
         credentials = client_security.channel_credentials(address)
         assert credentials is not None
         with grpc.secure_channel(address, credentials, [("grpc.enable_retries", 0)]) as channel:
-            for path in _METHODS:
+            for path in METHODS:
                 with pytest.raises(grpc.RpcError) as caught:
                     list(_stream(channel, path))
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

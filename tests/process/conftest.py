@@ -10,26 +10,10 @@ import pytest
 import yaml
 
 from tests.support.forked_service import note_children
+from tests.support.small_run import small_run
 
 if TYPE_CHECKING:
     from tests.support.learner_cluster import LearnerCluster
-
-_CONFIG = {
-    "run": {"name": "small"},
-    "env": {"id": "CartPole-v1", "num_envs": 4},
-    "agent": {
-        "algorithm": "dqn",
-        "network": "mlp",
-        "hidden_sizes": [16],
-        "dueling": False,
-        "batch_size": 16,
-    },
-    "table": {"min_size": 100, "max_items": 10_000},
-    "learner": {"updates_per_env_step": 0.25, "publish_every": 20, "checkpoint_every_s": 1.0},
-    "actor": {"max_env_steps_per_s": 400.0},
-    "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 0.2, "video": False},
-    "launcher": {"view": "plain", "view_every_s": 0.2, "restart_backoff_s": 0.1, "start_timeout_s": 300.0},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +26,13 @@ def _children_of_tests_before() -> None:
 def config_file(tmp_path: Path) -> Path:
     """A config of a run that learns nothing worth knowing, quickly."""
     file = tmp_path / "small.yaml"
-    file.write_text(yaml.safe_dump(_CONFIG | {"run": {"name": "small", "root": str(tmp_path / "runs")}}))
+    settings = small_run(
+        run={"name": "small", "root": str(tmp_path / "runs")},
+        learner={"checkpoint_every_s": 1.0},
+        actor={"max_env_steps_per_s": 400.0},
+        launcher={"view_every_s": 0.2, "restart_backoff_s": 0.1, "start_timeout_s": 300.0},
+    )
+    file.write_text(yaml.safe_dump(settings))
     return file
 
 

@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.forked_service import children, fork_read, held_client
+from tests.support.processes import children_of
 from tests.support.waiting import wait_until
 from tidemill import linux
 from tidemill.parent import PARENT_VARIABLE
@@ -108,7 +109,7 @@ async def test_what_needs_no_torch_is_forked_while_the_server_imports_it(tmp_pat
         assert process is not None
         assert await _ended(process) == 0
         assert json.loads((tmp_path / "with").read_text())["has torch"]
-        assert _children_of(pid) == set()
+        assert children_of(pid) == set()
 
 
 async def test_server_that_is_killed_while_it_imports_leaves_nobody(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ async def test_server_that_is_killed_while_it_imports_leaves_nobody(tmp_path: Pa
         (pid,) = children()
         process = await _forked(server, tmp_path / "log", "stay", needs_torch=False)
         assert process is not None
-        (beside,) = _children_of(pid)
+        (beside,) = children_of(pid)
         watched = os.pidfd_open(beside)
         os.kill(pid, signal.SIGKILL)
         assert select.select([watched], [], [], _BOUND_S)[0]  # readable when the process has ended
@@ -125,10 +126,6 @@ async def test_server_that_is_killed_while_it_imports_leaves_nobody(tmp_path: Pa
         assert await _forked(server, tmp_path / "log", "state") is None
         process.send_signal(signal.SIGTERM)
         assert await _ended(process) == -signal.SIGTERM
-
-
-def _children_of(pid: int) -> set[int]:
-    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()))
 
 
 async def test_forked_process_outlives_the_server_and_shows_the_signal_that_ended_it(tmp_path: Path) -> None:
@@ -230,7 +227,7 @@ def test_forked_process_ends_with_the_one_that_asked_even_when_frozen(tmp_path: 
     ) as asker:
         assert asker.stdout is not None
         pid = int(asker.stdout.readline())
-        pids = {pid, *_children_of(asker.pid)}
+        pids = {pid, *children_of(asker.pid)}
         assert len(pids) == 2
         watched = [os.pidfd_open(each) for each in pids]
         wait_until(lambda: (tmp_path / "log").read_text() == "here\n", "it has begun")

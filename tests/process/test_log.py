@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.support.launched import BOUND_S, ROOT, launched
-from tests.support.small_run import SMALL
+from tests.support.small_run import small_run
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.services.launcher.run.folder import RunFolder
 from tidemill.services.launcher.run.loggers import LoggerProcesses
@@ -150,8 +150,7 @@ def test_run_is_sent_to_mlflow(tmp_path: Path) -> None:
 
 
 def _write_config(folder: Path, logger: str) -> None:
-    launcher = SMALL["launcher"] | {"loggers": [logger]}
-    (folder / "small.yaml").write_text(yaml.safe_dump(SMALL | {"run": {"name": "small"}, "launcher": launcher}))
+    (folder / "small.yaml").write_text(yaml.safe_dump(small_run(run={"name": "small"}, launcher={"loggers": [logger]})))
 
 
 def _ended_run(folder: Path) -> Path:

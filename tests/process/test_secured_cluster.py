@@ -14,18 +14,12 @@ import yaml
 from tests.support.launched import BOUND_S, Launched, launched, tidemill
 from tests.support.naming import naming
 from tests.support.security import become
+from tests.support.small_run import small_run
 from tidemill.errors import PermissionDenied
 from tidemill.learner.client import LearnerClient
 from tidemill.services.tools.certs import make
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
-_SMALL = {
-    "env": {"id": "CartPole-v1", "num_envs": 4},
-    "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [16], "dueling": False, "batch_size": 16},
-    "table": {"min_size": 100, "max_items": 10_000},
-    "learner": {"updates_per_env_step": 0.25, "publish_every": 20},
-}
 
 
 def _address(service: Launched) -> str:
@@ -38,7 +32,8 @@ def test_cluster_trains_over_tls_with_a_token_per_role(tmp_path: Path, monkeypat
     """Steps are learned from, versions published, the operator steers; an actor's token does not."""
     certs, config = tmp_path / "certs", tmp_path / "small.yaml"
     make(certs)
-    config.write_text(yaml.safe_dump({"run": {"name": "small", "root": str(tmp_path)}} | _SMALL))
+    settings = small_run(run={"name": "small", "root": str(tmp_path)}, actor={"max_env_steps_per_s": 0.0})
+    config.write_text(yaml.safe_dump(settings))
     become(monkeypatch, ca=certs / "ca.pem")
 
     def start(stack: ExitStack, name: str, role: str, *options: str) -> Launched:

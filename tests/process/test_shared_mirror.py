@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.demonstrations import demonstrations, write_demonstrations
 from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
+from tests.support.processes import runs
 from tests.support.ranks import start_ranks, workers
 from tests.support.waiting import wait_until
 
@@ -98,7 +99,7 @@ def test_nothing_is_left_of_a_killed_rank(cluster: LearnerCluster) -> None:
         old |= files
         steps = cluster.learner_client().save_checkpoint().learner_steps
         os.kill(ranks[victim], signal.SIGKILL)
-        wait_until(lambda ranks=ranks: not any(map(_runs, ranks)), "the end of all ranks")  # type: ignore[misc]
+        wait_until(lambda ranks=ranks: not any(map(runs, ranks)), "the end of all ranks")  # type: ignore[misc]
     _trained(cluster, learner, steps)
     assert not old & {inode for pid in workers(learner.pid) for inode in Mapped(pid).files}
     learner.signal(signal.SIGTERM)
@@ -114,10 +115,6 @@ def _orphans() -> set[str]:
         with contextlib.suppress(OSError):  # it has ended
             there -= set(re.findall(r"/dev/shm/(\S+)$", maps.read_text(encoding="utf-8"), re.MULTILINE))
     return there
-
-
-def _runs(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def test_ranks_keep_their_own_mirrors_when_told_to(cluster: LearnerCluster) -> None:

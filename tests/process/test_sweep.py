@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.support.launched import ROOT, launched, services_of
-from tests.support.small_run import SMALL
+from tests.support.small_run import small_run
 from tests.support.waiting import wait_until
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.services.launcher.run.folder import RunFolder, is_running
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def _write(folder: Path, **sweep: Any) -> None:  # noqa: ANN401 - what YAML holds
-    (folder / "base.yaml").write_text(yaml.safe_dump(SMALL))
+    (folder / "base.yaml").write_text(yaml.safe_dump(small_run()))
     settings = {"run.max_learner_steps": 60}
     (folder / "sizes.yaml").write_text(yaml.safe_dump({"base": "base.yaml", "settings": settings} | sweep))
 

@@ -20,6 +20,7 @@ import tidemill
 from tests.support.forked_service import children
 from tests.support.launched import ROOT
 from tests.support.naming import naming
+from tests.support.processes import children_of
 from tests.support.waiting import wait_until
 from tidemill.config.load import load_run
 from tidemill.errors import AlreadyExists, ConfigError, FatalError, TidemillError, Unavailable
@@ -154,7 +155,7 @@ def test_interrupt_ends_the_run_in_order_and_keeps_its_result(tmp_path: Path) ->
     try:
         scores = tmp_path / "run" / "scores.csv"
         wait_until(lambda: scores.exists() and len(scores.read_text().splitlines()) > 1, "an evaluation", 200)
-        (launcher,) = Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
+        (launcher,) = children_of(script.pid)
         script.send_signal(signal.SIGINT)
         said, _ = script.communicate(timeout=200)
     finally:

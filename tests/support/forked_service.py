@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
 
+from tests.support.processes import children_of
 from tidemill import linux
 from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen, started
 from tidemill.programs.fork_server import Order
@@ -110,14 +111,9 @@ _before: set[int] = set()
 def note_children() -> None:
     """Take the child processes that this one has by now, such as multiprocessing's, for none of the test's."""
     _before.clear()
-    _before.update(_children())
+    _before.update(children_of(os.getpid()))
 
 
 def children() -> set[int]:
     """Return the child processes that are new since `note_children`, without the fork server of all tests."""
-    return _children() - _before - ({_client.pid} if _client is not None else set())
-
-
-def _children() -> set[int]:
-    found = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text(encoding="ascii")
-    return set(map(int, found.split()))
+    return children_of(os.getpid()) - _before - ({_client.pid} if _client is not None else set())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.learner_cluster import LearnerCluster, Process
+from tests.support.processes import children_of
 
 RANKS = 2
 
@@ -18,9 +19,8 @@ def start_ranks(cluster: LearnerCluster, *overrides: str) -> Process:
 
 def workers(parent: int) -> list[int]:
     """Return the processes that torchrun started, rank 0 first."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()
     found = []
-    for child in map(int, children):
+    for child in children_of(parent):
         try:
             environ = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):  # it has just ended

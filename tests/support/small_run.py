@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-SMALL: dict[str, Any] = {
+_SMALL: dict[str, Any] = {
     "env": {"id": "CartPole-v1", "num_envs": 4},
     "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [16], "dueling": False, "batch_size": 16},
     "table": {"min_size": 100, "max_items": 10_000},
@@ -13,3 +13,8 @@ SMALL: dict[str, Any] = {
     "evaluator": {"episodes": 2, "num_envs": 2, "min_interval_s": 0.2, "video": False},
     "launcher": {"view": "plain"},
 }
+
+
+def small_run(**sections: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with more of them in these sections."""
+    return _SMALL | {name: _SMALL.get(name, {}) | more for name, more in sections.items()}

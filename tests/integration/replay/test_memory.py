@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.naming import naming
+from tests.support.processes import resident_mib
 from tests.support.replay_service import LocalServer, ServerProcess, local_server, server_process
 from tests.support.replay_streams import FIFO, UNIFORM, make_config, make_items
 from tests.support.scraped import scrape
@@ -31,13 +32,6 @@ WIDE = (ColumnSpec("wide", "uint8", (MEBIBYTE,)),)
 NARROW = (ColumnSpec("narrow", "uint8", ()),)
 BUDGET_MIB = 128
 SLACK_MIB = 64  # of Python, NumPy and gRPC, which is in no budget
-
-
-def resident_mib(server: ServerProcess) -> float:
-    """Return the resident memory of a server, in MiB."""
-    status = Path(f"/proc/{server.pid}/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
 
 
 @pytest.fixture
@@ -94,11 +88,11 @@ def test_samplers_that_never_read_take_no_more_than_their_share(server: ServerPr
         stub = replay_pb2_grpc.ReplayServiceStub(stack.enter_context(open_channel(server.address)))
         stack.enter_context(ReplayClient(server.address)).create_table(wide_table())
         fill(stub, 12)
-        before = resident_mib(server)
+        before = resident_mib(server.pid)
         asked = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=12, without_replacement=True), credit=8)
         calls = [stub.Sample(iter([asked])) for _ in range(24)]
         wait_until(lambda: scrape(server.metrics_address)[waiting] >= 20, "most of them to wait")
-        assert resident_mib(server) - before < BUDGET_MIB / 4 + SLACK_MIB
+        assert resident_mib(server.pid) - before < BUDGET_MIB / 4 + SLACK_MIB
         good = stack.enter_context(ReplaySampler([server.address], wide_table(), 12, max_in_flight_batches=1))
         wait_until(lambda: scrape(server.metrics_address)[waiting] >= 21, "another to wait")
         for call in calls:
@@ -115,11 +109,11 @@ def test_streams_without_items_keep_no_more_than_their_share(server: ServerProce
     with open_channel(server.address) as channel, ReplayClient(server.address) as client:
         stub = replay_pb2_grpc.ReplayServiceStub(channel)
         client.create_table(wide_table(max_bytes=MEBIBYTE))
-        before = resident_mib(server)
+        before = resident_mib(server.pid)
         stored, reason = refusal(stub, iter([opening("many", 800), *(step(i, 0, wide_block()) for i in range(800))]))
         assert BUDGET_MIB / 4 - 2 < stored <= BUDGET_MIB / 4
         assert "max_memory_mib" in reason
-        assert resident_mib(server) - before < BUDGET_MIB + SLACK_MIB
+        assert resident_mib(server.pid) - before < BUDGET_MIB + SLACK_MIB
         fill(stub, 3)
         assert client.describe_table("t").inserts == 3
 
@@ -132,7 +126,7 @@ def test_payloads_count_as_bytes_of_their_table(tmp_path: Path, has_log: bool, m
     options = ("--replay.max-memory-mib", str(BUDGET_MIB), *log)
     with server_process("127.0.0.1:0", *options, forked=False) as server, ReplayClient(server.address) as client:
         client.create_table(wide_table(signature=NARROW, max_bytes=max_bytes, payload_bytes=65_536))
-        before = resident_mib(server)
+        before = resident_mib(server.pid)
         with open_channel(server.address) as channel:
             stub = replay_pb2_grpc.ReplayServiceStub(channel)
             steps = (step(0, number, b"x", b"p" * 65_536) for number in range(1600))
@@ -140,7 +134,7 @@ def test_payloads_count_as_bytes_of_their_table(tmp_path: Path, has_log: bool, m
         held = client.describe_table("t").held_bytes
         limit = max_bytes or BUDGET_MIB * MEBIBYTE // 2
         assert 0.9 * limit < held <= limit
-        assert resident_mib(server) - before < BUDGET_MIB + SLACK_MIB
+        assert resident_mib(server.pid) - before < BUDGET_MIB + SLACK_MIB
 
 
 def test_table_larger_than_the_budget_gives_up_its_oldest_items(server: ServerProcess) -> None:
@@ -210,6 +204,6 @@ def test_table_of_a_hundred_million_items_takes_memory_only_as_it_fills(server: 
     with ReplayClient(server.address) as client:
         client.create_table(make_config("first"))
         for kind in SelectorKind:
-            selector, before = SelectorConfig(kind), resident_mib(server)
+            selector, before = SelectorConfig(kind), resident_mib(server.pid)
             client.create_table(make_config(kind.value, sampler=selector, remover=selector, max_items=10**8))
-            assert resident_mib(server) - before < 8, kind
+            assert resident_mib(server.pid) - before < 8, kind

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from tests.support.small_run import SMALL
+from tests.support.small_run import small_run
 from tidemill.params.run_end import note_divergence
 from tidemill.scores import COLUMNS, Score
 from tidemill.services.tools.sweep import command
@@ -29,7 +29,7 @@ def _swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "_POLL_S", 0.0)
     monkeypatch.setattr(command, "fork_client", lambda _: None)
-    Path("base.yaml").write_text(yaml.safe_dump(SMALL))
+    Path("base.yaml").write_text(yaml.safe_dump(small_run()))
 
     def run(
         trials: int, seeds: list[int], *, fails: Callable[[int, int], bool], diverges: bool = False
