@@ -40,7 +40,7 @@ def test_frozen_learner_that_was_superseded_writes_nothing(cluster: LearnerClust
         cluster.feed()  # for it to train on
     old.signal(signal.SIGCONT)
     assert old.wait() == 1
-    assert "fencing token 1 was superseded by 2" in old.text()
+    assert "learner: fencing token 1 was superseded by 2" in old.text().splitlines()[-1]
     assert sorted(path.name for path in cluster.checkpoints.iterdir()) == files
     assert (_newest(cluster), before[1]) == (before, limit)
     assert cluster.replay_client().describe_table(TABLE).priority_updates == updates

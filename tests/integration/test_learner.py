@@ -140,16 +140,6 @@ def test_resumed_learner_trains_on(cluster: LearnerCluster) -> None:
     assert (status.fencing_token, status.checkpoint_steps) == (2, 50)
 
 
-def test_learner_stops_at_its_limit(cluster: LearnerCluster) -> None:
-    """`run.max_learner_steps` ends the process with status 0, everything saved at exactly that step."""
-    process = cluster.start_learner_process("--run.max-learner-steps", "40")
-    cluster.feed()
-    assert process.wait() == 0
-    assert "run.max_learner_steps (40) reached" in process.text()
-    assert cluster.params_client().list_versions().versions[-1].metadata.learner_steps == 40
-    assert list(cluster.checkpoints.glob("*.safetensors"))
-
-
 def test_replay_service_restarted_empty_is_filled_and_used_again(cluster: LearnerCluster, tmp_path: Path) -> None:
     """The table is created again, the learner waits for data and trains on; decisions keep counting."""
     cluster.close()
@@ -167,21 +157,6 @@ def test_replay_service_restarted_empty_is_filled_and_used_again(cluster: Learne
         "training continues",
     )
     assert after.env_steps >= before.env_steps + 500
-
-
-def test_training_goes_on_without_the_parameter_server(cluster: LearnerCluster) -> None:
-    """Publishing stops while it is unavailable and resumes when it is back; steps do not wait for it."""
-    cluster.close()
-    cluster.start_replay()
-    params = cluster.start_params()
-    cluster.start_learner()
-    cluster.feed()
-    before = cluster.wait_for_status(lambda s: s.params_version > 2, "versions")
-    params.signal(signal.SIGKILL)
-    params.wait()
-    cluster.wait_for_status(lambda s: s.learner_steps > before.learner_steps + 100, "steps meanwhile")
-    cluster.start_params()
-    cluster.wait_for_status(lambda s: s.params_version > before.params_version + 1, "versions again")
 
 
 def test_frozen_replay_service_does_not_hang_the_learner(cluster: LearnerCluster) -> None:
@@ -211,16 +186,6 @@ def test_frozen_parameter_server_does_not_hang_the_learner(cluster: LearnerClust
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
     assert list(cluster.checkpoints.glob("*.safetensors"))
-
-
-def test_older_learner_gives_way_to_a_newer_one(cluster: LearnerCluster, tmp_path: Path) -> None:
-    """A superseded learner exits with status 1 and one line that says why."""
-    older = cluster.start_learner_process()
-    cluster.feed()
-    cluster.wait_for_status(lambda s: s.learner_steps > 0, "training")
-    cluster.params_client().acquire_fencing_token("another learner")
-    assert older.wait() == 1
-    assert "learner: fencing token 1 was superseded by 2" in older.text().splitlines()[-1]
 
 
 def test_checkpoint_of_another_network_stops_the_start(cluster: LearnerCluster) -> None:

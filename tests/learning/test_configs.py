@@ -48,29 +48,3 @@ def test_hindsight_reaches_goals_that_are_never_met_without_it(tmp_path: Path) -
     met = [float(line.split(",")[3]) > -12 for line in lines]
     assert len(met) >= 100
     assert sum(met) / len(met) < 0.1
-
-
-RECALL = """
-run: {name: recall, target_return: 0.9, max_env_steps: 150_000}
-env: {id: "tests.support.envs:recall", num_envs: 32}
-agent:
-  algorithm: ppo
-  lstm_size: 16
-  hidden_sizes: [16]
-  unroll: 23
-  batch_size: 32
-  learning_rate: 0.01
-table: {sampler: fifo, min_size: 32, max_items: 512, chunk_length: 24}
-learner: {updates_per_env_step: 0, publish_every: 1, publish_half: false, max_policy_lag: 0}
-evaluator: {episodes: 50, num_envs: 50, min_interval_s: 1, confirm_episodes: 50, video: false}
-"""
-
-
-def test_recurrent_policy_recalls_what_only_the_first_step_shows(tmp_path: Path) -> None:
-    """PPO with an LSTM names the cue in the last step, confirmed on fresh episodes; without one that is chance: 0."""
-    (tmp_path / "recall.yaml").write_text(RECALL)
-    with launched("train", "--config", str(tmp_path / "recall.yaml"), "--run.root", str(tmp_path)) as cluster:
-        assert cluster.wait(400.0) == 0
-    result = json.loads((tmp_path / "recall" / "result.json").read_text())
-    assert result["solved"], result
-    assert result["confirmed_mean"] >= 0.9

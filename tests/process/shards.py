@@ -30,9 +30,9 @@ Item = tuple[int, int]
 class Shards:
     """Three replay servers, each a process."""
 
-    def __init__(self, folder: Path, *, durable: bool) -> None:
-        """Start them on Unix sockets in a folder, whose path must be short; durable ones keep their logs there, too."""
-        self._folder, self.durable = folder, durable
+    def __init__(self, folder: Path) -> None:
+        """Start them on Unix sockets in a folder, whose path must be short; their logs are there, too."""
+        self._folder = folder
         self.addresses = [f"unix://{folder}/{shard}.sock" for shard in range(COUNT)]
         self._processes = [self._started(shard) for shard in range(COUNT)]
 
@@ -61,8 +61,7 @@ class Shards:
             process.close()
 
     def _started(self, shard: int) -> ServerProcess:
-        options = ["--replay.storage.folder", f"{self._folder}/log-{shard}"] if self.durable else []
-        return ServerProcess(self.addresses[shard], *options)
+        return ServerProcess(self.addresses[shard], "--replay.storage.folder", f"{self._folder}/log-{shard}")
 
 
 @dataclass

@@ -49,15 +49,12 @@ def test_right_settings_become_the_config_of_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--config", "configs/nope.yaml"], "configs/nope.yaml"),
-        (["--learner.publish-evry", "7"], "publish_every|publish-every"),
         (["--env.id", "CartPole-v1"], "actions are discrete"),
         (["--replay.shards", "2"], "replay.shards is 2, but cluster.replay lists 1.*TIDEMILL_REPLAY_SHARDS"),
         (
             ["--replay.shards", "3", "--cluster.replay-shards", "2"],
             "replay.shards is 3, but cluster.replay_shards is 2",
         ),
-        (["--learner.callbacks", "nowhere:Callback"], "nowhere"),
     ],
 )
 def test_wrong_setting_is_refused_and_nothing_written(arguments: list[str], words: str, tmp_path: Path) -> None:

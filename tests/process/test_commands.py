@@ -17,7 +17,7 @@ import yaml
 from tests.process.documented import ELSEWHERE
 from tests.support.launched import ROOT, launched, tidemill
 from tests.support.shell_commands import PAGES, shell_commands
-from tests.support.small_run import SMALL
+from tests.support.small_run import small_run
 from tests.support.status_page import states
 from tests.support.waiting import wait_until
 from tidemill.services.launcher.cli import COMMANDS
@@ -43,7 +43,7 @@ def _config(folder: Path, **sections: dict[str, Any]) -> str:
     """Write a small run's config.yaml below `folder`, with more settings; return its path."""
     file = folder / "small.yaml"
     run = {"run": {"name": "small", "root": str(folder)}}
-    file.write_text(yaml.safe_dump(run | SMALL | {name: SMALL.get(name, {}) | more for name, more in sections.items()}))
+    file.write_text(yaml.safe_dump(run | small_run(**sections)))
     return str(file)
 
 
@@ -135,26 +135,6 @@ def test_signal_at_the_start_of_a_wait_stops_a_command(every_s: float, command: 
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-
-
-def test_plan_names_the_settings_for_a_machine() -> None:
-    """From the committed results of the benchmarks."""
-    assert "--launcher.actors" in tidemill("plan", "--cores", "8", "--env", "ALE/Pong-v5")
-
-
-def test_certs_makes_files_for_servers_and_roles(tmp_path: Path) -> None:
-    """It says which settings and variables take them."""
-    said = tidemill("certs", str(tmp_path / "certs"), "--host", "replay", "10.1.2.3")
-    files = {path.name for path in (tmp_path / "certs").iterdir()}
-    assert {"ca.pem", "server.pem", "server.key", "tokens.txt", "actor.token", "operator.token"} <= files
-    assert "--SERVICE.server.tls-cert" in said
-    assert "TIDEMILL_TOKEN_FILE" in said
-
-
-def test_configs_lists_the_presets_and_prints_one() -> None:
-    """Each has a line; what is printed is the file."""
-    assert "\nquickstart " in tidemill("configs")
-    assert tidemill("configs", "quickstart") == (ROOT / "configs" / "quickstart.yaml").read_text()
 
 
 def test_doctor_finds_this_installation_ready(tmp_path: Path) -> None:

@@ -104,21 +104,11 @@ def _config(function: str, **launcher: float) -> RunConfig:
     return RunConfig(env=EnvSettings(id=f"{__name__}:{function}"), launcher=LauncherSettings(**launcher))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--env.id", "LunarLandrContinuous-v3"], "did you mean 'LunarLanderContinuous-v3'?"),
-        (["--env.id", "my-robot"], "env.spaces if only simulators have it"),
-        (["--env.id", "CartPole-v1"], "algorithm is 'sac', but the environment's actions are discrete"),
-        (["--table.hindsight", "0.8"], "must be a Dict with achieved_goal and desired_goal"),
-        (["--replay.shards", "2", "--replay.server.address", "127.0.0.1:7499"], "shards cannot share"),
-    ],
-)
-def test_wrong_setting_is_refused_before_there_is_a_run(arguments: list[str], words: str, tmp_path: Path) -> None:
+def test_wrong_setting_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
     """One line and exit code 2; no folder is made, so the corrected command has its name."""
-    with launched("train", "--run.root", str(tmp_path / "runs"), *arguments) as train:
+    with launched("train", "--run.root", str(tmp_path / "runs"), "--env.id", "LunarLandrContinuous-v3") as train:
         assert train.wait() == 2
-    assert words in train.output
+    assert "did you mean 'LunarLanderContinuous-v3'?" in train.output
     assert len(train.lines) == 1
     assert not (tmp_path / "runs").exists()
 

@@ -34,7 +34,6 @@ _ISOLATED = (
 @pytest.mark.parametrize(
     "preset, how, options",
     [
-        ("cartpole_dqn", "each", ()),
         ("cartpole_ppo", "each", ("--env.on-failure", "drop")),
         ("cartpole_dqn", "fatal", _ISOLATED),
     ],

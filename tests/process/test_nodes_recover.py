@@ -49,9 +49,7 @@ def _starter(cluster: LearnerCluster, rendezvous: str, port: int, *settings: str
     return start
 
 
-@pytest.mark.parametrize(
-    "rendezvous, end", [("static", signal.SIGKILL), ("c10d", signal.SIGKILL), ("static", signal.SIGTERM)]
-)
+@pytest.mark.parametrize("rendezvous, end", [("c10d", signal.SIGKILL), ("static", signal.SIGTERM)])
 def test_machine_that_ended_and_came_back_is_joined(
     cluster: LearnerCluster, rendezvous: str, end: signal.Signals
 ) -> None:

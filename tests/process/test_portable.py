@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launched import BOUND_S, ROOT, services_of
+from tests.support.processes import children_of
 from tests.support.replay_service import ServerProcess
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill import linux
@@ -60,19 +61,25 @@ def _until_all_run(launcher: subprocess.Popen[bytes], folder: Path) -> None:
     )
 
 
-def test_run_is_trained_to_its_end(config_file: Path, tmp_path: Path) -> None:
-    """By processes that were each started as a program, over sockets whose paths every system takes."""
+@pytest.mark.timeout(900)
+def test_run_of_several_learners_is_trained_to_its_end(config_file: Path, tmp_path: Path) -> None:
+    """By processes that were each started as a program, over sockets whose paths every system takes.
+
+    No memory can be shared, so each learner has a mirror; torchrun and its ranks end with the launcher.
+    """
     folder = tmp_path / "runs" / "small"
-    with _train(config_file, "--run.max_learner_steps", "1000") as launcher:
-        wait_until(lambda: services_of(launcher.pid).keys() >= _SERVICES, "all services run", BOUND_S)
-        assert services_of(launcher.pid).keys() == _SERVICES
+    services = _SERVICES - {"learner"} | {"learner.torchrun"}
+    with _train(config_file, "--launcher.learners", "2", "--run.max_learner_steps", "300") as launcher:
+        wait_until(lambda: services_of(launcher.pid).keys() >= services, "all services run", BOUND_S)
+        assert services_of(launcher.pid).keys() == services
         sockets = _addresses(folder)
         assert launcher.wait(BOUND_S) == 0
         assert services_of(launcher.pid) == {}
     assert len(sockets) >= 4
     assert max(map(len, map(os.fsencode, sockets))) <= _LONGEST_SOCKET
     result = json.loads((folder / "result.json").read_text())
-    assert result["reason"] == "run.max_learner_steps (1,000) reached"
+    assert result["reason"] == "run.max_learner_steps (300) reached"
+    assert "each learner keeps a separate mirror" in (folder / "logs" / "learner.log").read_text()
 
 
 def test_folder_whose_sockets_linux_alone_could_bind_is_passed_over(tmp_path: Path) -> None:
@@ -105,16 +112,14 @@ def test_services_end_with_their_launcher_without_its_guard(config_file: Path, t
     """Each asks for itself who its parent is, whatever it does: one that still imports torch, too."""
     with _train(config_file) as launcher:
         wait_until(lambda: services_of(launcher.pid).keys() >= {"replay", "actor"}, "services are started", BOUND_S)
-        guards = [pid for pid in _children(launcher.pid) if b"group_guard" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        guards = [
+            pid for pid in children_of(launcher.pid) if b"group_guard" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
         assert len(guards) == 1
         os.kill(guards[0], signal.SIGKILL)
         launcher.kill()
         launcher.wait()
         wait_until(lambda: not services_of(launcher.pid), "every service has ended", BOUND_S)
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 _WRITE_AND_READ = """
@@ -159,13 +164,3 @@ def test_replay_server_keeps_what_was_acknowledged(tmp_path: Path) -> None:
     with contextlib.closing(ServerProcess("127.0.0.1:0", *options, before=before)) as second:
         assert _write_and_read(second.address, 200, 250) == "True\n"
         assert second.stop()[0] == 0
-
-
-@pytest.mark.timeout(900)
-def test_several_learners_train_each_with_a_mirror(config_file: Path, tmp_path: Path) -> None:
-    """Where no memory can be shared; torchrun and its ranks end with the launcher."""
-    settings = ("--launcher.learners", "2", "--run.max_learner_steps", "100")
-    with _train(config_file, *settings) as launcher:
-        assert launcher.wait(BOUND_S) == 0
-    said = (tmp_path / "runs" / "small" / "logs" / "learner.log").read_text()
-    assert "each learner keeps a separate mirror" in said

@@ -14,6 +14,7 @@ from tests.support.params_service import free_address
 from tests.support.scraped import scrape
 from tests.support.waiting import wait_until
 from tidemill.learner.status import LearnerState
+from tidemill.params.version import BEST
 from tidemill.programs.idle import DIVERGED, INTERRUPTED
 
 _WAIT_S = 400.0  # torch is imported again and again, on a machine that may be busy
@@ -102,7 +103,10 @@ def _start_evaluator(cluster: LearnerCluster, address: str, *words: str) -> Proc
 
 
 def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> None:
-    """When the target is reached learner and evaluator rest without anybody's help, and stay so when started again."""
+    """When the target is reached learner and evaluator rest without anybody's help, and stay so when started again.
+
+    The newest parameters are then the best ones, which the verdict names.
+    """
     target, addresses = ("--run.target-return", "1"), (free_address(), free_address())
     settings = ("--run.supervisor", "engine", "--learner.server.metrics-address", addresses[0], *target)
     learner = cluster.start_learner_process(*settings)
@@ -120,6 +124,10 @@ def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> N
     assert verdict["end"].startswith(f"target 1 reached, mean return {verdict['mean_return']:.1f}, version ")
     status = cluster.wait_for_status(lambda s: s.params_version > 0, "the version it ended with")
     assert (status.state, status.end) == (LearnerState.ENDED, verdict["end"])
+    listed = cluster.params_client().list_versions()
+    best = next(version for version in listed.versions if version.version == listed.tags[BEST])
+    assert best.version == verdict["params_version"]
+    assert best.encodings == listed.versions[-1].encodings
     wait_until(lambda: _metric(addresses[0], f'tidemill_run_end_info{{end="{verdict["end"]}"}}') == 1.0, "the end")
     assert "reason='the run " in learner.text()  # is over, or has been decided: whichever it has heard first
 

@@ -21,11 +21,10 @@ from tidemill.replay.shards.directory import ShardDirectory
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(params=["memory", "log"])
-def shards(request: pytest.FixtureRequest) -> Iterator[Shards]:
-    """Three servers that keep their tables in memory, or in logs."""
-    durable = request.param == "log"
-    with tempfile.TemporaryDirectory(prefix="tm-") as folder, closing(Shards(Path(folder), durable=durable)) as running:
+@pytest.fixture
+def shards() -> Iterator[Shards]:
+    """Three servers that keep their tables in logs."""
+    with tempfile.TemporaryDirectory(prefix="tm-") as folder, closing(Shards(Path(folder))) as running:
         yield running
 
 
@@ -65,10 +64,7 @@ def assert_acknowledged_is_stored(stored: dict[str, list[tuple[int, int]]], ever
 def test_killed_shard_is_left_out_and_taken_back(
     shards: Shards, directory: ShardDirectory, stream: SampleStream
 ) -> None:
-    """Batches continue, its writers move away and return to it; nothing is twice, nothing acknowledged is lost.
-
-    Only of a server that keeps its table in memory, what it held when it was killed is gone.
-    """
+    """Batches continue, its writers move away and return to it; nothing is twice, nothing acknowledged is lost."""
     with writers(directory, 6) as everybody:
         wait_until(lambda: live(stream) == ["0", "1", "2"], "all shards")
         taker = Taker(stream)
@@ -80,7 +76,6 @@ def test_killed_shard_is_left_out_and_taken_back(
         wait_until(lambda: all(writer.shard != victim for writer in moving), "its writers to move")
         before = taker.batches
         wait_until(lambda: taker.batches > before + 20, "batches without it")
-        lost = {life.number for writer in everybody for life in writer.lives if life.shard == victim}
         shards.start(victim)
         wait_until(lambda: victim in live(stream), "the shard to be taken back")
         wait_until(lambda: all(writer.shard == victim for writer in moving), "its writers to return", 2 * WAIT_S)
@@ -91,12 +86,9 @@ def test_killed_shard_is_left_out_and_taken_back(
             writer.stop()
         stored = shards.stored()
         assert_nothing_twice(stored)
-        for writer in everybody if not shards.durable else ():
-            writer.lives = [life for life in writer.lives if life.number not in lost]
         assert_acknowledged_is_stored(stored, everybody)
 
 
-@pytest.mark.parametrize("shards", ["log"], indirect=True)
 def test_frozen_shard_is_left_out_and_taken_back(
     shards: Shards, directory: ShardDirectory, stream: SampleStream
 ) -> None:
@@ -125,7 +117,6 @@ def test_frozen_shard_is_left_out_and_taken_back(
         assert_acknowledged_is_stored(stored, everybody)
 
 
-@pytest.mark.parametrize("shards", ["memory"], indirect=True)
 def test_closing_beside_a_frozen_shard_takes_a_bounded_time(shards: Shards, directory: ShardDirectory) -> None:
     """Neither a writer with a full window of unacknowledged chunks nor a sampler hangs in `close`."""
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.support.launched import ROOT, Launched, ended, launched, learner_of, services_of, tidemill
+from tests.support.processes import children_of, runs
 from tests.support.ranks import workers
 from tests.support.status_page import press, shown, states
 from tests.support.waiting import wait_until
@@ -30,7 +31,7 @@ _SERVICES = {"replay", "paramserver", "learner", "actor", "evaluator"}
 
 
 def _is_training(cluster: Launched) -> None:
-    for name in ("replay", "paramserver", "learner", "actor-0", "evaluator"):
+    for name in ("replay(-0)?", "paramserver", "learner", "actor-0", "evaluator"):
         cluster.until(f"{name} is ready")
     cluster.until("evaluation  mean")
 
@@ -95,18 +96,24 @@ def test_run_goes_to_its_end_when_nobody_can_be_told(config_file: Path, tmp_path
     assert json.loads((folder / "result.json").read_text())["learner_steps"] == 300
 
 
-@pytest.mark.parametrize(
-    "env", [("--env.id", "tests.support.envs:hanging"), ("--env.vector", "tests.support.envs:hanging_vector")]
-)
-def test_run_reaches_its_end_with_an_environment_that_hangs(
-    config_file: Path, tmp_path: Path, env: tuple[str, str]
-) -> None:
+def test_run_reaches_its_end_with_an_environment_that_hangs(config_file: Path, tmp_path: Path) -> None:
     """Actor and evaluator end when a step does not return, and are restarted with the reason on screen."""
-    hangs = (*env, "--env.kwargs", "call", "150", "--env.step-timeout-s", "2", "--evaluator.video", "false")
+    vector = "tests.support.envs:hanging_vector"
+    hangs = (
+        "--env.vector",
+        vector,
+        "--env.kwargs",
+        "call",
+        "150",
+        "--env.step-timeout-s",
+        "2",
+        "--evaluator.video",
+        "false",
+    )
     limit = ("--run.max_env_steps", "2000", "--table.min-size", "50")
     with launched("train", "--config", str(config_file), *hangs, *limit) as cluster:
-        name = f"{env[0][2:]} '{env[1]}'"
-        cluster.until(rf"actor-0: {re.escape(name)} has not returned from step for 2\.\d s.*; restarting in 0\.1 s")
+        name = re.escape(f"env.vector '{vector}'")
+        cluster.until(rf"actor-0: {name} has not returned from step for 2\.\d s.*; restarting in 0\.1 s")
         assert cluster.wait() == 0
     result = json.loads((tmp_path / "runs" / "small" / "result.json").read_text())
     assert result["reason"].startswith("run.max_env_steps (2,000) reached")  # the last evaluation may hang, too
@@ -155,8 +162,7 @@ class Simulated(gymnasium.Wrapper):
 """
 
 
-@pytest.mark.usefixtures("heeds_hang_up")
-@pytest.mark.parametrize("signals", [(signal.SIGKILL,), (signal.SIGINT, signal.SIGINT), (signal.SIGHUP,)], ids=str)
+@pytest.mark.parametrize("signals", [(signal.SIGKILL,), (signal.SIGINT, signal.SIGINT)], ids=str)
 def test_simulators_end_with_the_run_however_it_ends(
     config_file: Path, tmp_path: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
@@ -173,14 +179,7 @@ def test_simulators_end_with_the_run_however_it_ends(
         cluster.wait()
     started = [int(file.name) for file in simulators.iterdir()]
     assert len(started) >= 10  # two of each of four environments, and of the check before
-    wait_until(lambda: not any(_runs(pid) for pid in started), "the end of the simulators")
-
-
-def _runs(pid: int) -> bool:
-    """True if a process is there that is not only waiting to be reaped."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
+    wait_until(lambda: not any(runs(pid) for pid in started), "the end of the simulators")
 
 
 _SCRIPT = """
@@ -208,8 +207,8 @@ def test_script_that_ends_ends_its_cluster_in_order(config_file: Path, tmp_path:
         assert script.stdout is not None
         assert script.stdout.readline() == "running\n"
         _takes_steps(folder, "of the script's cluster")
-        (launcher,) = Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
-        processes = list(services_of(int(launcher)).values())
+        (launcher,) = children_of(script.pid)
+        processes = list(services_of(launcher).values())
         os.killpg(script.pid, number)
         script.communicate(timeout=100)
     finally:
@@ -222,42 +221,11 @@ def test_script_that_ends_ends_its_cluster_in_order(config_file: Path, tmp_path:
     assert "stopped" in (folder / "logs" / "learner.log").read_text()
 
 
-def test_what_a_solved_run_leaves_is_what_was_confirmed(config_file: Path, tmp_path: Path) -> None:
-    """Newest parameters, best parameters and checkpoint are of the version that ended the run, not of where it got to.
-
-    Any policy reaches a return of 8; the 300 episodes of the confirmation give training time to continue.
-    """
-    folder = tmp_path / "runs" / "small"
-    ends = ["--run.target_return", "8", "--evaluator.start-env-steps", "400", "--evaluator.confirm-episodes", "300"]
-    with launched("train", "--config", str(config_file), *ends) as cluster:
-        assert cluster.wait() == 0
-    result = json.loads((folder / "result.json").read_text())
-    assert result["solved"]
-    confirmed = read_params(folder / "params", result["params_version"])
-    for tag in ("best", "latest"):
-        found = read_params(folder / "params", tag)
-        assert found.blob == confirmed.blob, tag
-        assert found.version.metadata.learner_steps == result["learner_steps"], tag
-    assert read_params(folder / "params", "last_trained").version.metadata.learner_steps > result["learner_steps"]
-    settings = (folder / "config.yaml").read_bytes()
-    untargeted = ("--run.target-return", "none")  # with its target it would end at once, and is refused
-    with launched("resume", str(folder), *untargeted, "--agent.hidden-sizes", "48") as refused:
-        assert refused.wait() == 2
-    assert re.search(
-        r"cannot continue with agent.hidden_sizes \[48\] .*: its checkpoint holds networks", refused.output
-    )
-    assert (folder / "config.yaml").read_bytes() == settings
-    with launched("resume", str(folder), *untargeted) as resumed:
-        assert f" {result['learner_steps']:,} updates" in resumed.until("learner restored checkpoint")
-        resumed.send(signal.SIGINT)
-        assert resumed.wait() == 0
-
-
 def test_run_is_watched_steered_stopped_and_resumed_from_its_checkpoint(config_file: Path, tmp_path: Path) -> None:
     """The printed page and that of `tidemill page RUN` show what the cluster does; both, and `ctl`, control it.
 
-    SIGTERM ends everything in order without a result, but with a learning curve; resume continues with steps, versions,
-    time and scores.
+    SIGTERM ends everything in order without a result, but with a learning curve. Resume refuses another network and
+    writes nothing; as the run was, it continues with steps, versions, time and scores.
     """
     folder = tmp_path / "runs" / "small"
     with contextlib.ExitStack() as stack:
@@ -285,7 +253,11 @@ def test_run_is_watched_steered_stopped_and_resumed_from_its_checkpoint(config_f
         assert other.wait() == 0, other.output
     assert not (folder / "result.json").exists()
     assert (folder / "plots" / "learning_curve.png").stat().st_size > 0
-    before = read_scores(folder / "scores.csv")[-1]
+    before, settings = read_scores(folder / "scores.csv")[-1], (folder / "config.yaml").read_bytes()
+    code, said = ended("resume", str(folder), "--agent.hidden-sizes", "48")
+    assert code == 2
+    assert re.search(r"cannot continue with agent.hidden_sizes \[48\] .*: its checkpoint holds networks", said)
+    assert (folder / "config.yaml").read_bytes() == settings
     with launched("resume", str(folder)) as resumed:
         url = resumed.until(r"http://127\.0\.0\.1:").split("| ")[1]
         assert "from the log" in resumed.until("replay")
@@ -317,24 +289,26 @@ def _shows_a_run(url: str) -> None:
 def test_run_outlives_its_services_which_end_with_its_launcher(config_file: Path, tmp_path: Path) -> None:
     """Whichever process is killed comes back, and updates and evaluations continue; the learner resumes.
 
-    Without its launcher every service ends by itself, also one that is frozen, and the server that forks them.
+    Among them are one of two replay shards, and the inference service that the actor acts by. Without its launcher
+    every service ends by itself, also one that is frozen, and the server that forks them.
     """
     folder = tmp_path / "runs" / "small"
-    with launched("train", "--config", str(config_file)) as cluster:
+    settings = ("--replay.shards", "2", "--launcher.inference", "1")
+    with launched("train", "--config", str(config_file), *settings) as cluster:
         _is_training(cluster)
         tidemill("ctl", "checkpoint", str(folder))
-        for name in ("actor", "evaluator", "replay", "paramserver", "learner"):
+        for name in ("actor", "inference", "evaluator", "replay", "paramserver", "learner"):
             seen = len(cluster.lines)
             pid = cluster.children()[name]
             os.kill(pid, signal.SIGKILL)
             cluster.until("was killed by signal 9", since=seen)
-            cluster.until(f"{name}(-0)? is ready", since=seen)
+            cluster.until(rf"{name}(-\d)? is ready", since=seen)
             _takes_steps(folder, f"after {name} was killed")
             cluster.until("evaluation  mean", since=len(cluster.lines))
         with learner_of(folder) as learner:
             assert learner.get_status().restored.startswith("checkpoint")
         pid = cluster.process.pid
-        assert set(services_of(pid)) >= _SERVICES | {"tidemill.programs.fork_server"}
+        assert set(services_of(pid)) >= _SERVICES | {"inference", "tidemill.programs.fork_server"}
         os.kill(services_of(pid)["actor"], signal.SIGSTOP)
         cluster.send(signal.SIGKILL)
         cluster.process.wait(60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.naming import naming
 from tests.support.params_service import METADATA, ServerProcess, free_address, local_server, server_process
+from tests.support.processes import resident_mib
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S
 from tidemill.errors import InvalidArgument, ResourceExhausted, Unavailable
@@ -48,29 +48,6 @@ def steady_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
 
 def _full(text: str) -> dict[Precision, bytes]:
     return {Precision.FULL: text.encode()}
-
-
-def test_version_is_there_when_the_server_is_killed_right_after_acknowledging_it(
-    server: ServerProcess,
-) -> None:
-    """SIGKILL after each answer loses nothing: versions, tags and fencing tokens were on disk before it."""
-    version = 0
-    for i in range(1, 3):
-        with ParamsClient(server.address) as client:
-            opened = client.acquire_fencing_token("test", connect_timeout_s=WAIT_S)
-            assert (opened.fencing_token, opened.latest_version) == (i, version)
-            version = client.publish(
-                _full(f"blob {i}"), METADATA, fencing_token=opened.fencing_token, base_version=version
-            )
-            if i == 2:
-                client.set_tag("best", version)
-        server.kill()
-        server.start()
-    with ParamsClient(server.address) as client:
-        client.acquire_fencing_token("test", connect_timeout_s=WAIT_S)
-        assert client.list_versions().tags == {"best": 2, "latest": 2}
-        blobs = [client.fetch(number) for number in (1, 2)]
-    assert [params and params.blob for params in blobs] == [b"blob 1", b"blob 2"]
 
 
 def test_sigterm_ends_waiting_calls_and_the_process(server: ServerProcess) -> None:
@@ -159,7 +136,7 @@ def test_idle_server_is_small_and_still(steady_server: ServerProcess) -> None:
         before = _cpu_s(pid)
         assert client.fetch(wait_s=2) is None  # two seconds in which nothing happens
         assert _cpu_s(pid) - before <= 2 * 0.02
-        assert _resident_mb(pid) < 100
+        assert resident_mib(pid) < 100
 
 
 def test_publisher_and_watcher_go_on_after_the_server_was_killed(server: ServerProcess) -> None:
@@ -392,7 +369,7 @@ def test_fetches_that_stall_over_many_versions_stay_within_the_budget(tmp_path: 
         fencing_token = client.acquire_fencing_token("test", connect_timeout_s=WAIT_S).fencing_token
         for number in range(44):
             if number == 4:
-                before_mb = _resident_mb(server.pid)  # with the newest version and what publishing takes
+                before_mib = resident_mib(server.pid)  # with the newest version and what publishing takes
             blobs = {Precision.FULL: number.to_bytes(1, "little") * size}
             client.publish(blobs, METADATA, fencing_token=fencing_token, base_version=number)
             if number < 4:
@@ -403,7 +380,7 @@ def test_fetches_that_stall_over_many_versions_stay_within_the_budget(tmp_path: 
             stack.callback(stalled.cancel)
             if number < 12:
                 next(stalled)  # its header: it is being sent
-        assert _resident_mb(server.pid) - before_mb < 2 * budget_mib  # twice: the allocator keeps as much
+        assert resident_mib(server.pid) - before_mib < 2 * budget_mib  # twice: the allocator keeps as much
         stack.close()
         newest = client.fetch()
         assert newest is not None
@@ -413,9 +390,3 @@ def test_fetches_that_stall_over_many_versions_stay_within_the_budget(tmp_path: 
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _resident_mb(pid: int) -> float:
-    match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert match is not None
-    return int(match[1]) / 1024

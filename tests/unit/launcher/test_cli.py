@@ -58,6 +58,14 @@ def test_unknown_command_far_from_all_lists_them(capsys: pytest.CaptureFixture[s
     assert "known: train, resume" in capsys.readouterr().err
 
 
+def test_configs_lists_the_presets_and_prints_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has a line; what is printed is the file."""
+    assert cli.main(["configs"]) == 0
+    assert "\nquickstart " in capsys.readouterr().out
+    assert cli.main(["configs", "quickstart"]) == 0
+    assert capsys.readouterr().out == (_ROOT / "configs" / "quickstart.yaml").read_text()
+
+
 @pytest.mark.parametrize("name", ["train", "resume", "status", "ctl", "doctor"])
 def test_help_of_a_command_explains_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command of the launcher has its own --help, with exit code 0."""

@@ -113,6 +113,7 @@ OPTIONS = [
 ENVIRONMENTS = [
     ("--env.id LunarLandrContinuous-v3", "'LunarLanderContinuous-v3'"),
     ("--env.id nowhere:make", "'nowhere'"),
+    ("--env.id my-robot", "'my-robot' env.spaces simulators"),
     ("--env.id tests.support.envs:cuonting", "'counting'"),
     ("--env.id PongNoFrameskip-v4", "'ALE/Pong-v5'"),
     ("--env.id ALE/Pnog-v5", "'ALE/Pong-v5'"),
