@@ -230,7 +230,7 @@ class Learner:
                 self._end_before(error)
                 rolled_back = True
             self._finish(publisher, checkpointer, PUBLISH_S if rolled_back else _LAST_PUBLISH_S)
-            if self._end is not None and self._ends_run(is_over=trainer.is_over or rolled_back):
+            if self._end is not None and self._ends_run(trainer, rolled_back=rolled_back):
                 self._end.mark(self._config.cluster.connect_timeout_s)
         except Diverged as error:
             self._end_as_diverged(error)
@@ -285,10 +285,12 @@ class Learner:
             _log.warning("the parameter server did not acknowledge the last parameters", timeout_s=timeout_s)
         _log.info("stopped", reason=self._control.stop_reason, learner_steps=self._counters.learner_steps)
 
-    def _ends_run(self, *, is_over: bool) -> bool:
+    def _ends_run(self, trainer: Trainer, *, rolled_back: bool) -> bool:
         """True if others must hear of the end: of a limit, and, where nothing restarts the learner, of `Stop`."""
         reached = self._limits().reached(self._counters) is not None
-        return reached or (is_over and self._config.run.supervisor == "job")
+        if reached or (trainer.is_at_limit and not rolled_back):  # the evaluator marks its verdict
+            return True
+        return (trainer.is_over or rolled_back) and self._config.run.supervisor == "job"
 
     def _end_before(self, error: Diverged) -> None:
         """End at the version of the verdict, which training has moved past and diverged since."""

@@ -38,7 +38,12 @@ def words(ranks: LearnerGroup, place: RankInfo) -> dict[str, Tensor]:
     is_last = place.index == place.size - 1
     agreed = ranks.all_agree(
         StepVote(
-            stop=False, pause=is_last, lacks_batch=False, largest_weight=float(place.index), is_over=place.index == 0
+            stop=False,
+            pause=is_last,
+            lacks_batch=False,
+            largest_weight=float(place.index),
+            is_over=place.index == 0,
+            at_limit=is_last,
         )
     )
     shared = ranks.broadcast(f"from {place.index}".encode())

@@ -55,7 +55,7 @@ def _assert_equal(first: dict[str, Tensor], *others: dict[str, Tensor]) -> None:
         assert other.keys() == first.keys()
         for name, tensor in first.items():
             assert torch.equal(other[name], tensor), name
-    assert first["agreed"].tolist() == [False, True, False, len(others), True]
+    assert first["agreed"].tolist() == [False, True, False, len(others), True, True]
     assert first["shared"].numpy().tobytes() == b"from 0"
 
 

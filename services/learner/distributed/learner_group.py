@@ -108,6 +108,8 @@ class StepVote(NamedTuple):
     """The largest importance weight of the batch before any scaling; 0 without one."""
     is_over: bool = False
     """Whether any rank ends for another reason than a signal to its machine, which returns."""
+    at_limit: bool = False
+    """Whether any rank has reached a limit of the run by its own counts."""
 
 
 class LearnerGroup(ProcessGroup, Protocol):
@@ -193,8 +195,8 @@ class TorchLearnerGroup:
         def agreed() -> StepVote:
             with self._translated():
                 exchange.wait()
-            stop, pause, lacks_batch, largest_weight, is_over = numbers.tolist()
-            return StepVote(bool(stop), bool(pause), bool(lacks_batch), largest_weight, bool(is_over))
+            stop, pause, lacks_batch, largest_weight, is_over, at_limit = numbers.tolist()
+            return StepVote(bool(stop), bool(pause), bool(lacks_batch), largest_weight, bool(is_over), bool(at_limit))
 
         return agreed
 

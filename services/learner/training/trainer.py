@@ -128,6 +128,8 @@ class Trainer:
         self._published_at = -math.inf
         self.is_over = False
         """Whether all ranks have ended for good; otherwise a signal to one of them interrupted all."""
+        self.is_at_limit = False
+        """Whether a rank has reached a limit; each counts agent decisions by the samples that it has received."""
 
     def run(self) -> str:
         """Train until asked to stop or until a limit is reached; return the reason.
@@ -174,14 +176,14 @@ class Trainer:
         if self._voting is None:
             vote = self._vote(must_stop=must_stop)
             if self._group.size == 1:
-                self.is_over = vote.is_over
+                self.is_over, self.is_at_limit = vote.is_over, vote.at_limit
                 return vote
             self._voting = self._group.begin_vote(vote)
         started = self._clock()
         agreed = self._voting()
         self._voting = None
         self._progress.record_rank_wait(self._clock() - started)
-        self.is_over = agreed.is_over
+        self.is_over, self.is_at_limit = agreed.is_over, agreed.at_limit
         return agreed
 
     def _vote(self, *, must_stop: bool) -> StepVote:
@@ -190,8 +192,9 @@ class Trainer:
         if self._batch is None and not must_stop and not paused:
             self._batch = self._batches.take(0.0) or self._wait_for_batch()
         largest_weight = 0.0 if self._batch is None else self._batch.largest_weight
-        is_interrupted = self._control.is_interrupted and self._limits.reached(self._counters) is None
-        return StepVote(must_stop, paused, self._batch is None, largest_weight, must_stop and not is_interrupted)
+        at_limit = self._limits.reached(self._counters) is not None
+        is_over = must_stop and (at_limit or not self._control.is_interrupted)
+        return StepVote(must_stop, paused, self._batch is None, largest_weight, is_over, at_limit)
 
     def _vote_ahead(self) -> None:
         """Vote for the next step while the device computes this one, if there is a batch and nothing to say besides."""

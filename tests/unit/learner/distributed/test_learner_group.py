@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.support.learner_fakes import Clock, FakeAgent, FakePriorities, FakeSource, batch
 from tests.support.naming import naming
+from tidemill.config.run import RunSettings
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.services import LearnerSettings
 from tidemill.config.sources import SourceSettings
@@ -22,6 +23,7 @@ from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device import DeviceBacklog, resolve_device
 from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
+from tidemill.services.learner.learner import Learner
 from tidemill.services.learner.status.control import Control
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.divergence import Diverged
@@ -43,8 +45,8 @@ class _Others(SingleLearner):
         other = self._words.pop(0) if self._words else _NOTHING
         largest = max(word.largest_weight, other.largest_weight)
         lacks_batch = word.lacks_batch or other.lacks_batch
-        is_over = word.is_over or other.is_over
-        return StepVote(word.stop or other.stop, word.pause or other.pause, lacks_batch, largest, is_over)
+        is_over, at_limit = word.is_over or other.is_over, word.at_limit or other.at_limit
+        return StepVote(word.stop or other.stop, word.pause or other.pause, lacks_batch, largest, is_over, at_limit)
 
 
 _NOTHING = StepVote(stop=False, pause=False, lacks_batch=False, largest_weight=0.0)
@@ -104,6 +106,23 @@ def test_signal_to_a_rank_ends_the_run_for_none(asked: str | None) -> None:
     assert (ranks.heard[-1].stop, ranks.heard[-1].is_over, trainer.is_over) == (True, bool(asked), bool(asked))
     other = _trainer(_Others(ranks.heard[-1]), FakeAgent(), [_batch()], 5)
     assert (other.run(), other.is_over) == ("another rank stopped", bool(asked))
+
+
+@pytest.mark.parametrize("asked", [None, "a caller asked"])
+def test_limit_that_another_rank_has_reached_ends_the_run(asked: str | None) -> None:
+    """Each counts agent decisions by its own samples, and the first one, which marks the end, may be behind.
+
+    Where an engine restarts what ends, `Stop` does not end the run.
+    """
+    control, ranks = Control(threading.Event()), _Others()
+    if asked is not None:
+        control.stop(asked)
+    _trainer(ranks, FakeAgent(), [_batch()], 1, control).run()
+    first = _trainer(_Others(_NOTHING, ranks.heard[-1]), FakeAgent(), [_batch(), _batch()], 5)
+    assert (first.run(), first.is_over) == ("another rank stopped", True)
+    config = LearnerConfig(run=RunSettings(supervisor="engine", max_env_steps=100), agent=SACConfig(batch_size=64))
+    learner = Learner(config, threading.Event(), RankInfo(0, 2))
+    assert learner._ends_run(first, rolled_back=False) is (asked is None)
 
 
 def test_rank_pauses_with_the_others() -> None:
