@@ -25,7 +25,10 @@ _PREFIX = "tidemill_learner"
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _LAG_BOUNDS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 _LAG_NAME = "tidemill_learner_policy_lag_items_versions"
-_LAG_HELP = "Items trained on, by policy lag: newest version minus the version that chose the item's first action."
+_LAG_HELP = (
+    "Items trained on, by policy lag: newest version minus the version that chose the item's first action. An action "
+    "that no version chose is left out."
+)
 
 _AGE_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 _AGE_NAME = "tidemill_learner_item_age_seconds"

@@ -296,12 +296,14 @@ class Trainer:
             self._publisher.check()
 
     def _record(self, batch: Batch, now: float) -> None:
-        replay, lag = batch.replay, self._counters.version - batch.params_versions
+        replay, versions = batch.replay, batch.params_versions
+        lag = self._counters.version - versions[versions > 0]  # 0: the action was not a version's
         self._progress.table_items = int(replay.table_items[0])
         metrics.BATCH_AGE_SECONDS.set(now - replay.received_at)
-        self._progress.policy_lag = max(float(lag.mean()), 0.0)
-        metrics.POLICY_LAG.set(self._progress.policy_lag)
-        metrics.ITEM_POLICY_LAG.observe(np.maximum(lag, 0.0))
+        if lag.size:
+            self._progress.policy_lag = max(float(lag.mean()), 0.0)
+            metrics.POLICY_LAG.set(self._progress.policy_lag)
+            metrics.ITEM_POLICY_LAG.observe(np.maximum(lag, 0.0))
         metrics.ITEM_AGES.observe(replay, batch.own_items, now)
         self._sources.record(batch, now)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -28,7 +30,9 @@ from tidemill.rl.agents.interface import Update
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.resume import ResumableState
 from tidemill.services.learner.checkpoint.store import CheckpointStore
+from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device import DeviceBatch
+from tidemill.services.learner.status import metrics
 from tidemill.services.learner.status.control import Control
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.progress import Progress
@@ -216,6 +220,18 @@ def test_publishing_goes_on_from_the_restored_step(tmp_path: Path, scenes: list[
     scene.counters.learner_steps = 5
     scene.trainer.run()
     assert scene.publisher.published == [1.0]
+
+
+def test_policy_lag_is_that_of_actions_that_a_version_chose(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """Where people act, too, their actions have no version; a batch of those alone changes nothing."""
+    scene = _scene(scenes, tmp_path, Limits())
+    scene.counters.version = 500
+    before = metrics.ITEM_POLICY_LAG._counts.sum()
+    for versions in ((498, 0, 496), (0, 0, 0)):
+        by = np.array(versions, np.uint64)
+        scene.trainer._record(Batch(replace(batch(1, 2, 3).replay, first_versions=by)), 100.0)
+        assert scene.progress.policy_lag == 3.0
+    assert metrics.ITEM_POLICY_LAG._counts.sum() - before == 2
 
 
 def test_table_without_priorities_gets_none(tmp_path: Path, scenes: list[_Scene]) -> None:
