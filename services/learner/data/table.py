@@ -33,6 +33,7 @@ _MAX_IMAGE_BATCHES = 4
 """The same of images, of which a batch is a greater part of what was learned from."""
 
 _CREATE_S = 5.0
+_RESOLVE_S = 10.0  # a name is asked for every 5 s
 
 _log = structlog.get_logger()
 
@@ -100,14 +101,14 @@ class FoundTable:
 def create_tables(directory: ShardDirectory, table: TableConfig) -> FoundTable:
     """Create the table, or each shard's part of it, if it does not exist; return what it holds.
 
-    An unavailable shard gets its part when it is first sampled.
+    A name of shards is waited for; an unavailable shard gets its part when it is first sampled.
 
     Raises:
         FatalError: The name is taken by a table with another configuration.
         Unavailable: No server answers.
     """
     part = shard_config(table, directory.count)
-    addresses = directory.current
+    addresses = directory.known(_RESOLVE_S)
     found, unavailable = [], []
     for address in addresses.values():
         with ReplayClient(address, deadline_s=_CREATE_S) as client:

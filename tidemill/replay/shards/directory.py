@@ -59,7 +59,7 @@ class ShardDirectory(Reopened):
         self.addresses = tuple(addresses)
         self.count = count or len(addresses)
         self._resolve, self._every_s = resolve or resolve_now, every_s
-        self._closed = threading.Event()
+        self._closed, self._known = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._current: Mapping[str, str] = {}
         if addresses[0].startswith(_DNS):
@@ -70,6 +70,8 @@ class ShardDirectory(Reopened):
             self._current = {str(number): address for number, address in enumerate(addresses)}
         else:
             self._current = {"": addresses[0]}
+        if self._current:
+            self._known.set()
 
     @property
     def is_sharded(self) -> bool:
@@ -79,6 +81,11 @@ class ShardDirectory(Reopened):
     @property
     def current(self) -> Mapping[str, str]:
         """Address of each shard by name; empty before the first answer."""
+        return self._current
+
+    def known(self, timeout_s: float) -> Mapping[str, str]:
+        """Wait for the first answer, at most `timeout_s` seconds; return `current` then, empty without one."""
+        self._known.wait(timeout_s)
         return self._current
 
     def close(self) -> None:
@@ -103,6 +110,7 @@ class ShardDirectory(Reopened):
             if found and found != self._current:
                 _log.info("replay shards", name=name, addresses=sorted(found))
                 self._current = found
+                self._known.set()
             if self._closed.wait(self._every_s):
                 return
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
+
 import pytest
 
 from tests.support.learner_fakes import FakeAgent
 from tests.support.naming import naming
+from tests.support.replay_service import local_server
 from tidemill.config.services import LearnerSettings
 from tidemill.config.table import TableSettings
-from tidemill.errors import AlreadyExists, FatalError
-from tidemill.replay.table_config import SelectorKind, TableConfig
-from tidemill.services.learner.data.table import batches_per_sample, create_table, table_config
+from tidemill.errors import AlreadyExists, FatalError, Unavailable
+from tidemill.replay.client import ReplayClient
+from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.table_config import SelectorKind, TableConfig, shard_config
+from tidemill.services.learner.data import table as table_module
+from tidemill.services.learner.data.table import batches_per_sample, create_table, create_tables, table_config
 from tidemill.types import EnvSpec, WindowSpec, signature_of
 
 _SPEC = EnvSpec((8,), "float32", action_shape=(2,))
@@ -103,6 +110,35 @@ def test_largest_ratio_of_a_queue_is_held_by_its_limiter() -> None:
     fifo = TableSettings(sampler="fifo")
     held = _config(fifo, LearnerSettings(updates_per_env_step=1 / 64), batch_size=32)
     assert held.rate_limiter.samples_per_insert == 1
+
+
+def test_table_is_made_also_if_the_name_of_the_shards_is_not_known_yet() -> None:
+    """A directory asks for it in a thread, and at first nobody may answer."""
+    config, asked = _config(TableSettings(), LearnerSettings()), list[str]()
+
+    def resolve(name: str) -> Sequence[str]:
+        asked.append(name)
+        if len(asked) < 3:
+            raise OSError("no such name")
+        return [server.address]
+
+    with (
+        local_server() as server,
+        closing(ShardDirectory(["dns:///replay:7401"], 2, every_s=0.01, resolve=resolve)) as directory,
+        ReplayClient(server.address) as client,
+    ):
+        assert create_tables(directory, config).items == 0
+        assert client.describe_table(config.name).config == shard_config(config, 2)
+
+
+def test_name_of_shards_that_stays_unknown_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait has a bound."""
+    monkeypatch.setattr(table_module, "_RESOLVE_S", 0.01)
+    with (
+        closing(ShardDirectory(["dns:///replay:7401"], resolve=lambda _: ())) as directory,
+        pytest.raises(Unavailable, match=naming("dns:///replay:7401")),
+    ):
+        create_tables(directory, _config(TableSettings(), LearnerSettings()))
 
 
 class _TakenName:
