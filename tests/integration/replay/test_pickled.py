@@ -6,6 +6,7 @@ import pickle
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 
@@ -48,3 +49,17 @@ def test_event_of_this_process_does_not_travel(server: LocalServer) -> None:
         pytest.raises(TypeError, match=naming("ReplayDataset stop")),
     ):
         pickle.dumps(dataset)
+
+
+@pytest.mark.parametrize("given", ["state", "epoch"])
+def test_writer_that_continues_streams_does_not_travel(server: LocalServer, given: str) -> None:
+    """Two that continue the same streams lose steps of each other; the error says where to make the writer."""
+    with ReplayWriter(server.address, steps_table(), windows=ItemWindow(1), name="one") as first:
+        first.append(numbered_step(0))
+        first.flush(WAIT_S)
+        before: dict[str, Any] = {given: getattr(first, given)() if given == "state" else first.epoch}
+    with (
+        ReplayWriter(server.address, "t", windows=ItemWindow(1), name="one", **before) as second,
+        pytest.raises(TypeError, match=naming(f"ReplayWriter {given} process")),
+    ):
+        pickle.dumps(second)

@@ -66,7 +66,7 @@ class ReplayWriter(Reopened):
     `TidemillError` of a server that refused for good, such as one that has another table of that name; and
     `FailedPrecondition` once it is closed, and in a process forked from the one that made the writer. Pickled, it is
     another writer with the same arguments where it arrives: it has its own streams, and none of the steps that this
-    one has not sent. With `name` or `state` it takes the streams of this one over.
+    one has not sent. With `name` it takes the streams of this one over; with `state` or `epoch` it cannot be pickled.
 
     Example:
         >>> import tidemill
@@ -202,6 +202,16 @@ class ReplayWriter(Reopened):
         self._connect(timeout_s)
         if (state is not None or (epoch and not hold)) and not replays:
             self._begin_behind()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the constructor's arguments. TypeError: `state`, `epoch` or `stop` was given."""
+        for name in ("state", "epoch"):
+            if self._opened_with[1].get(name):
+                raise TypeError(
+                    f"a ReplayWriter with `{name}` cannot be pickled: this one and its copies would continue the same "
+                    f"streams and lose steps of each other; make it with `{name}` in the one process that writes"
+                )
+        return super().__reduce__()
 
     def append(
         self,
