@@ -20,6 +20,7 @@ from tests.support.naming import naming
 from tests.support.own_algorithm import OwnAgent, OwnConfig, OwnPolicy
 from tests.support.params_service import free_address
 from tests.support.replay_service import local_server
+from tests.support.waiting import WAIT_S
 from tidemill.config.load import load_config
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
@@ -165,11 +166,13 @@ def test_algorithm_of_a_user_that_acts_wrongly_is_told() -> None:
 def test_update_of_a_user_s_algorithm_that_does_not_end_well_is_told(aborts: bool) -> None:
     """The environment is not to blame alone, and a learner's GPU may be what the update needs."""
     agent = {"algorithm": f"{__name__}:UpdatesBadly", "aborts": aborts}
-    settings = {"env": {"id": "CartPole-v1"}, "agent": agent, "launcher": {"start_timeout_s": 60.0 if aborts else 9.0}}
+    settings = {"env": {"id": "CartPole-v1"}, "agent": agent}
+    bad = {"learner": {"device": "cpu"}, "launcher": {"start_timeout_s": WAIT_S if aborts else 9.0}}
     with pytest.raises(ConfigError, match=naming(f"'CartPole-v1' agent.algorithm '{agent['algorithm']}'")) as told:
-        check_environment(load_config({**settings, "learner": {"device": "cpu"}}))
+        check_environment(load_config({**settings, **bad}))
     assert re.search(naming("learner.device cuda"), str(told.value))
-    assert check_environment(load_config({**settings, "learner": {"device": "cuda"}})) == ""
+    good = {"learner": {"device": "cuda"}, "launcher": {"start_timeout_s": WAIT_S}}
+    assert check_environment(load_config({**settings, **good})) == ""
 
 
 def test_run_that_has_trained_on_images_with_their_channels_first_continues() -> None:

@@ -44,7 +44,7 @@ _TABLE = TableConfig(
 def _filled() -> Iterator[str]:
     """Yield the address of a server with eleven items of two steps."""
     with local_server() as server:
-        with ReplayWriter(server.address, _TABLE, windows=ItemWindow(2)) as writer:
+        with ReplayWriter(server.address, _TABLE, windows=ItemWindow(2), timeout_s=WAIT_S) as writer:
             for number in range(12):
                 writer.append({"number": number, "tokens": [float(number)] * (number % 4)})
         yield server.address
@@ -89,7 +89,7 @@ def test_data_loader_iterates_over_batches(workers: int) -> None:
     table = replace(_TABLE, name="again", max_times_sampled=0)
     context = "spawn" if workers else None
     with local_server() as server:
-        with ReplayWriter(server.address, table, windows=ItemWindow(2)) as writer:
+        with ReplayWriter(server.address, table, windows=ItemWindow(2), timeout_s=WAIT_S) as writer:
             for number in range(5):
                 writer.append({"number": number, "tokens": [0.5]})
         data = torch_dataset(partial(ReplayDataset, server.address, table, 4, timeout_s=WAIT_S, prefetch=1))
@@ -120,7 +120,7 @@ def test_column_of_the_name_weights_is_kept() -> None:
     step = {"weights": 7.0, "number": 1}
     table = TableConfig("w", signature_like(step), SelectorConfig(SelectorKind.UNIFORM), 10, 1)
     with local_server() as server:
-        with ReplayWriter(server.address, table, windows=ItemWindow(1)) as writer:
+        with ReplayWriter(server.address, table, windows=ItemWindow(1), timeout_s=WAIT_S) as writer:
             writer.append(step)
         with ReplayDataset(server.address, table, 2, timeout_s=WAIT_S) as dataset:
             tensors = to_torch(next(dataset))
