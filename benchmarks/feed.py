@@ -140,6 +140,7 @@ def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[
     )
     batch_size = config.agent.batch_size
     table = table_config(config.table, learner, agent, stored_columns(config.agent, spec), batch_size)
+    batches = batches_per_sample(config.table, learner, table.signature, batch_size, table.max_item_steps)
     rows = FeedRows(what, agent.window.stride, config.table.chunk_length, device)
     dataset = ReplayDataset(
         address,
@@ -149,7 +150,7 @@ def feed(config: RunConfig, address: str, what: Feed, threads: int) -> Iterator[
         transform=ToDevice(agent, device, lambda: rows.on_device),
         decoding=Decoding(threads=threads, encoded=decoded_later(agent, table.signature), history=agent.window.history),
         prefetch=threads + 1,
-        batches_per_sample=batches_per_sample(config.table, learner, table.signature, batch_size),
+        batches_per_sample=batches,
         keep=rows,
         create=True,
     )

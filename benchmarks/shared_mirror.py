@@ -53,7 +53,8 @@ def sample(arguments: list[str], items: int) -> dict[str, float]:
     agent = build_agent(config.agent, spec_of(config.env), seed=1)
     signature, size = stored_columns(config.agent, spec_of(config.env)), config.agent.batch_size
     table = table_config(config.table, config.learner, agent, signature, size)
-    per_sample = rank.local_batch_size(config) * batches_per_sample(config.table, config.learner, signature, size)
+    batches = batches_per_sample(config.table, config.learner, signature, size, table.max_item_steps)
+    per_sample = rank.local_batch_size(config) * batches
     with ExitStack() as stack:
         group = stack.enter_context(joined_group(rank, torch.device("cpu"), _WAIT_S))
         before = _proportional_kib()

@@ -175,7 +175,7 @@ def _learner(run: Run, client: ReplayClient) -> list[str]:
     """Return the options of the sampler: calls, mirror and versions of the run's learner."""
     config, table = run.config, client.describe_table(run.config.table.name).config
     batch = config.agent.batch_size
-    batches = batches_per_sample(config.table, config.learner, table.signature, batch)
+    batches = batches_per_sample(config.table, config.learner, table.signature, batch, table.max_item_steps)
     chunks_per_item = -(-table.max_item_steps // config.table.chunk_length) + 1
     slots = table.max_items // config.table.chunk_length + 8 * batches * batch * chunks_per_item
     publish_s = max(config.learner.publish_every / run.updates_per_s, 0.2)  # as `learner.publish_least_s` on a GPU

@@ -19,7 +19,7 @@ from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_range
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.chunk import check_priorities
-from tidemill.replay.limits import MAX_BATCH_SIZE, MAX_KEYS, least_slots
+from tidemill.replay.limits import MAX_BATCH_SIZE, MAX_BATCH_STEPS, MAX_KEYS, least_slots
 from tidemill.replay.table_config import check_signature
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import (
@@ -55,7 +55,6 @@ _log = LateLogger()
 Context = grpc.aio.ServicerContext[Any, Any]
 
 SERVICE = "tidemill.replay.v1.ReplayService"
-_MAX_BATCH_STEPS = 2**22  # where a batch lies is looked up chunk by chunk before its size is known
 _MESSAGE_MARGIN = 0.9  # of a message may be blocks
 _PART_MARGIN = 64  # bytes of a message that has a part of a batch, beside the part
 _LEAST_PART_BYTES = 65_536
@@ -449,10 +448,10 @@ class ReplayServicer:
         check_range("batch_size", opening.batch_size, 1, MAX_BATCH_SIZE)
         table = self._replay.find(opening.table)
         steps = opening.batch_size * table.config.max_item_steps
-        if steps > _MAX_BATCH_STEPS:
+        if steps > MAX_BATCH_STEPS:
             raise InvalidArgument(
                 f"batch_size is {opening.batch_size}, for items of up to {table.config.max_item_steps} steps "
-                f"it must be at most {_MAX_BATCH_STEPS // table.config.max_item_steps}"
+                f"it must be at most {MAX_BATCH_STEPS // table.config.max_item_steps}"
             )
         table.check_batch_size(opening.batch_size, opening.without_replacement)
         epochs = None

@@ -31,6 +31,9 @@ MAX_KEYS = 2**20
 MAX_BATCH_SIZE = 2**16
 """Items of one sample."""
 
+MAX_BATCH_STEPS = 2**22
+"""Steps of one sample: where they lie is looked up chunk by chunk before its size is known."""
+
 MAX_DRAWS = 1024
 """Draws of one Sample call that may be unanswered."""
 

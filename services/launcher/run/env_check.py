@@ -6,6 +6,7 @@ The launcher imports neither gymnasium nor torch, and an environment may hang, o
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 from tidemill.config.hindsight import item_window
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
+from tidemill.config.sources import fractions_of
 from tidemill.errors import ConfigError, InvalidArgument, Unavailable
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.process import run
@@ -25,12 +27,13 @@ from tidemill.programs.fork_client import ForkClient, started
 from tidemill.programs.fork_server import Order
 from tidemill.programs.group_guard import MARK_VARIABLE
 from tidemill.programs.groups import Groups
+from tidemill.replay.limits import MAX_BATCH_SIZE, MAX_BATCH_STEPS
 from tidemill.rl.networks.torsos import check_axes, check_settings
 from tidemill.rl.settings.base import AgentSettings
 from tidemill.rl.settings.registry import ALGORITHMS, AgentConfig, require_bfloat16, stored_columns
 from tidemill.services.launcher.run.continuation import changed_settings
 from tidemill.services.launcher.run.paths import with_addresses
-from tidemill.settings.check import check
+from tidemill.settings.check import check, check_that
 from tidemill.settings.user_code import user_object
 from tidemill.temporary_folder import temporary_folder
 
@@ -178,6 +181,21 @@ def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool) -> None:
     steps = item_window(config.agent, config.table, spec.frame_stack).length
     allowed = f"at most {MAX_ITEM_STEPS}: lower agent.n_step or agent.unroll"
     check(steps <= MAX_ITEM_STEPS, "the number of steps of an item", steps, allowed)
+    _check_draw(config, steps)
+
+
+def _check_draw(config: RunConfig, item_steps: int) -> None:
+    """Raise ConfigError if one sample call would draw more than a replay server allows."""
+    batches, share = max(config.learner.batches_per_sample, 1), max(fractions_of(config.learner.sources))
+    items = math.ceil(config.agent.batch_size // config.launcher.learners * share) * batches
+    most = min(MAX_BATCH_SIZE, MAX_BATCH_STEPS // item_steps)
+    how_long = "table.hindsight_steps" if config.table.hindsight else "agent.n_step or agent.unroll"
+    check_that(
+        items <= most,
+        f"agent.batch_size is {config.agent.batch_size} and learner.batches_per_sample {config.learner.batches_per_sample}"
+        f": a sample call would draw {items} items of up to {item_steps} steps, at most {most} allowed; lower one of "
+        f"them, or {how_long}",
+    )
 
 
 def _notices(config: RunConfig, env: VectorEnv) -> list[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import structlog
 
 from tidemill.config.services import LearnerSettings
+from tidemill.config.sources import fractions_of
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, FatalError, Unavailable
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.limits import MAX_BATCH_STEPS
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import (
     RateLimiterConfig,
@@ -53,7 +56,7 @@ def table_config(
     Raises:
         ConfigError: The table cannot hold the ratio.
     """
-    batches = batches_per_sample(table, learner, signature, batch_size)
+    batches = batches_per_sample(table, learner, signature, batch_size, agent.window.length)
     return TableConfig(
         name=table.name,
         signature=signature,
@@ -66,10 +69,12 @@ def table_config(
     )
 
 
-def batches_per_sample(table: TableSettings, learner: LearnerSettings, signature: Signature, batch_size: int) -> int:
+def batches_per_sample(
+    table: TableSettings, learner: LearnerSettings, signature: Signature, batch_size: int, item_steps: int
+) -> int:
     """Return the number of batches of one sample call: as set, or enough to make the cost of a call small.
 
-    Of a queue it is one: a second batch may not be there before the first was learned from.
+    It is never so large that items of `item_steps` steps would exceed a server's limit. Of a queue it is one: a second batch may not be there before the first was learned from.
 
     A call costs about half a millisecond of both sides besides its items (benchmarks/learner.py): as much as decoding
     some thousand short vectors, or a few dozen stacks of images. Of images that the learner mirrors, a call brings
@@ -82,7 +87,9 @@ def batches_per_sample(table: TableSettings, learner: LearnerSettings, signature
         return 1
     has_images = any(len(column.shape) > 1 for column in signature if column.name.startswith(OBSERVATION))
     worthwhile = _MIN_IMAGES if has_images and not learner.mirror_mib else _MIN_VECTORS
-    return min(max(worthwhile // batch_size, 1), _MAX_IMAGE_BATCHES if has_images else _MAX_BATCHES)
+    with_sources = math.ceil(batch_size / fractions_of(learner.sources)[0])
+    most = min(_MAX_IMAGE_BATCHES if has_images else _MAX_BATCHES, MAX_BATCH_STEPS // (with_sources * item_steps))
+    return max(min(worthwhile // batch_size, most), 1)
 
 
 @dataclass(frozen=True)

@@ -162,8 +162,8 @@ class LockStepPace:
         return Feed(DatasetBatches(dataset, skip=used), outputs, lambda: (), lambda: (), dataset.close)
 
     def _most_batches(self, table: TableConfig) -> int:
-        config = self._config
-        return batches_per_sample(config.table, config.learner, table.signature, config.agent.batch_size)
+        config, items = self._config, self._config.agent.batch_size
+        return batches_per_sample(config.table, config.learner, table.signature, items, table.max_item_steps)
 
     def _dataset(
         self, learning: Learning, batches: int, directory: ShardDirectory, group: LearnerGroup

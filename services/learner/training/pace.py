@@ -140,7 +140,7 @@ class FreeRunning:
         """Start to sample (`Pace`)."""
         settings, table = self._config.learner, learning.table
         own = own_items(self._config, self._rank)
-        splits = batches_per_sample(self._config.table, settings, table.signature, own)
+        splits = batches_per_sample(self._config.table, settings, table.signature, own, table.max_item_steps)
         mixture = open_sources(self._config, table)
         # of a queue each item is drawn once: a rank that drew ahead would hold what another waits for
         on_demand = self._rank.size > 1 and bool(table.max_times_sampled)

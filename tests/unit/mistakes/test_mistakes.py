@@ -140,6 +140,11 @@ ENVIRONMENTS = [
     ),
     (f"{CARTPOLE} --agent.algorithm dqn --env.observation-indices 9", "env.observation_indices (9,) (4,)"),
     (f"{CARTPOLE} --agent.algorithm dqn --agent.n-step 70000", "70001 65535"),
+    (
+        f"{CARTPOLE} --agent.algorithm dqn --agent.batch-size 8193 --learner.batches-per-sample 8",
+        "agent.batch_size 8193 learner.batches_per_sample 8 65544 65536 agent.n_step",
+    ),
+    (f"{CARTPOLE} --agent.algorithm dqn --agent.n-step 20000 --agent.batch-size 256", "agent.batch_size 256 20001 209"),
     (f"{CARTPOLE} --agent.algorithm dqn --agent.loss nowhere:loss", "'nowhere'"),
     (f"{CARTPOLE} --agent.algorithm dqn --learner.callbacks nowhere:Call", "nowhere"),
     (f"{CARTPOLE} --agent.algorithm dqn --table.hindsight 0.8 --agent.n-step 1", "Dict achieved_goal"),

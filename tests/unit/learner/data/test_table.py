@@ -11,6 +11,7 @@ from tests.support.learner_fakes import FakeAgent
 from tests.support.naming import naming
 from tests.support.replay_service import local_server
 from tidemill.config.services import LearnerSettings
+from tidemill.config.sources import SourceSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, FatalError, Unavailable
 from tidemill.replay.client import ReplayClient
@@ -74,15 +75,28 @@ def test_small_batches_are_drawn_several_at_once(
     """About 2048 items make a call, of at most eight batches, or four of images, unless the settings say otherwise."""
     signature = signature_of(EnvSpec(shape, "uint8", num_actions=2))
     learner = LearnerSettings(batches_per_sample=asked)
-    assert batches_per_sample(TableSettings(), learner, signature, batch_size) == expected
-    assert batches_per_sample(TableSettings(sampler="fifo"), learner, signature, batch_size) == (asked or 1)
+    assert batches_per_sample(TableSettings(), learner, signature, batch_size, 2) == expected
+    assert batches_per_sample(TableSettings(sampler="fifo"), learner, signature, batch_size, 2) == (asked or 1)
 
 
 @pytest.mark.parametrize("batch_size, expected", [(32, 4), (64, 2), (512, 1)])
 def test_images_that_are_sent_whole_are_drawn_fewer_at_once(batch_size: int, expected: int) -> None:
     """Without a mirror 128 images cost as much as a call."""
     signature = signature_of(EnvSpec((84, 84), "uint8", num_actions=2))
-    assert batches_per_sample(TableSettings(), LearnerSettings(mirror_mib=0), signature, batch_size) == expected
+    assert batches_per_sample(TableSettings(), LearnerSettings(mirror_mib=0), signature, batch_size, 2) == expected
+
+
+@pytest.mark.parametrize("item_steps, expected", [(2_048, 8), (2_049, 7), (3_001, 5), (10_001, 1), (65_535, 1)])
+def test_long_items_are_drawn_fewer_at_once(item_steps: int, expected: int) -> None:
+    """A server refuses a call for more than 2**22 steps; hindsight's items may have thousands each."""
+    found = batches_per_sample(TableSettings(), LearnerSettings(), signature_of(_SPEC), 256, item_steps)
+    assert found == expected
+
+
+def test_share_of_a_source_counts_among_the_steps_of_a_call() -> None:
+    """Of 1,024 items 256 are the table's own: the source's 768 may be as long."""
+    learner = LearnerSettings(sources={"demos": SourceSettings(fraction=0.75)})
+    assert batches_per_sample(TableSettings(), learner, signature_of(_SPEC), 256, 1_001) == 4
 
 
 def test_no_ratio_means_no_buffer() -> None:
