@@ -17,8 +17,9 @@ from tidemill.config.algorithm_defaults import DEFAULT_ALGORITHM, adapted, merge
 from tidemill.config.command_line import document_of
 from tidemill.config.help_text import ALGORITHMS, ALL, describe_algorithms, describe_section, overview
 from tidemill.config.hindsight import check_hindsight
+from tidemill.config.inference import check_inference
 from tidemill.config.lock_step import check_lock_step
-from tidemill.config.on_policy import check_on_policy, check_simulators
+from tidemill.config.on_policy import check_on_policy
 from tidemill.config.presets import FOLDER, find_config, preset_names
 from tidemill.config.sections import RunConfig
 from tidemill.config.sources import check_sources
@@ -225,7 +226,7 @@ def _skeleton(config: type[_T], algorithm: str) -> _T:
 def check_together(settings: object) -> None:
     """Raise ConfigError, with a line for each, for settings of several sections that exclude each other."""
     problems: list[str] = []
-    for check in (check_on_policy, check_lock_step, check_hindsight, check_sources, check_simulators):
+    for check in (check_on_policy, check_lock_step, check_hindsight, check_sources, check_inference):
         with collecting(problems):
             check(settings)
     refuse(problems)

@@ -35,20 +35,6 @@ def check_on_policy(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
         windows_per_version(agent, learner, max(actor.count, launched) * settings.env.num_envs)
 
 
-def check_simulators(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process
-    """Raise ConfigError if simulators may connect and cannot act for the algorithm, in the sections of a process."""
-    inference, agent, learner = (getattr(settings, name, None) for name in ("inference", "agent", "learner"))
-    if inference is None or agent is None or learner is None:
-        return
-    check_that(
-        not inference.simulators or learner.max_policy_lag < 0,
-        f"inference.simulators is {inference.simulators}, but learner.max_policy_lag is {learner.max_policy_lag} for "
-        f"agent.algorithm {agent.algorithm!r}, and simulators cannot wait for a version of the parameters: set "
-        "learner.max_policy_lag to -1 (of these algorithms only impala corrects for the age of an item), or use one "
-        "that learns from a replay, such as dqn, sac or td3",
-    )
-
-
 def _check_queue(agent: Any, table: TableSettings, learner: LearnerSettings) -> None:  # noqa: ANN401 - any algorithm's
     most = 1 / (agent.batch_size * agent.window(1).stride)
     check_that(

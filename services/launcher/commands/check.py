@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tidemill.config.inference import check_inference
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
@@ -23,6 +24,7 @@ def check(argv: Sequence[str]) -> int:
     """Check settings, and write them into the run's folder; return the exit code."""
     config = load(RunConfig, list(argv), prog="tidemill check", description=_ABOUT)
     _check_addresses(config)
+    check_inference(replace(config, launcher=replace(config.launcher, inference=len(config.cluster.inference))))
     file = config.run.folder / "config.yaml"
     before = from_document(RunConfig, read_document(file)) if file.exists() and has_trained(config.run.folder) else None
     # an engine starts the replay service, may let the learner alone reach the servers of sources, and gives it other

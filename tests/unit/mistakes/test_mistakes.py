@@ -90,6 +90,17 @@ OPTIONS = [
     ("--agent.algorithm ppo --learner.updates-per-env-step 1", "learner.updates_per_env_step 0"),
     ("--agent.algorithm ppo --agent.batch-size 7", "agent.batch_size 7 4"),
     ("--learner.max-policy-lag 0", "-1"),
+    ("--agent.algorithm ppo --launcher.inference 1", "launcher.inference 1 learner.max_policy_lag 0 -1"),
+    ("--agent.algorithm impala --cluster.inference h:1", "cluster.inference learner.max_policy_lag 2 -1"),
+    (
+        "--launcher.inference 1 --table.sampler prioritized",
+        "launcher.inference 1 table.sampler 'prioritized' 'sac' actor.inference_fallback 'local'",
+    ),
+    ("--launcher.inference 1 --env.num-envs 257", "env.num_envs 257 inference.max_batch 256 launcher.inference 1"),
+    (
+        "--launcher.inference 2 --inference.max-streams 3 --launcher.actors 7",
+        "launcher.actors 7 launcher.inference 2 inference.max_streams 3 6 actor.inference_fallback 'local'",
+    ),
     ("--agent.algorithm ppo --run.deterministic", "run.deterministic sac"),
     ("--run.deterministic --run.max-wall-s 9", "run.max_learner_steps"),
     ("--table.hindsight 2", "table.hindsight 2.0 0 1"),

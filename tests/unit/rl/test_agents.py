@@ -88,6 +88,14 @@ def observations(env_spec: EnvSpec, count: int = 5) -> Array:
     return seen
 
 
+@every_agent
+def test_settings_say_whether_initial_priorities_need_parameters(config: AgentConfig, env_spec: EnvSpec) -> None:
+    """A run is refused by its settings alone where an inference service keeps the parameters from the actor."""
+    policy = policy_of(config, env_spec)
+    assert isinstance(policy, SplitPolicy)
+    assert getattr(config, "priority_uses_params", False) == policy.priority_uses_params
+
+
 @pytest.mark.parametrize(
     "name,updates",
     [

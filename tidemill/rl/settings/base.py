@@ -56,6 +56,11 @@ class AgentSettings:
         require_at_least(1, self, "batch_size")
         require_fractions(self, "gamma")
 
+    @property
+    def priority_uses_params(self) -> bool:
+        """Whether an actor needs loaded parameters for the initial priority of an item."""
+        return False
+
     def validate_env(self, env_spec: EnvSpec) -> None:
         """Raise ConfigError if actions are of another kind, or the network does not take the observations."""
         if self.actions != "any":

@@ -35,6 +35,11 @@ class DeterministicSettings(NormalizingSettings):
         require_positive(self, "actor_learning_rate", "critic_learning_rate")
         require_at_least(0, self, "learning_rate_decay_updates", "start_steps")
 
+    @property
+    def priority_uses_params(self) -> bool:
+        """Whether an actor needs loaded parameters for the initial priority of an item: the mean of recent ones."""
+        return True
+
 
 @dataclass(frozen=True)
 class DDPGConfig(DeterministicSettings):

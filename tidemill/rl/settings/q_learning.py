@@ -63,6 +63,11 @@ class QLearningSettings(EpsilonSettings, MatmulSettings, NormalizingSettings):
         )
         check_epsilons(self)
 
+    @property
+    def priority_uses_params(self) -> bool:
+        """Whether an actor needs loaded parameters for the initial priority of an item: the scale of rewards."""
+        return self.normalize_rewards
+
 
 @dataclass(frozen=True)
 class DQNConfig(QLearningSettings):

@@ -45,6 +45,11 @@ class SoftSettings(MatmulSettings, NormalizingSettings):
         start = self.initial_temperature
         require(math.isfinite(start) and start > 0, "initial_temperature", start, "positive and finite")
 
+    @property
+    def priority_uses_params(self) -> bool:
+        """Whether an actor needs loaded parameters for the initial priority of an item: the mean of recent ones."""
+        return True
+
 
 @dataclass(frozen=True)
 class SACConfig(SoftSettings, SequenceSettings):

@@ -1,0 +1,74 @@
+"""Settings that inference services need of the rest of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill.settings.check import check_that, collecting, refuse
+
+
+def check_inference(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process
+    """Raise ConfigError if inference services cannot act for the actors or simulators of a run.
+
+    Of the sections a process has, those are checked that it reads. How many actors and services there are is known
+    where the launcher's settings are.
+    """
+    cluster, agent, learner = (getattr(settings, name, None) for name in ("cluster", "agent", "learner"))
+    if cluster is None or agent is None or learner is None:
+        return
+    inference, launcher = (getattr(settings, name, None) for name in ("inference", "launcher"))
+    if inference is not None:
+        _check_simulators(inference.simulators, agent.algorithm, learner.max_policy_lag)
+    started = getattr(launcher, "inference", 0)
+    if not (started or cluster.inference):
+        return
+    is_set = f"launcher.inference is {started}" if started else "cluster.inference is set"
+    check_that(
+        learner.max_policy_lag < 0,
+        f"{is_set}, but learner.max_policy_lag is {learner.max_policy_lag}: the service always acts with the newest "
+        f"version, so actors cannot keep this bound; set it to -1, or leave {is_set.split()[0]} out",
+    )
+    if launcher is not None and launcher.actors and not settings.env.spaces:
+        problems: list[str] = []
+        for check in (_check_priorities, _check_sizes):
+            with collecting(problems):
+                check(settings, is_set)
+        refuse(problems)
+
+
+def _check_simulators(count: int, algorithm: str, max_policy_lag: int) -> None:
+    check_that(
+        not count or max_policy_lag < 0,
+        f"inference.simulators is {count}, but learner.max_policy_lag is {max_policy_lag} for agent.algorithm "
+        f"{algorithm!r}, and simulators cannot wait for a version of the parameters: set learner.max_policy_lag to -1 "
+        "(of these algorithms only impala corrects for the age of an item), or use one that learns from a replay, such "
+        "as dqn, sac or td3",
+    )
+
+
+def _check_priorities(settings: Any, is_set: str) -> None:  # noqa: ANN401 - as above
+    agent = settings.agent
+    needs_own = settings.table.sampler == "prioritized" and getattr(agent, "priority_uses_params", False)
+    check_that(
+        not needs_own or settings.actor.inference_fallback == "local",
+        f"{is_set} and table.sampler is 'prioritized', but initial priorities of agent.algorithm {agent.algorithm!r} "
+        "need the parameters in the actor: set actor.inference_fallback to 'local'",
+    )
+
+
+def _check_sizes(settings: Any, is_set: str) -> None:  # noqa: ANN401 - as above
+    launcher, inference, num_envs = settings.launcher, settings.inference, settings.env.num_envs
+    if not launcher.inference:  # services started elsewhere may have other limits
+        return
+    check_that(
+        num_envs <= inference.max_batch,
+        f"env.num_envs is {num_envs}, but inference.max_batch is {inference.max_batch} and {is_set}: an actor may not "
+        "have more environments than fit in one forward pass; raise inference.max_batch, or lower env.num_envs",
+    )
+    places = launcher.inference * inference.max_streams
+    check_that(
+        launcher.actors <= places or settings.actor.inference_fallback == "local",
+        f"launcher.actors is {launcher.actors}, but {is_set} and inference.max_streams is {inference.max_streams}: "
+        f"only {places} actors can connect, and the others would wait for ever; raise launcher.inference or "
+        "inference.max_streams, or set actor.inference_fallback to 'local'",
+    )
