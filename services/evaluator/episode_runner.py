@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import torch
 
+from tidemill.config.evaluation import check_policy
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.envs.make import make_env, make_isolated, spec_of
-from tidemill.errors import ConfigError, FatalError
+from tidemill.errors import FatalError
 from tidemill.params.blob import unpack
 from tidemill.params.version import Params
 from tidemill.rl.agents.build import build_policy
 from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.evaluator.protocol import EvalPolicy, EvalProtocol, Evaluation
-from tidemill.types import EnvSpec
 
 _PAST_SCHEDULES = 2**62
 """A count of agent decisions after all random ones and at the end of every schedule."""
@@ -125,12 +125,3 @@ def epsilon_of(config: EvaluatorConfig) -> float:
     if config.evaluator.epsilon is not None:
         return config.evaluator.epsilon
     return float(getattr(config.agent, "evaluation_epsilon", 0.0))
-
-
-def check_policy(policy: str, spec: EnvSpec) -> None:
-    """Raise ConfigError unless an environment's actions allow a policy."""
-    if policy == "epsilon" and not spec.is_discrete:
-        kind = "several choices at once" if spec.action_sizes else "continuous actions"
-        raise ConfigError(f"evaluator.policy is 'epsilon', allowed for {kind}: 'greedy' or 'sampled'")
-    if policy == "sampled" and spec.is_discrete:
-        raise ConfigError("evaluator.policy is 'sampled', allowed for discrete actions: 'greedy' or 'epsilon'")

@@ -9,12 +9,13 @@ import grpc
 import numpy as np
 import structlog
 
+from tidemill.config.evaluation import check_policy
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError, Unavailable
 from tidemill.params.version import Params
 from tidemill.rpc.channel import open_channel
-from tidemill.services.evaluator.episode_runner import check_policy, epsilon_of
+from tidemill.services.evaluator.episode_runner import epsilon_of
 from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.evaluator.protocol import EpisodesFailed, Evaluation
 from tidemill.simulator.evaluation import evaluate
@@ -44,11 +45,7 @@ class SimulatorRunner:
                 f"cluster.inference is {list(addresses)}, allowed with evaluator.source 'simulators': one "
                 "address, that of the inference service that the simulators call"
             )
-        if policy == "sampled":
-            raise ConfigError(
-                "evaluator.policy is 'sampled', allowed with evaluator.source 'simulators': 'greedy' or 'epsilon'"
-            )
-        check_policy(policy, spec_of(config.env))
+        check_policy(policy, spec_of(config.env), "simulators")
         self._address, self._progress, self._is_over = addresses[0], progress, is_over
         self._epsilon = epsilon_of(config) if policy == "epsilon" else 0.0
         self._channel: grpc.Channel | None = None

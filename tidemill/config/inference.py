@@ -26,7 +26,7 @@ def check_inference(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
     check_that(
         learner.max_policy_lag < 0,
         f"{is_set}, but learner.max_policy_lag is {learner.max_policy_lag}: the service always acts with the newest "
-        f"version, so actors cannot keep this bound; set it to -1, or leave {is_set.split()[0]} out",
+        f"version, so actors cannot keep this bound; set it to -1, or leave {is_set.split(maxsplit=1)[0]} out",
     )
     if launcher is not None and launcher.actors and not settings.env.spaces:
         problems: list[str] = []

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tidemill.config.evaluation import check_policy
 from tidemill.config.hindsight import item_window
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
@@ -167,13 +168,14 @@ def try_here(folder: Path) -> int:
 
 
 def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool) -> None:
-    """Raise ConfigError or InvalidArgument unless an algorithm and the table fit the environment."""
+    """Raise ConfigError or InvalidArgument unless algorithm, evaluation and table fit the environment."""
     from tidemill.replay.table_config import MAX_ITEM_STEPS, check_signature
 
     if is_new and isinstance(config.agent, AgentSettings) and config.agent.algorithm in ALGORITHMS:
         check_axes(config.agent.network, spec)
         check_settings(config.agent.network, config.agent.network_settings, spec)
     config.agent.validate_env(spec)
+    check_policy(config.evaluator.policy, spec, config.evaluator.source)
     for service in ("actor", "inference"):
         if getattr(config, service).precision == "bfloat16":
             require_bfloat16(f"{service}.precision", config.agent, spec)
@@ -186,15 +188,15 @@ def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool) -> None:
 
 def _check_draw(config: RunConfig, item_steps: int) -> None:
     """Raise ConfigError if one sample call would draw more than a replay server allows."""
-    batches, share = max(config.learner.batches_per_sample, 1), max(fractions_of(config.learner.sources))
-    items = math.ceil(config.agent.batch_size // config.launcher.learners * share) * batches
+    size, batches = config.agent.batch_size, config.learner.batches_per_sample
+    largest_share = max(fractions_of(config.learner.sources))
+    items = math.ceil(size // config.launcher.learners * largest_share) * max(batches, 1)
     most = min(MAX_BATCH_SIZE, MAX_BATCH_STEPS // item_steps)
     how_long = "table.hindsight_steps" if config.table.hindsight else "agent.n_step or agent.unroll"
     check_that(
         items <= most,
-        f"agent.batch_size is {config.agent.batch_size} and learner.batches_per_sample {config.learner.batches_per_sample}"
-        f": a sample call would draw {items} items of up to {item_steps} steps, at most {most} allowed; lower one of "
-        f"them, or {how_long}",
+        f"agent.batch_size is {size} and learner.batches_per_sample {batches}: a sample call would draw {items} items "
+        f"of up to {item_steps} steps, allowed: at most {most}; lower one of them, or {how_long}",
     )
 
 

@@ -156,6 +156,12 @@ ENVIRONMENTS = [
         "agent.batch_size 8193 learner.batches_per_sample 8 65544 65536 agent.n_step",
     ),
     (f"{CARTPOLE} --agent.algorithm dqn --agent.n-step 20000 --agent.batch-size 256", "agent.batch_size 256 20001 209"),
+    (f"{CARTPOLE} --agent.algorithm dqn --evaluator.policy sampled", "evaluator.policy 'sampled' 'greedy' 'epsilon'"),
+    ("--env.id Pendulum-v1 --evaluator.policy epsilon", "evaluator.policy 'epsilon' 'greedy' 'sampled'"),
+    (
+        "--env.id Pendulum-v1 --evaluator.policy sampled --evaluator.source simulators --inference.simulators 1",
+        "evaluator.policy 'sampled' evaluator.source 'simulators' 'greedy' 'epsilon'",
+    ),
     (f"{CARTPOLE} --agent.algorithm dqn --agent.loss nowhere:loss", "'nowhere'"),
     (f"{CARTPOLE} --agent.algorithm dqn --learner.callbacks nowhere:Call", "nowhere"),
     (f"{CARTPOLE} --agent.algorithm dqn --table.hindsight 0.8 --agent.n-step 1", "Dict achieved_goal"),
