@@ -119,8 +119,15 @@ def _chosen(server: ServerSettings, default: ServerSettings, socket: Path) -> Se
 
 
 def check_shards(config: RunConfig) -> None:
-    """Raise a `ConfigError` if a single address is set on purpose for several replay shards."""
-    if config.replay.shards == 1:
+    """Raise a `ConfigError` if a single address is set on purpose for several replay shards, or two counts differ."""
+    cluster, started = config.cluster, config.replay.shards
+    of_one_server = len(cluster.replay) == 1 and not cluster.replay[0].startswith("dns:")
+    if config.launcher.replay and of_one_server and cluster.replay_shards not in (0, started):
+        raise ConfigError(
+            f"cluster.replay_shards is {cluster.replay_shards}, but replay.shards is {started}: both count the shards; "
+            "leave out cluster.replay_shards, and set replay.shards"
+        )
+    if started == 1:
         return
     for name in ("address", "metrics_address"):
         value: str = getattr(config.replay.server, name)

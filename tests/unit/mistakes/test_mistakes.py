@@ -106,6 +106,8 @@ OPTIONS = [
     ("--table.hindsight 2", "table.hindsight 2.0 0 1"),
     ("--agent.algorithm ppo --table.hindsight 0.8", "table.hindsight"),
     ("--launcher.learners 0", "launcher.learners 0 1"),
+    ("--cluster.replay-shards 4", "cluster.replay_shards 4 replay.shards 1"),
+    ("--replay.shards 2 --cluster.replay-shards 3", "cluster.replay_shards 3 replay.shards 2"),
     ("--actor.log-every-s 0", "actor.log_every_s 0.0"),
     ("--actor.server.grace-s -1", "server.grace_s -1.0 0"),
     ("--learner.server.max-message-bytes 0", "server.max_message_bytes 0"),
