@@ -18,6 +18,7 @@ from tidemill.config.command_line import document_of
 from tidemill.config.help_text import ALGORITHMS, ALL, describe_algorithms, describe_section, overview
 from tidemill.config.hindsight import check_hindsight
 from tidemill.config.inference import check_inference
+from tidemill.config.learners import check_learners
 from tidemill.config.lock_step import check_lock_step
 from tidemill.config.on_policy import check_on_policy
 from tidemill.config.presets import FOLDER, find_config, preset_names
@@ -223,10 +224,20 @@ def _skeleton(config: type[_T], algorithm: str) -> _T:
     return dataclasses.replace(settings, agent=agent)  # type: ignore[type-var]
 
 
+_CHECKS = (
+    check_on_policy,
+    check_lock_step,
+    check_hindsight,
+    check_sources,
+    check_learners,
+    check_inference,
+)
+
+
 def check_together(settings: object) -> None:
     """Raise ConfigError, with a line for each, for settings of several sections that exclude each other."""
     problems: list[str] = []
-    for check in (check_on_policy, check_lock_step, check_hindsight, check_sources, check_inference):
+    for check in _CHECKS:
         with collecting(problems):
             check(settings)
     refuse(problems)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill import container_limits, gpus
+from tidemill.config.learners import check_device
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import named_device, on_stream
-from tidemill.errors import ConfigError
 from tidemill.rl.networks.torsos import AUTO, MLP
 from tidemill.rl.settings.registry import LearnsOnPolicy
 from tidemill.services.learner.data.device_rows import DeviceRows, StreamQueue
@@ -169,8 +169,8 @@ def resolve_device(name: str, rank: RankInfo | None = None) -> torch.device:
     """
     if rank is not None and rank.size > 1 and name == "auto":
         gpus.check_usable(f"{rank.size} learners would share the CPU", "set learner.device to cpu")
-    if rank is not None and rank.size > 1 and name.startswith("cuda:"):
-        raise ConfigError(f"learner.device is {name!r}, which {rank.size} learners cannot share; use auto or cuda")
+    if rank is not None:
+        check_device(name, rank.size)
     return named_device("learner.device", name, gpu=0 if rank is None else rank.local_index)
 
 

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -22,12 +22,11 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
+from tidemill.config.learners import local_batch_size
 from tidemill.config.sections import LearnerConfig
-from tidemill.config.sources import shares_too_small
-from tidemill.errors import ConfigError, Unavailable
+from tidemill.errors import Unavailable
 from tidemill.rl.process_group import ProcessGroup, SingleProcess, flat_mean
 from tidemill.services.learner.distributed.membership import GroupMembership
-from tidemill.settings.check import refuse
 
 _POLL_S = 0.1  # between two polls of the store
 LEAVE_S = 4
@@ -77,22 +76,9 @@ class RankInfo:
         """Return the number of items of each update that this rank takes.
 
         Raises:
-            ConfigError: The ranks cannot share a batch evenly, or a share is too small for the other settings: PPO's
-                minibatches, or a table of `learner.sources`, would have less than an item each.
+            ConfigError: The ranks cannot share a batch; see `tidemill.config.learners.local_batch_size`.
         """
-        agent = config.agent
-        if agent.batch_size % self.size:
-            raise ConfigError(
-                f"agent.batch_size is {agent.batch_size}, which {self.size} learners cannot share evenly: "
-                f"choose a multiple of {self.size}"
-            )
-        items = int(agent.batch_size) // self.size
-        try:
-            replace(agent, batch_size=items)  # type: ignore[type-var] # every algorithm has a dataclass
-        except ConfigError as error:
-            raise ConfigError(f"{self.size} learners take {items} of agent.batch_size each, and then {error}") from None
-        refuse(shares_too_small(config.learner.sources, agent.batch_size, self.size))
-        return items
+        return local_batch_size(config.agent, config.learner.sources, self.size)
 
 
 class StepVote(NamedTuple):

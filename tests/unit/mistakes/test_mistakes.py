@@ -106,6 +106,12 @@ OPTIONS = [
     ("--table.hindsight 2", "table.hindsight 2.0 0 1"),
     ("--agent.algorithm ppo --table.hindsight 0.8", "table.hindsight"),
     ("--launcher.learners 0", "launcher.learners 0 1"),
+    ("--launcher.learners 3", "agent.batch_size 256 3"),
+    (
+        "--agent.algorithm ppo --agent.lstm-size 16 --launcher.learners 2",
+        "2 agent.batch_size 2 agent.minibatches 4",
+    ),
+    ("--launcher.learners 2 --learner.device cuda:1", "learner.device 'cuda:1' 2 auto cuda"),
     ("--cluster.replay-shards 4", "cluster.replay_shards 4 replay.shards 1"),
     ("--replay.shards 2 --cluster.replay-shards 3", "cluster.replay_shards 3 replay.shards 2"),
     ("--actor.log-every-s 0", "actor.log_every_s 0.0"),
