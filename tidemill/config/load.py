@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from tidemill import formats
+from tidemill.config.actors import check_actors
 from tidemill.config.algorithm_defaults import DEFAULT_ALGORITHM, adapted, merged, with_defaults
 from tidemill.config.command_line import document_of
 from tidemill.config.help_text import ALGORITHMS, ALL, describe_algorithms, describe_section, overview
@@ -230,6 +231,7 @@ _CHECKS = (
     check_hindsight,
     check_sources,
     check_learners,
+    check_actors,
     check_inference,
 )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidemill.config.run import ClusterSettings, RunSettings
-from tidemill.config.services import LauncherSettings, LearnerSettings
+from tidemill.config.services import ActorSettings, LauncherSettings, LearnerSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.settings.registry import AgentConfig, LearnsOnPolicy, algorithms, config_class
@@ -118,6 +118,8 @@ def check_lock_step(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
         )
     if learner is not None and table is not None and actor is not None:
         launched = getattr(launcher, "actors", 1)
+        if launcher is not None:
+            _check_indices(actor, launched)
         lock_step = lock_step_of(run, table, learner, settings.env.num_envs, max(actor.count, launched))
         played = lock_step.warm_up * run.round_steps
         check_that(
@@ -125,6 +127,15 @@ def check_lock_step(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
             f"table.min_size is {table.min_size}: each environment plays {played} steps before the first gradient "
             f"step, but must play more than table.hindsight_steps ({table.hindsight_steps}) with run.deterministic",
         )
+
+
+def _check_indices(actor: ActorSettings, launched: int) -> None:
+    first, count = actor.index or 0, max(actor.count, launched)
+    check_that(
+        not launched or first + launched <= count,
+        f"actor.index is {first}, but with run.deterministic launcher.actors ({launched}) actors counted from it must "
+        f"stay below actor.count ({count}): leave out actor.index, or set actor.count to {first + launched}",
+    )
 
 
 def _check_limits(run: RunSettings) -> None:

@@ -112,6 +112,12 @@ OPTIONS = [
         "2 agent.batch_size 2 agent.minibatches 4",
     ),
     ("--launcher.learners 2 --learner.device cuda:1", "learner.device 'cuda:1' 2 auto cuda"),
+    ("--env.num-envs 16385", "env.num_envs 16385 16384"),
+    (f"--actor.id {'a' * 127}", "actor.id 126 launcher.actors 1"),
+    (
+        "--run.deterministic --launcher.actors 2 --actor.index 1 --learner.updates-per-env-step 1",
+        "actor.index 1 launcher.actors (2) actor.count (2) 3",
+    ),
     ("--cluster.replay-shards 4", "cluster.replay_shards 4 replay.shards 1"),
     ("--replay.shards 2 --cluster.replay-shards 3", "cluster.replay_shards 3 replay.shards 2"),
     ("--actor.log-every-s 0", "actor.log_every_s 0.0"),
