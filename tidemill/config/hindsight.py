@@ -64,7 +64,7 @@ class _FirstTransition(Mapping[str, NDArray[Any]]):
 
 def check_hindsight(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process
     """Raise ConfigError if goals are to be relabelled and the sections that a process reads do not allow it."""
-    agent, table, env = (getattr(settings, name, None) for name in ("agent", "table", "env"))
+    agent, table, env, learner = (getattr(settings, name, None) for name in ("agent", "table", "env", "learner"))
     if agent is None or table is None or not table.hindsight:
         return
     window = agent.window(1)
@@ -88,4 +88,9 @@ def check_hindsight(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
         raise ConfigError(
             f"env.vector is {env.vector!r}, but table.hindsight needs the compute_reward of one environment: name it "
             "by env.id"
+        )
+    if learner is not None and learner.mirror_mib and learner.mirror_device == "device":
+        raise ConfigError(
+            "learner.mirror_device is 'device', but table.hindsight relabels observations in host memory: set it to "
+            "'auto' or 'host'"
         )

@@ -105,6 +105,7 @@ OPTIONS = [
     ("--run.deterministic --run.max-wall-s 9", "run.max_learner_steps"),
     ("--table.hindsight 2", "table.hindsight 2.0 0 1"),
     ("--agent.algorithm ppo --table.hindsight 0.8", "table.hindsight"),
+    ("--table.hindsight 0.8 --learner.mirror-device device", "learner.mirror_device 'device' table.hindsight 'auto'"),
     ("--launcher.learners 0", "launcher.learners 0 1"),
     ("--launcher.learners 3", "agent.batch_size 256 3"),
     (
@@ -117,6 +118,14 @@ OPTIONS = [
     (
         "--run.deterministic --launcher.actors 2 --actor.index 1 --learner.updates-per-env-step 1",
         "actor.index 1 launcher.actors (2) actor.count (2) 3",
+    ),
+    (
+        "--table.sampler fifo --learner.updates-per-env-step 0.001 --table.max-items 200 --table.min-size 100",
+        "table.max_items 200 'fifo' 256 agent.batch_size",
+    ),
+    (
+        "--table.sampler fifo --learner.updates-per-env-step 0 --table.max-items 400 --table.min-size 100",
+        "table.max_items 400 'fifo' 200 256 agent.batch_size",
     ),
     ("--cluster.replay-shards 4", "cluster.replay_shards 4 replay.shards 1"),
     ("--replay.shards 2 --cluster.replay-shards 3", "cluster.replay_shards 3 replay.shards 2"),

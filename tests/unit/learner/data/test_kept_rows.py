@@ -10,7 +10,7 @@ import torch
 from tests.support.feeder import SPEC, TABLE
 from tests.support.learner_fakes import FakeAgent
 from tests.support.naming import naming
-from tidemill.config.load import load
+from tidemill.config.load import from_document, load
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError
 from tidemill.replay.sampling.source import SampleShape
@@ -61,7 +61,8 @@ def test_agent_that_computes_with_observations_keeps_them_in_the_hosts_memory() 
     assert mirror_device(_config(), FakeAgent(), GPU) is None
     with pytest.raises(ConfigError, match=naming("learner.mirror_device 'device' 'auto' 'host'")):
         mirror_device(_config("--learner.mirror-device", "device"), FakeAgent(), GPU)
-    relabelled = _config("--learner.mirror-device", "device", "--table.hindsight", "0.8")
+    sections = {"learner": {"mirror_device": "device"}, "table": {"hindsight": 0.8}}
+    relabelled = from_document(LearnerConfig, sections)  # `load` refuses it
     with pytest.raises(ConfigError, match=naming("table.hindsight")):
         mirror_device(relabelled, FakeAgent(), GPU)
 
