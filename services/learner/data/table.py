@@ -74,8 +74,8 @@ def batches_per_sample(
 ) -> int:
     """Return the number of batches of one sample call: as set, or enough to make the cost of a call small.
 
-    Items of `item_steps` steps are never more than a server allows. Of a queue it is one: a second batch may not be
-    there before the first was learned from.
+    The number that is chosen keeps a call of items with `item_steps` steps within a server's limit. For a queue it is
+    one: a second batch may not be there before the first was learned from.
 
     A call costs about half a millisecond of both sides besides its items (benchmarks/learner.py): as much as decoding
     some thousand short vectors, or a few dozen stacks of images. Of images that the learner mirrors, a call brings
