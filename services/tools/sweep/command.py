@@ -16,9 +16,10 @@ from tidemill.config.yaml_text import written
 from tidemill.errors import ConfigError, FailedPrecondition
 from tidemill.file_lock import open_locked, unlock
 from tidemill.installation import command_name
+from tidemill.params.run_end import RESULT
 from tidemill.process import stop_event, survive_without_output
 from tidemill.programs.fork_client import ForkClient
-from tidemill.services.launcher.run.folder import is_running
+from tidemill.services.launcher.run.folder import has_trained, is_running
 from tidemill.services.tools.sweep import gpus
 from tidemill.services.tools.sweep.journal import Journal, Trial
 from tidemill.services.tools.sweep.plan import Sweep, read_sweep
@@ -110,8 +111,8 @@ class _Loop:
             self._shared.tend()
         for run in [run for run in self._running if run.process.poll() is not None]:
             self._running.remove(run)
-            failed = run.process.returncode != 0
-            self._take_in(run.trial, run.seed, failed=failed)
+            score = self._take_in(run.trial, run.seed, failed=run.process.returncode != 0)
+            self._failures += score is None
         if self._has_failed:
             return False
         while len(self._running) < self._plan.settings.parallel and (following := self._next()):
@@ -122,7 +123,7 @@ class _Loop:
                     print(f"{folder} is still running; waiting for its end", flush=True)
                 self._awaited = folder
                 return True
-            if (folder / "result.json").exists():  # it ended while nobody looked
+            if (folder / RESULT).exists():  # it ended while nobody looked
                 self._take_in(trial, seed, failed=False)
             else:
                 besides = self._shared.arguments(run_name(trial, seed)) if self._shared is not None else ()
@@ -144,16 +145,18 @@ class _Loop:
             return None
         return self._journal.begin(propose(self._plan, self._journal.trials)), self._plan.settings.seeds[0]
 
-    def _take_in(self, trial: Trial, seed: int, *, failed: bool) -> None:
-        score = None if failed else score_of(run_folder(self._folder, trial, seed), self._plan.settings.objective)
-        self._failures += score is None
+    def _take_in(self, trial: Trial, seed: int, *, failed: bool) -> float | None:
+        folder = run_folder(self._folder, trial, seed)
+        score = None if failed else score_of(folder, self._plan.settings.objective)
         self._journal.end(trial, seed, score)
-        if self._shared is not None:
+        will_resume = has_trained(folder) and not (folder / RESULT).exists()  # when the sweep is continued
+        if self._shared is not None and not will_resume:
             self._shared.empty(run_name(trial, seed))
-        said = "failed, see " + str(run_folder(self._folder, trial, seed)) + ".log" if score is None else f"{score:.4g}"
+        said = f"failed, see {folder}.log" if score is None else f"{score:.4g}"
         values = ", ".join(f"{name} {value}" for name, value in trial.values.items())
         print(f"trial {trial.number} of {self._plan.trial_count}, seed {seed}: {said} ({values})", flush=True)
         write_results(self._plan, self._journal.trials, self._folder / "results.csv")
+        return score
 
     @property
     def _has_failed(self) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock, call
 
 import pytest
 import yaml
@@ -32,18 +33,24 @@ def _swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     Path("base.yaml").write_text(yaml.safe_dump(small_run()))
 
     def run(
-        trials: int, seeds: list[int], *, fails: Callable[[int, int], bool], diverges: bool = False
+        trials: int,
+        seeds: list[int],
+        *,
+        fails: Callable[[int, int], bool],
+        diverges: bool = False,
+        share_replay: bool = False,
     ) -> tuple[int, Runs]:
         settings, space = {"run.max_learner_steps": 60}, {"agent.n_step": list(range(1, trials + 1))}
         document = {"base": "base.yaml", "method": "grid", "seeds": seeds, "settings": settings, "space": space}
-        Path("sizes.yaml").write_text(yaml.safe_dump(document))
+        Path("sizes.yaml").write_text(yaml.safe_dump(document | {"share_replay": share_replay}))
         started: Runs = []
 
         def start(folder: Path, trial: Trial, seed: int, slot: int, *_: object) -> Run:
             started.append((trial.number, seed))
             has_failed = fails(trial.number, seed)
             _write_run(run_folder(folder, trial, seed), ends=not has_failed or diverges, diverges=has_failed)
-            return Run(trial, seed, slot, Mock(poll=lambda: int(has_failed), returncode=int(has_failed)))
+            poll = Mock(side_effect=chain([None], repeat(int(has_failed))))
+            return Run(trial, seed, slot, Mock(poll=poll, returncode=int(has_failed)))
 
         monkeypatch.setattr(command, "start", start)
         return sweep(["sizes.yaml"]), started
@@ -97,3 +104,23 @@ def test_run_that_diverged_stays_failed(
     capsys.readouterr()
     assert swept(2, [1], fails=lambda *_: False) == (0, [])
     assert "trial 0 of 2, seed 1: failed" in capsys.readouterr().out
+
+
+def test_runs_of_an_earlier_session_that_diverged_do_not_end_the_next(swept: Callable[..., tuple[int, Runs]]) -> None:
+    """Only runs that fail in the same session count."""
+    first = [(0, 1), (1, 1), (2, 1)]
+    assert swept(5, [1], fails=lambda trial, _: trial < 3, diverges=True) == (1, first)
+    assert swept(5, [1], fails=lambda *_: False) == (0, [(3, 1), (4, 1)])
+
+
+def test_shared_table_of_a_failed_run_is_kept_until_it_has_ended(
+    swept: Callable[..., tuple[int, Runs]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is resumed from its checkpoint, which needs its items."""
+    shared = MagicMock(arguments=lambda _: [])
+    shared.__enter__.return_value = shared
+    monkeypatch.setattr(command, "SharedReplay", lambda *_: shared)
+    assert swept(2, [1], fails=lambda trial, _: trial == 0, share_replay=True)[0] == 0
+    assert shared.empty.call_args_list == [call("trial_0001_seed_1")]
+    assert swept(2, [1], fails=lambda *_: False, share_replay=True) == (0, [(0, 1)])
+    assert shared.empty.call_args_list == [call("trial_0001_seed_1"), call("trial_0000_seed_1")]
