@@ -18,8 +18,8 @@ _ABOUT = """Draw the learning curves of runs, and print their statistics.
 
 Runs that differ only in their seed make one curve: the mean over seeds with its
 95 % bootstrap interval. LABEL=FOLDER puts runs under a label. The table has the
-last evaluation of each run during training; for figures to report, play fresh
-episodes with `tidemill evaluate`."""
+last evaluation during training of each run that has ended, or of all runs if
+none has; for figures to report, play fresh episodes with `tidemill evaluate`."""
 
 _FORMATS = (".png", ".pdf", ".svg")
 _AXES = ("env_steps", "wall_s", "learner_steps")
@@ -68,8 +68,7 @@ def _line(group: Group) -> str:
     last = [curve.scores[-1] for curve in group.averaged]
     means = [score.mean for score in last]
     env_steps = f"{statistics.median(score.env_steps for score in last):,.0f} env steps"
-    broken = len(group.curves) - len(means)
-    more = f" ({broken} more broken off)" if broken else ""
+    more = f" ({unended} more not ended)" if (unended := len(group.curves) - len(means)) else ""
     if len(means) == 1:
         return f"1 seed, {env_steps}: last evaluation {means[0]:.1f} over {last[0].episodes} episodes{more}"
     low, high = mean_interval(np.array(means))

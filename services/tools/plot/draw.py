@@ -23,7 +23,7 @@ def draw(groups: Sequence[Group], x: str, file: Path) -> None:
     """Draw the curves of groups of runs; the file is replaced whole.
 
     Each run is a thin line; of several the mean over seeds is a thick one, with the 95 % bootstrap interval of the mean
-    as a band, where all of them have evaluations. One that was broken off is dotted and not in the mean.
+    as a band, where all of them have evaluations. One that has not ended is dotted and not in the mean.
 
     Args:
         groups: What is compared.
@@ -67,6 +67,6 @@ def _draw_group(axes: Axes, group: Group, x: str, colour: ColorType) -> None:
     low, high = mean_interval(means_on_grid)
     axes.fill_between(grid, low, high, alpha=0.2, linewidth=0, color=colour)
     label = f"{group.label}: mean of {len(points)} seeds, 95 % bootstrap interval"
-    if broken := len(group.curves) - len(points):
-        label += f" ({broken} more broken off)"
+    if unended := len(group.curves) - len(points):
+        label += f" ({unended} more not ended)"
     axes.plot(grid, means_on_grid.mean(axis=0), color=colour, linewidth=2, label=label)

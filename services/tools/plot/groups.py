@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tidemill.bundle.files import CONFIG
+from tidemill.bundle.files import CONFIG, is_bundle
 from tidemill.config.load import by_names, read_document
 from tidemill.errors import ConfigError
 from tidemill.scores import Score, read_scores
+from tidemill.services.launcher.run.folder import check_is_run
 
 SCORES = "scores.csv"
 _NOTHING = ("", "seed")  # what a number stands behind, and says nothing of the run
@@ -28,7 +29,7 @@ class Curve:
     Attributes:
         folder: Of the run.
         scores: In the order they were made, at least one.
-        is_whole: Whether the run went to its end; it was broken off, or continues, otherwise.
+        is_whole: Whether the run has ended; it still trains, or was broken off, otherwise.
     """
 
     folder: Path
@@ -45,7 +46,7 @@ _OF_ONE_RUN = re.compile(
     r"""
     run\.(name|root|seed)
     | table\.name | actor\.id  # where a sweep's runs share a replay service
-    | (log|cluster|\w+\.server)\..* | learner\.sources\.[^.]+\.replay | replay\.(shard|storage\.folder)
+    | (log|cluster|\w+\.server)\..* | learner\.sources\..+\.replay | replay\.(shard|storage\.folder)
     | launcher\.(endpoints|loggers|log_max_mib|status_page|status_page_port|view|view_every_s)
     """,
     re.VERBOSE,
@@ -69,7 +70,7 @@ class Group:
 
     @property
     def averaged(self) -> tuple[Curve, ...]:
-        """Those that went to their end, or all if none did: one that was broken off would end the mean, too."""
+        """Those that have ended, or all if none has: one that has not would end the mean, too."""
         return tuple(curve for curve in self.curves if curve.is_whole) or self.curves
 
 
@@ -81,7 +82,7 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
             unless there is a folder of that whole name.
 
     Raises:
-        ConfigError: A folder holds no run with an evaluation.
+        ConfigError: A folder holds no run with an evaluation, or is an exported policy.
     """
     folders: dict[str, list[Path]] = {}
     labels: dict[str, str] = {}
@@ -124,9 +125,13 @@ def _named_by_settings(groups: Sequence[Group]) -> list[Group]:
 
 def _runs(folder: Path) -> list[Path]:
     """Return the runs of a folder: itself, those directly below it, or of a sweep those of its trials."""
+    if is_bundle(folder):
+        check_is_run(folder)
     is_run = (folder / CONFIG).is_file() and (folder / SCORES).is_file()
     candidates = [folder] if is_run else [*sorted(folder.glob("*/")), *sorted(folder.glob("trial-*/*/"))]
-    runs = [path for path in candidates if (path / CONFIG).is_file() and read_scores(path / SCORES)]
+    runs = [
+        path for path in candidates if (path / CONFIG).is_file() and not is_bundle(path) and read_scores(path / SCORES)
+    ]
     if not runs:
         raise ConfigError(
             f"{folder} holds no run with an evaluation yet; name the folder of a run, or one with runs in it"

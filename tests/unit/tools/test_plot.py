@@ -78,14 +78,14 @@ def test_runs_that_were_watched_otherwise_are_one_curve(tmp_path: Path) -> None:
     """Nor do addresses, folders and loggers of their machines part them."""
     for seed, view in ((1, "live"), (2, "quiet")):
         folder = _run(tmp_path / f"seed-{seed}", seed, [1.0])
-        source = {"replay": [f"10.0.0.{seed}:7401"], "fraction": 0.5}
+        source = {"replay": [f"10.0.0.{seed}:7401"], "fraction": 0.2}
         storage = {"folder": f"/disk{seed}"}
         settings = {
             "log": {"level": view},
             "launcher": {"view": view, "actors": 2, "loggers": [view]},
             "cluster": {"replay": [f"10.0.0.{seed}:7401"]},
             "replay": {"server": {"address": view}, "storage": storage},
-            "learner": {"sources": {"walks": source}},
+            "learner": {"sources": {"walks": source, "walks.v2": source}},
         }
         _add_settings(folder, settings)
     (group,) = find_groups([str(tmp_path)])
@@ -150,6 +150,16 @@ def test_folder_without_runs_is_explained(tmp_path: Path) -> None:
     _run(tmp_path / "young", 1, [])
     with pytest.raises(ConfigError, match=naming(tmp_path)):
         find_groups([str(tmp_path)])
+
+
+def test_exported_policy_is_not_taken_for_a_run(tmp_path: Path) -> None:
+    """It has the scores of its run, which would count twice."""
+    run, policy = _run(tmp_path / "a", 1, [1.0]), _run(tmp_path / "a-policy", 1, [1.0])
+    (policy / "bundle.json").touch()
+    (group,) = find_groups([str(tmp_path)])
+    assert [curve.folder for curve in group.curves] == [run]
+    with pytest.raises(ConfigError, match=naming(f"{policy} is an exported policy, not a run")):
+        find_groups([str(policy)])
 
 
 def test_points_follow_the_chosen_axis(tmp_path: Path) -> None:
@@ -218,7 +228,7 @@ def test_command_draws_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "pictures/a.svg")
 
 
-def test_run_that_was_broken_off_is_drawn_and_not_averaged(tmp_path: Path) -> None:
+def test_run_that_has_not_ended_is_drawn_and_not_averaged(tmp_path: Path) -> None:
     """It would end the mean where it ends; of runs that all continue every one counts."""
     for seed, means in ((1, [1.0, 2.0, 3.0]), (2, [3.0, 4.0, 5.0])):
         (_run(tmp_path / f"seed-{seed}", seed, means) / "result.json").write_text("{}")
@@ -228,7 +238,7 @@ def test_run_that_was_broken_off_is_drawn_and_not_averaged(tmp_path: Path) -> No
     assert [curve.folder.name for curve in group.averaged] == ["seed-1", "seed-2"]
     (line,) = table([group])
     assert "2 seeds, 3,000 env steps: last evaluations 4.0 [" in line
-    assert line.endswith("interquartile mean 4.0 (1 more broken off)")
+    assert line.endswith("interquartile mean 4.0 (1 more not ended)")
     for seed in (1, 2):
         (tmp_path / f"seed-{seed}" / "result.json").unlink()
     assert len(find_groups([str(tmp_path)])[0].averaged) == 3
