@@ -166,6 +166,9 @@ def _check_video(file: Path) -> None:
         raise ConfigError(
             f"--video is {file}, allowed: a name that ends in .mp4; the pictures are in the PNG next to it"
         )
+    for written in (file, file.with_suffix(".png")):
+        if written.is_dir():
+            raise ConfigError(f"--video cannot be written to {file} ({written} is a folder); choose another file")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=file.parent).close()

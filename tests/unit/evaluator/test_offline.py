@@ -116,10 +116,11 @@ def test_wrong_wish_is_told_with_its_value(
 
 
 def test_video_that_cannot_be_written_is_told_before_any_episode(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the file and the reason."""
-    file = run / "config.yaml" / "film.mp4"
-    assert main([str(run), "--video", str(file)]) == 2
-    assert f"--video cannot be written to {file} (" in capsys.readouterr().err
+    """With the file and the reason: a folder, also where the pictures go, or a file above it."""
+    (run / "pictures.png").mkdir()
+    for file in (run / "config.yaml" / "film.mp4", run, run / "pictures.mp4"):
+        assert main([str(run), "--video", str(file)]) == 2
+        assert f"--video cannot be written to {file} (" in capsys.readouterr().err
     assert not (run / "evaluations").exists()
 
 
