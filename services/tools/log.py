@@ -18,7 +18,7 @@ from tidemill import formats
 from tidemill.atomic_files import write_atomically
 from tidemill.config.load import read_document
 from tidemill.curves import CLUSTER, CURVES
-from tidemill.errors import DataLoss
+from tidemill.errors import DataLoss, FatalError
 from tidemill.file_lock import open_locked, unlock
 from tidemill.loggers.interface import LoggedRun, RunLogger, check_logger, make_logger
 from tidemill.process import stop_event
@@ -31,7 +31,8 @@ _ABOUT = """Send a run's curves, evaluations, settings and result to a logger.
 It only reads the run's files: start it during the run or later, and stop and
 restart it at any time. It continues at the logger's position, kept in
 RUN/loggers; only a kill while it sends may repeat points. While another
-process sends the run to the same logger, it waits for its end. Accounts,
+process sends the run to the same logger, it waits until that ends, or the run
+has ended. Accounts,
 addresses and projects are set by the variables of the logger's package:
 WANDB_PROJECT, WANDB_MODE=offline, MLFLOW_TRACKING_URI, ..."""
 
@@ -56,7 +57,11 @@ def log(argv: Sequence[str]) -> int:
     check_is_run(arguments.run)
     check_logger("--to", arguments.to)
     stop = stop_event()  # what is written by then is sent
-    if (held := _locked(arguments.run, arguments.to, stop, arguments.every_s)) is None:
+    try:
+        held = _locked(arguments, stop)
+    except FatalError:  # its file system has no locks; the run's records can be read all the same
+        return _send(arguments, stop)
+    if held is None:
         return 0
     try:
         return _send(arguments, stop)
@@ -64,17 +69,24 @@ def log(argv: Sequence[str]) -> int:
         unlock(held)
 
 
-def _locked(run: Path, name: str, stop: threading.Event, every_s: float) -> int | None:
-    """Return the lock of a run's logger, once no other process sends to it; None if stopped before.
+def _locked(arguments: argparse.Namespace, stop: threading.Event) -> int | None:
+    """Return the lock of a run's logger, once no other process sends to it; None if stopped before, or the run ended.
 
     A logger whose launcher was killed may still be sending when the run is resumed.
+
+    Raises:
+        FatalError: Its file system has no locks.
     """
+    run, name = arguments.run, arguments.to
     file = _file_of(run, name, ".lock")
     file.parent.mkdir(exist_ok=True)
     if (held := open_locked(file)) is None:
         print(f"{run} is already being sent to {name} by another process; waiting for its end", flush=True)
-    while held is None and not stop.wait(every_s):
+    while held is None and not stop.wait(arguments.every_s):
         held = open_locked(file)
+        if held is None and _has_ended(run, forever=arguments.follow):  # a launcher may wait for this process
+            print(f"{run} has ended; the other process sends the rest", flush=True)
+            return None
     return held
 
 
@@ -102,11 +114,16 @@ def _follow(follower: Follower, run: Path, stop: threading.Event, every_s: float
     points = 0
     while True:
         # Asked before reading, so that nothing is written between the last read and the end.
-        has_ended = stop.is_set() or not (is_running(run) or (forever and not (run / "result.json").exists()))
+        has_ended = stop.is_set() or _has_ended(run, forever=forever)
         points += follower.send_new()
         if has_ended:
             return points
         stop.wait(every_s)
+
+
+def _has_ended(run: Path, *, forever: bool) -> bool:
+    """True if a run is not running, and with `forever` has a result, too."""
+    return not (is_running(run) or (forever and not (run / "result.json").exists()))
 
 
 METRICS = "metrics.jsonl"

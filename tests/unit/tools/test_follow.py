@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.support.naming import naming
-from tidemill.errors import ConfigError, DataLoss
+from tidemill.errors import ConfigError, DataLoss, FatalError
 from tidemill.file_lock import open_locked, unlock
 from tidemill.loggers.interface import LoggedRun, RunLogger, make_logger
 from tidemill.scores import COLUMNS, Score
@@ -185,6 +186,36 @@ def test_second_process_waits_for_the_end_of_the_first(
     assert f"{run} is already being sent to {NAME} by another process" in printed
     assert ("0 points sent" in printed, _steps(run)) == ((False, []) if is_stopped else (True, [1]))
     release()
+
+
+@pytest.mark.parametrize("options, polls", [([], 1), (["--follow"], 3)])
+def test_second_process_ends_with_the_run(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], polls: int
+) -> None:
+    """A launcher does not wait for a logger that waits for another; one that follows waits for the result."""
+    (run / "loggers").mkdir()
+    held = open_locked(run / "loggers" / f"{NAME.replace(':', '.')}.lock")
+    assert held is not None
+    waited: list[float | None] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            return len(waited) == 3
+
+    monkeypatch.setattr("tidemill.services.tools.log.stop_event", Stop)
+    assert log([str(run), "--to", NAME, *options]) == 0
+    unlock(held)
+    assert len(waited) == polls
+    assert (f"{run} has ended; the other process sends the rest" in capsys.readouterr().out) == (not options)
+
+
+def test_file_system_without_locks_is_sent_from(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a run's folder on a cluster's file system."""
+    _append(run, _line(1))
+    monkeypatch.setattr("tidemill.services.tools.log.open_locked", Mock(side_effect=FatalError("no locks")))
+    assert log([str(run), "--to", NAME]) == 0
+    assert _steps(run) == [1]
 
 
 def test_place_that_is_corrupt_names_its_file(run: Path) -> None:
