@@ -78,7 +78,7 @@ observations or time limits are outside of what it has seen. One seed says littl
 
 ## Trained with
 
-`tidemill train --config config.yaml` with the settings of this folder, and
+`tidemill train --config config.yaml{sources}` with the settings of this folder{tables}, and
 
 {versions}
 """
@@ -205,7 +205,9 @@ def _export(run: Path, folder: Path, tag: str | None, repository: str = "", *, p
     with temporary_folder("onnx") as made:
         file = Path(made) / NAME
         onnx = try_onnx(run, params.number, file)
-        card = model_card(bundle, config, scores.get(params.number), tests, list(find_shown(run)), onnx, source)
+        sources = list((read_document(run / CONFIG).get("learner") or {}).get("sources") or {})
+        shown = list(find_shown(run))
+        card = model_card(bundle, config, scores.get(params.number), tests, shown, onnx, source, sources)
         write_bundle(bundle, run, folder, card, {} if onnx.reason else {NAME: file})
     if onnx.reason:
         print(f"No {NAME}: {onnx.reason}\n")
@@ -226,6 +228,7 @@ def model_card(
     shown: Sequence[str],
     onnx: OnnxReport,
     source: str = ".",
+    sources: Sequence[str] = (),
 ) -> str:
     """Return the README.md of a bundle.
 
@@ -237,6 +240,7 @@ def model_card(
         shown: Names of the files that a person looks at.
         onnx: Whether there is policy.onnx.
         source: What the policy is loaded by: `hf://OWNER/NAME`, or the folder itself.
+        sources: Names of `learner.sources` it was trained with, whose addresses are not passed on.
     """
     trained = bundle.params.version.metadata
     named = named_code(to_document(config))
@@ -264,6 +268,8 @@ def model_card(
         onnx=_describe_onnx(
             onnx, is_discrete=bool(bundle.env_spec.action_options), frame_stack=bundle.env_spec.frame_stack
         ),
+        sources="".join(f" --learner.sources.{name}.replay ADDRESS" for name in sources),
+        tables=", where ADDRESS is of a replay service with the table of the source" if sources else "",
         versions="\n".join(f"- {name} {number}" for name, number in bundle.versions.items()),
     )
 

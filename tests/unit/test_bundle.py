@@ -475,6 +475,15 @@ def test_card_says_what_code_the_policy_needs(tmp_path: Path) -> None:
     assert "trust" not in plain
 
 
+def test_card_asks_for_the_addresses_of_sources(tmp_path: Path) -> None:
+    """They are not passed on, and without one a source would be looked for at the run's own replay service."""
+    made, config = _bundle(tmp_path), tidemill.load_config(_SETTINGS)
+    card = model_card(made, config, None, [], [], OnnxReport("no"), sources=["walks"])  # type: ignore[arg-type]
+    assert "`tidemill train --config config.yaml --learner.sources.walks.replay ADDRESS` with" in card
+    assert "ADDRESS is of a replay service with the table" in card
+    assert "ADDRESS" not in model_card(made, config, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
+
+
 def test_trained_policy_is_reproduced_from_its_folder(tmp_path: Path) -> None:
     """A run's folder is loaded the same way as its bundle: both act alike."""
     made = _bundle(tmp_path)
