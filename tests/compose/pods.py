@@ -7,12 +7,14 @@ no separate user, no limit of memory and no controller that restarts anything.
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +26,13 @@ _NETWORK = "10.88.0"
 _SCRIPTS = Path(sys.executable).parent
 _MOUNTED = re.compile(r"(?<![\w/.])/(runs|certs|own|tmp|app/configs)(?=[/:]|$)")
 _STARTING = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
-_PROBE = """
-import http.client, sys
-connection = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=5)
-connection.request("GET", sys.argv[3], headers=dict(word.split("=", 1) for word in sys.argv[4:]))
-sys.exit(connection.getresponse().status != 200)
+_PROBES = """
+import http.client, json, sys
+for address, port, path, headers in json.load(sys.stdin):
+    connection = http.client.HTTPConnection(address, port, timeout=5)
+    connection.request("GET", path, headers=headers)
+    if connection.getresponse().status != 200:
+        sys.exit(1)
 """
 
 
@@ -89,14 +93,13 @@ class Pod:
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout
 
-    def is_ready(self, hub: str) -> bool:
-        """True if the readiness probe is answered, asked from another place as a kubelet's is."""
+    def readiness_probe(self) -> tuple[str, int, str, dict[str, str]]:
+        """Return the address, port, path and headers that its readiness probe asks for."""
         container = self.spec["containers"][0]
         probe = container["readinessProbe"]["httpGet"]
         (port,) = (port["containerPort"] for port in container["ports"] if port["name"] == probe["port"])
-        headers = [f"{header['name']}={header['value']}" for header in probe.get("httpHeaders", [])]
-        words = ["ip", "netns", "exec", hub, sys.executable, "-c", _PROBE, self.address, str(port), probe["path"]]
-        return subprocess.run([*words, *headers], capture_output=True, check=False).returncode == 0
+        headers = {header["name"]: header["value"] for header in probe.get("httpHeaders", [])}
+        return self.address, port, probe["path"], headers
 
     def end(self) -> int:
         """Ask it to end; return the exit code, of one that has ended before as well."""
@@ -139,10 +142,20 @@ class Pods:
     hub: str
     pods: dict[str, Pod]
 
+    def start(self) -> None:
+        """Start all at the same time, as nothing in Kubernetes orders them."""
+        with ThreadPoolExecutor(len(self.pods)) as threads:
+            list(threads.map(Pod.start, self.pods.values()))  # raises what a start has raised
+
     def ready(self) -> bool:
-        """True if every pod that has not ended is ready."""
+        """True if every pod that has not ended answers its readiness probe, asked from another place as a kubelet's is.
+
+        One process asks them all: one for each would take the processor from the pods while they start.
+        """
         running = [pod for pod in self.pods.values() if pod.process and pod.process.poll() is None]
-        return all(pod.is_ready(self.hub) for pod in running)
+        probes = json.dumps([pod.readiness_probe() for pod in running]).encode()
+        words = ["ip", "netns", "exec", self.hub, sys.executable, "-IS", "-c", _PROBES]
+        return subprocess.run(words, input=probes, capture_output=True, check=False).returncode == 0
 
     def __getitem__(self, name: str) -> Pod:
         return self.pods[name]

@@ -27,12 +27,12 @@ pytestmark = [
 ]
 
 _SETTINGS = {
-    "run": {"name": "own", "max_learner_steps": 600},
+    "run": {"name": "own", "max_learner_steps": 400},
     "env": {"id": "my_env:make", "max_evaluation_steps": 50},
     "agent": {"hidden_sizes": [16], "batch_size": 16, "start_steps": 50},
     "table": {"min_size": 100},
     "learner": {"publish_every": 20, "updates_per_env_step": 1.0},
-    "actor": {"max_env_steps_per_s": 20},
+    "actor": {"max_env_steps_per_s": 30},
     "evaluator": {"episodes": 2, "video": False, "min_interval_s": 0.5, "start_env_steps": 0},
 }
 _TWO_NODES = [
@@ -101,8 +101,7 @@ def _has_ended(job: subprocess.Popen[bytes]) -> bool:
 
 
 def _train(run: Pods, tmp_path: Path) -> None:
-    for pod in run.pods.values():
-        pod.start()
+    run.start()
     jobs = [run[name].process for name in ("learner-0", "learner-1", "evaluator-0")]
 
     def logs() -> str:
