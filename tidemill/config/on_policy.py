@@ -43,12 +43,11 @@ def _check_queue(agent: Any, table: TableSettings, learner: LearnerSettings) -> 
         f"each item once: at most {most:g}, or 0 for as many updates as there are items",
     )
     items = agent.batch_size * max(learner.batches_per_sample, 1)
-    room = table.max_items if learner.updates_per_env_step else max(table.max_items // 2, table.min_size)
     check_that(
-        table.sampler != "fifo" or items <= room,
-        f"table.max_items is {table.max_items}, but table.sampler is 'fifo': the table never holds more than {room} "
-        f"unused items, and a sample call draws {items} (agent.batch_size times learner.batches_per_sample); raise "
-        "table.max_items, or lower agent.batch_size",
+        table.sampler != "fifo" or items <= table.max_items,
+        f"table.max_items is {table.max_items}, but table.sampler is 'fifo', which gives each item once, and a sample "
+        f"call draws {items} (agent.batch_size times learner.batches_per_sample): raise table.max_items, or lower "
+        "agent.batch_size",
     )
 
 

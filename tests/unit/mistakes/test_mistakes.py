@@ -124,8 +124,8 @@ OPTIONS = [
         "table.max_items 200 'fifo' 256 agent.batch_size",
     ),
     (
-        "--table.sampler fifo --learner.updates-per-env-step 0 --table.max-items 400 --table.min-size 100",
-        "table.max_items 400 'fifo' 200 256 agent.batch_size",
+        "--table.sampler fifo --learner.updates-per-env-step 0 --table.max-items 2000 --learner.batches-per-sample 8",
+        "table.max_items 2000 'fifo' 2048 agent.batch_size learner.batches_per_sample",
     ),
     ("--cluster.replay-shards 4", "cluster.replay_shards 4 replay.shards 1"),
     ("--replay.shards 2 --cluster.replay-shards 3", "cluster.replay_shards 3 replay.shards 2"),
