@@ -41,9 +41,7 @@ class RunFolder(Closing):
         with _writing(path):
             descriptor = open_locked(path / _LOCK)
         if descriptor is None:
-            raise FailedPrecondition(
-                f"{path} is running; see `{typed('status', path)}`, or end it with `{typed('ctl', 'stop', path)}`"
-            )
+            raise _running(path)
         self._lock = descriptor
 
     @classmethod
@@ -71,7 +69,7 @@ class RunFolder(Closing):
             ) from error
         folder = cls(path)
         try:
-            check_free(path, fresh=False)  # again: another launcher may have trained here until this one had the lock
+            _check_unused(path, fresh=False)  # another launcher may have trained here until this one had the lock
             if _CONFIG in _names(path):  # of a run that never trained
                 with _writing(path):
                     clear(path, keep=_LOCK)
@@ -172,8 +170,16 @@ def check_free(path: Path, *, fresh: bool) -> None:
     Raises:
         AlreadyExists: there is a run that has trained, and it shall not be moved aside (`fresh`); or an exported
             policy, or a config.yaml of somebody's own, beside whose files no run is kept.
+        FailedPrecondition: there is a run that is still running.
         ConfigError: it cannot be read.
     """
+    if _CONFIG in _names(path) and is_running(path):  # nor could it be resumed or moved aside
+        raise _running(path)
+    _check_unused(path, fresh=fresh)
+
+
+def _check_unused(path: Path, *, fresh: bool) -> None:
+    """Raise as `check_free`, but not for a lock, which may be the caller's own."""
     names = _names(path)
     if DOCUMENT in names or (_CONFIG in names and _LOCK not in names and not has_trained(path)):
         raise AlreadyExists(
@@ -185,6 +191,12 @@ def check_free(path: Path, *, fresh: bool) -> None:
     raise AlreadyExists(
         f"{path} already holds a run; continue it with `{typed('resume', path)}`, choose another --run.name, or start "
         f"from scratch with --fresh (fresh=True in Python), which moves the run to {_free_name(path)}"
+    )
+
+
+def _running(path: Path) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"{path} is running; see `{typed('status', path)}`, or end it with `{typed('ctl', 'stop', path)}`"
     )
 
 
@@ -247,7 +259,7 @@ def _free_name(path: Path) -> Path:
 
 def _move_aside(path: Path) -> None:
     if is_running(path):
-        raise FailedPrecondition(f"{path} is running; end it first with `{typed('ctl', 'stop', path)}`")
+        raise _running(path)
     with _writing(path):
         path.rename(_free_name(path))
 

@@ -24,6 +24,7 @@ from tidemill.services.launcher.commands.control import status
 from tidemill.services.launcher.commands.train import resume
 from tidemill.services.launcher.run.folder import (
     RunFolder,
+    check_free,
     check_is_run,
     check_names_run,
     is_running,
@@ -194,8 +195,11 @@ def test_folder_is_held_by_one_launcher_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match=naming("tidemill ctl stop")):
         RunFolder.create(_config(tmp_path), fresh=False)
     _trained(folder.path)
-    with pytest.raises(FailedPrecondition, match=naming("tidemill ctl stop")):
-        RunFolder.create(_config(tmp_path), fresh=True)
+    for fresh in (False, True):
+        with pytest.raises(FailedPrecondition, match=naming("tidemill ctl stop")):
+            check_free(folder.path, fresh=fresh)
+        with pytest.raises(FailedPrecondition, match=naming("tidemill ctl stop")):
+            RunFolder.create(_config(tmp_path), fresh=fresh)
     folder.close()
     assert not is_running(folder.path)
     RunFolder.open(folder.path).close()
