@@ -157,7 +157,12 @@ def try_here(folder: Path) -> int:
                 updates_on_cpu,
             )  # torch takes seconds to import
 
-            try_algorithm(config.agent, spec, with_update=updates_on_cpu(config.learner.device))
+            try_algorithm(
+                config.agent,
+                spec,
+                with_update=updates_on_cpu(config.learner.device),
+                with_priority=config.table.sampler == "prioritized",
+            )
         if config.learner.sources:
             _check_sources(config, spec)
         if notices:

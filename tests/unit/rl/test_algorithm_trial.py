@@ -38,7 +38,7 @@ def test_algorithm_of_the_project_would_be_taken_of_a_user(
 ) -> None:
     """The trial asks for nothing that they do not do."""
     monkeypatch.setattr(algorithm_trial, "ALGORITHMS", ())
-    try_algorithm(config, env_spec)
+    try_algorithm(config, env_spec, with_priority=True)
 
 
 def _acts(action: object, **extras: Any) -> Any:  # noqa: ANN401
@@ -65,10 +65,13 @@ _RAISED = "RuntimeError: told to fail (test_algorithm_trial.py"
         (OwnAgent, "recurrent_state_size", 3, "recurrent_state_size 3 0"),
         (OwnPolicy, "load", _raises, f"load {_RAISED}"),
         (OwnPolicy, "act", _raises, f"act {_RAISED}"),
+        (OwnPolicy, "act", lambda *_, **__: np.zeros(2, np.int64), "act int64 (2,) PolicyOutput"),
         (OwnPolicy, "act", _acts(np.zeros((2, 1), np.int64), **_LOG_PROB), "act action int64 (2, 1) (2,)"),
         (OwnPolicy, "act", _acts(np.zeros(2), **_LOG_PROB), "act action float64 (2,) int64"),
         (OwnPolicy, "act", _acts(torch.zeros(2, dtype=torch.int64), **_LOG_PROB), "act action torch.int64 NumPy"),
         (OwnPolicy, "act", _acts(np.zeros(2, np.int64)), "act 'log_prob' none float32 (2,)"),
+        (OwnPolicy, "initial_priority", _raises, f"initial_priority {_RAISED}"),
+        (OwnPolicy, "initial_priority", lambda *_: 1.0, "initial_priority float float32 (2,)"),
         (OwnAgent, "decode", _raises, f"decode {_RAISED}"),
         (OwnAgent, "set_process_group", _raises, f"set_process_group {_RAISED}"),
         (OwnAgent, "update", _raises, f"update {_RAISED}"),
@@ -85,7 +88,13 @@ def test_fault_of_an_algorithm_is_told_with_its_method(
     """With what came back and what is wanted, or the line that raised."""
     monkeypatch.setattr(owner, method, does)
     with pytest.raises(ConfigError, match=naming(_NAME, words)):
-        try_algorithm(OwnConfig(), _SPEC)
+        try_algorithm(OwnConfig(), _SPEC, with_priority=True)
+
+
+def test_initial_priority_is_tried_for_a_prioritized_table_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other calls it."""
+    monkeypatch.setattr(OwnPolicy, "initial_priority", _raises)
+    try_algorithm(OwnConfig(), _SPEC)
 
 
 def test_recurrent_state_has_its_size_and_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,9 @@ _NUM_ENVS = 2
 _OURS = Path(__file__).parents[2]
 
 
-def try_algorithm(config: AgentConfig, env_spec: EnvSpec, *, with_update: bool = True) -> None:
+def try_algorithm(
+    config: AgentConfig, env_spec: EnvSpec, *, with_update: bool = True, with_priority: bool = False
+) -> None:
     """Build an agent, and of an algorithm that is the user's try the methods that actors and the learner call.
 
     An agent of the project tries a user's networks and loss when it is built.
@@ -37,6 +39,7 @@ def try_algorithm(config: AgentConfig, env_spec: EnvSpec, *, with_update: bool =
         env_spec: Shapes of the environment.
         with_update: Whether to make an update, on the CPU, from a batch of the size in the settings: zeros, and
             the algorithm's own columns as the policy filled them.
+        with_priority: Whether to compute initial priorities, which only a prioritized table has.
 
     Raises:
         ConfigError: A method failed, or returned what cannot be used; the message names the method.
@@ -51,12 +54,14 @@ def try_algorithm(config: AgentConfig, env_spec: EnvSpec, *, with_update: bool =
     _check_sides(config, env_spec, agent, policy)
     with _calling(config, "load (of what policy_state returned)"):
         policy.load(agent.policy_state())
-    extras = _try_acting(config, env_spec, policy, evaluation=False).extras
+    output = _try_acting(config, env_spec, policy, evaluation=False)
     _try_acting(config, env_spec, policy, evaluation=True)
+    if with_priority:
+        _try_priority(config, env_spec, policy, output.priority_inputs)
     with _calling(config, "set_process_group"):
         agent.set_process_group(SINGLE_PROCESS)
     if with_update:
-        _try_update(config, env_spec, agent, {name: column[0] for name, column in extras.items()})
+        _try_update(config, env_spec, agent, {name: column[0] for name, column in output.extras.items()})
 
 
 def updates_on_cpu(device: str) -> bool:
@@ -84,7 +89,9 @@ def _try_acting(config: AgentConfig, env_spec: EnvSpec, policy: Policy, *, evalu
     seen = inputs.build(observation, np.ones(_NUM_ENVS, np.bool_), action_mask=mask)
     call = f"act (for {_NUM_ENVS} environments)"
     with _calling(config, call):
-        output = policy.act(seen, evaluation=evaluation)
+        output: object = policy.act(seen, evaluation=evaluation)
+        if not isinstance(output, PolicyOutput):
+            raise _wrong(config, f"{call} returned {_shown(output)}, must be a tidemill.PolicyOutput")
         if not evaluation:
             check_extras(output.extras, extra_columns_of(config, env_spec), _NUM_ENVS)
     action_shape, state_shape = (_NUM_ENVS, *env_spec.action_shape), (_NUM_ENVS, policy.recurrent_state_size)
@@ -95,6 +102,18 @@ def _try_acting(config: AgentConfig, env_spec: EnvSpec, policy: Policy, *, evalu
         found = f"{call} returned {_shown(output.recurrent_state)} as recurrent_state"
         raise _wrong(config, f"{found}, must be a NumPy array: float32 {state_shape}")
     return output
+
+
+def _try_priority(config: AgentConfig, env_spec: EnvSpec, policy: Policy, inputs: Mapping[str, Array]) -> None:
+    rows = config.window(env_spec.frame_stack).steps + 1
+    steps: dict[str, Array] = {"reward": np.zeros((rows, _NUM_ENVS), np.float32)}
+    steps |= {name: np.zeros((rows, _NUM_ENVS), np.bool_) for name in ("terminated", "truncated", "is_reset_step")}
+    call = f"initial_priority (of {_NUM_ENVS} windows)"
+    with _calling(config, call):
+        steps |= {name: np.stack([column] * rows) for name, column in inputs.items()}
+        priority = policy.initial_priority(steps)
+    if not _fits(priority, "float32", (_NUM_ENVS,), "same_kind"):
+        raise _wrong(config, f"{call} returned {_shown(priority)}, must be a NumPy array: float32 ({_NUM_ENVS},)")
 
 
 def _fits(array: object, dtype: str, shape: tuple[int, ...], casting: Literal["no", "same_kind"]) -> bool:
