@@ -264,10 +264,10 @@ def make_batched(settings: EnvSettings, num_envs: int, *, training: bool, render
         raise ConfigError(f"env.vector is {name!r}, which is not a function or class")
     parameters = inspect.signature(function).parameters
     arguments = purpose(function, training=training) | dict(settings.kwargs) | {"num_envs": num_envs}
+    for setting in ("max_episode_steps", "max_evaluation_steps"):  # both, so that the trial of a run finds either
+        if (steps := getattr(settings, setting)) and "max_episode_steps" not in parameters:
+            raise ConfigError(f"env.{setting} is {steps}, but {name} has no parameter max_episode_steps to take it")
     if limit:
-        setting = "env.max_episode_steps" if training else "env.max_evaluation_steps"
-        if "max_episode_steps" not in parameters:
-            raise ConfigError(f"{setting} is {limit}, but {name} has no parameter max_episode_steps to take it")
         arguments["max_episode_steps"] = limit
     if render and "render_mode" in parameters:
         arguments["render_mode"] = "rgb_array"

@@ -176,7 +176,10 @@ def test_batch_of_discrete_observations_is_refused_with_the_wrapper_that_helps()
 
 
 def test_limit_of_an_episode_is_handed_on() -> None:
-    """Evaluation and training may have different limits; what cannot take one is refused by its name."""
+    """Evaluation and training may have different limits; what cannot take one is refused by its name.
+
+    The trial at the start of a run makes no environment for training, and refuses its limit as well.
+    """
     settings = EnvSettings("P", vector="batched_env:PointMassVectorEnv", max_episode_steps=7, max_evaluation_steps=9)
     for training, length in ((True, 7), (False, 9)):
         _, steps = _played(make_env(settings, 1, training=training), 10)
@@ -184,6 +187,9 @@ def test_limit_of_an_episode_is_handed_on() -> None:
     unlimited = EnvSettings("C", {"id": "CartPole-v1"}, vector="gymnasium:make_vec", max_evaluation_steps=9)
     with pytest.raises(ConfigError, match=naming("env.max_evaluation_steps 9 gymnasium:make_vec")):
         make_env(unlimited, 1, training=False)
+    trained = EnvSettings("C", {"id": "CartPole-v1"}, vector="gymnasium:make_vec", max_episode_steps=7)
+    with pytest.raises(ConfigError, match=naming("env.max_episode_steps 7 gymnasium:make_vec")):
+        make_env(trained, 1, training=False)
 
 
 def test_pictures_are_of_one_environment() -> None:
