@@ -32,6 +32,8 @@ _UNACKNOWLEDGED = Gauge("tidemill_actor_unacknowledged_chunks", "Chunks queued o
 _log = structlog.get_logger()
 
 _RECENT_EPISODES = 100
+_FIRST_FAILURE_S = 1.0
+"""The first failure of an environment waits no longer for a line of progress: the view warns of it."""
 
 
 class ActorCurves:
@@ -84,6 +86,7 @@ class ActorMetrics:
         self._returns: collections.deque[float] = collections.deque(maxlen=_RECENT_EPISODES)
         self._env_steps = self._logged_steps = self._episodes = 0
         self._logged_at = time.monotonic()
+        self._has_failed = False
         self._parts = {name: _SECONDS.labels(name) for name in ("act", "step", "write")}
 
     def count(self, step: VectorStep, params_version: int, learner_steps: int = 0) -> None:
@@ -111,8 +114,11 @@ class ActorMetrics:
     def _log_progress(self, params_version: int, learner_steps: int) -> None:
         now = time.monotonic()
         elapsed_s = now - self._logged_at
-        if elapsed_s < self._log_every_s:
+        failures = failure_counts()
+        is_first_failure = bool(failures) and not self._has_failed
+        if elapsed_s < (min(_FIRST_FAILURE_S, self._log_every_s) if is_first_failure else self._log_every_s):
             return
+        self._has_failed = bool(failures)
         steps_per_s = (self._env_steps - self._logged_steps) / elapsed_s
         mean_return = float(np.mean(self._returns)) if self._returns else None
         _log.info(
@@ -126,7 +132,7 @@ class ActorMetrics:
         if self._curves is not None:
             scalars = {"env_steps_per_s": steps_per_s, "params_version": params_version}
             mean = {"episode_return": mean_return} if mean_return is not None else {}
-            failed = {f"{ENV_FAILURES}{kind}": float(count) for kind, count in failure_counts().items()}
+            failed = {f"{ENV_FAILURES}{kind}": float(count) for kind, count in failures.items()}
             self._curves.write(scalars | mean | failed, learner_steps)
         self._logged_at, self._logged_steps = now, self._env_steps
 

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from prometheus_client import REGISTRY
 
 from tests.support.event_files import scalars
 from tidemill.envs.interface import EpisodeSummary, VectorStep
+from tidemill.services.actor.acting import metrics as actor_metrics
 from tidemill.services.actor.acting.metrics import ActorCurves, ActorMetrics
 
 
@@ -40,6 +42,22 @@ def test_line_of_progress_is_a_point_as_well(tmp_path: Path) -> None:
     assert [
         step for step, rate in scalars(tmp_path / "tensorboard" / "actor-3", "actor/env_steps_per_s") if rate > 0
     ] == [10, 20]
+
+
+def test_first_failure_of_an_environment_is_a_point_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view warns of what it reads there; a short run would end before the next line of progress."""
+    monkeypatch.setattr(actor_metrics, "_FIRST_FAILURE_S", 0.0)
+    counts = iter([{}, {"invalid": 2}, {"invalid": 3}])
+    monkeypatch.setattr(actor_metrics, "failure_counts", lambda: next(counts))
+    curves = ActorCurves(tmp_path, "actor-3", lambda: 10)
+    metrics, no = ActorMetrics(1e9, curves), np.zeros(2, np.bool_)
+    for _ in range(3):
+        metrics.count(VectorStep(np.zeros((2, 1)), np.zeros(2, np.float32), no, no, no, no, ()), 7)
+    curves.close()
+    lines = [json.loads(line) for line in (tmp_path / "curves" / "actor-3.jsonl").read_text().splitlines()]
+    assert [line["actor/env_failures/invalid"] for line in lines] == [2.0]
 
 
 def test_steps_that_are_played_again_are_not_counted_again() -> None:
