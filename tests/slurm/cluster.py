@@ -12,6 +12,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -29,7 +30,7 @@ SlurmctldHost={head}(10.79.0.254)
 SlurmUser=root
 AuthType=auth/munge
 # How long a requeued job waits for its credentials to expire; 120 by default.
-AuthInfo=cred_expire=15
+AuthInfo=cred_expire=8
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -38,8 +39,10 @@ SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.pid
 SlurmdSpoolDir=/run/slurmd
 StateSaveLocation={folder}/state
-# Seconds without an answer after which a node is down; 300 by default.
-SlurmdTimeout=15
+# Seconds without an answer after which a node is down, 300 by default. A call to it must have failed by then, which
+# takes MessageTimeout or twice as long; 10 by default.
+SlurmdTimeout=5
+MessageTimeout=5
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=2
 SelectType=select/cons_tres
@@ -158,16 +161,15 @@ class SlurmCluster:
         (folder / "munge.key").write_bytes(secrets.token_bytes(128))
         (folder / "munge.key").chmod(0o600)
         self._head = Node(_HEAD, folder, "slurmctld")
-        stack.callback(self._head.lose)
+        self.nodes: dict[str, Node] = {}
+        stack.callback(self._lose_all)
         self._ip(self._head, "link", "add", "cluster", "type", "bridge")
         self._ip(self._head, "address", "add", f"{addresses[_HEAD]}/24", "dev", "cluster")
         for device in ("lo", "cluster"):
             self._ip(self._head, "link", "set", device, "up")
         self._head.start()
-        self.nodes: dict[str, Node] = {}
         for name in list(addresses)[1:]:
             node = Node(name, folder, "slurmd")
-            stack.callback(node.lose)
             self.nodes[name] = node
             self._join(node, addresses[name])
             node.start()
@@ -183,6 +185,11 @@ class SlurmCluster:
         """Return the last lines of each node's log."""
         files = sorted(self._folder.glob("*.log"))
         return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-1500:]}" for file in files)
+
+    def _lose_all(self) -> None:
+        # At the same time: the kernel takes two seconds for each.
+        with ThreadPoolExecutor(len(self.nodes) + 1) as threads:
+            list(threads.map(Node.lose, [self._head, *self.nodes.values()]))  # raises what a loss has raised
 
     def _join(self, node: Node, address: str) -> None:
         """Connect a node with the bridge, which is on the controller."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.slurm.cluster import SlurmCluster, slurm_cluster, why_not
 from tests.support.waiting import wait_until
@@ -115,18 +116,23 @@ class Job:
 def test_run_that_loses_nodes_is_requeued_and_ends_solved(cluster: SlurmCluster, tmp_path: Path) -> None:
     """First a learner's machine dies, then that of the services and the script: the run continues on those left.
 
-    The job has three parts, so that learners are on two nodes, and actors on another.
+    The job has three parts, so that learners are on two nodes, and actors on another. Only its last start has a target
+    that can be reached, so that no earlier one is over before it loses its node.
     """
+    config = tmp_path / "run.yaml"
+    _aim(config, 501)
     job = Job(
         cluster,
         tmp_path,
         *("--cpus-per-task=8", ":", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8", ":", "--ntasks=2"),
+        TIDEMILL_CONFIG=str(config),
         TIDEMILL_RUN_ARGS="--run.max-wall-s 1800",
         TIDEMILL_LEARNER_ARGS="--learner.checkpoint-every-s 1",
     )
     lost = []
-    for part, restarts in ((1, 0), (0, 1)):
+    for part, restarts, next_target in ((1, 0, 501), (0, 1, 100)):
         job.wait_for_checkpoint(more=2)
+        _aim(config, next_target)
         lost.append(job.nodes(part)[-1])
         cluster.nodes[lost[-1]].lose()
         job.wait_for("RUNNING", restarts=restarts + 1)
@@ -170,6 +176,13 @@ def test_run_that_is_cancelled_or_preempted_or_out_of_time_continues(cluster: Sl
     assert f"learner_steps={again.restored()[2]}" in _last_line(again.log("learner"), "checkpoint written")
     cluster.run("scancel", again.number)
     again.wait_for("CANCELLED", restarts=2)
+
+
+def _aim(config: Path, target: int) -> None:
+    """Write the settings of CartPole, whose episodes return 500 at most, with another target."""
+    settings = yaml.safe_load(Path("configs/cartpole_dqn.yaml").read_text())
+    settings["run"]["target_return"] = target
+    config.write_text(yaml.safe_dump(settings))
 
 
 def _train(job: Job, before: int) -> None:
