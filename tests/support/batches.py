@@ -367,9 +367,11 @@ Images are updated in float32 on every machine: tests compare with figures worke
 """
 
 DISTINCT_CASES = {
-    name: case for name, case in CASES.items() if not name.endswith("own_network") or name.startswith("dqn")
+    name: case
+    for name, case in CASES.items()
+    if not name.endswith("own_network") or name in {f"{each}_own_network" for each in ("dqn", "sac_crossq", "td3")}
 }
-"""All but the torso of a user in each algorithm other than DQN, whose updates are those of its other cases.
+"""All but the torso of a user in most algorithms, whose updates are those of these.
 
 `unit/rl/test_own_networks.py` trains it in all of them.
 """

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tidemill.replay.shares import split_batch
 from tidemill.rl.settings.registry import LearnsOnPolicy
 from tidemill.rpc.addresses import CLIENT, is_client_address
 from tidemill.settings.check import check, is_safe_name, refuse
@@ -66,13 +67,14 @@ def check_sources(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any
 
 
 def shares_too_small(sources: Mapping[str, SourceSettings], batch_size: int, learners: int) -> list[str]:
-    """Return a line for each table from which one of several learners would draw less than an item for a batch."""
+    """Return a line for each table of whose share a batch has less than an item, or from which a learner draws none."""
     batch = f"a batch of {batch_size} (agent.batch_size)"
     if learners > 1:
         batch = f"the {batch_size // learners} items that each of {learners} learners draws for {batch}"
-    shares = zip(("the run's own table", *sources), fractions_of(sources), strict=True)
+    shares = fractions_of(sources)
+    drawn = split_batch(batch_size // learners, shares)
     return [
         f"learner.sources: {name} has a share of {share:g}, which is less than one item of {batch}"
-        for name, share in shares
-        if share * batch_size < learners * (1.0 - 1e-9)  # what sources leave is rounded
+        for name, share, items in zip(("the run's own table", *sources), shares, drawn, strict=True)
+        if share * batch_size < 1.0 - 1e-9 or not items  # what sources leave is rounded
     ]

@@ -16,8 +16,9 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.config.sources import SourceSettings, fractions_of
 from tidemill.learner.source_table import find_source
 from tidemill.learner.status import SourceStatus
-from tidemill.replay.sampling.mixture import TableAt, split_batch
+from tidemill.replay.sampling.mixture import TableAt
 from tidemill.replay.sampling.replay_batch import ReplayBatch
+from tidemill.replay.shares import split_batch
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.rl.transitions import gather_frame_stacks
 from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT, Batch

@@ -144,7 +144,7 @@ STALLED_SECONDS = Gauge("tidemill_learner_stalled_seconds", "Time since the newe
 BATCH_AGE_SECONDS = Gauge("tidemill_learner_batch_age_seconds", "Time from the newest batch's arrival to its use.")
 POLICY_LAG = Gauge(
     "tidemill_learner_policy_lag_versions",
-    "Newest version minus the mean version that chose the newest batch's actions.",
+    "Newest version minus the mean version that chose the newest batch's actions, of those that a version chose.",
 )
 ITEM_POLICY_LAG = ItemHistogram(_LAG_NAME, _LAG_HELP, _LAG_BOUNDS)
 REGISTRY.register(ITEM_POLICY_LAG)

@@ -31,7 +31,7 @@ from tidemill.replay import (
     TableConfig,
     signature_like,
 )
-from tidemill.replay.sampling.mixture import split_batch
+from tidemill.replay.shares import split_batch
 
 _BY_PRIORITY = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
 _STEP: dict[str, Any] = {"number": 0, "value": np.float32(0)}

@@ -76,6 +76,8 @@ def test_source_of_which_one_of_several_learners_draws_nothing_is_refused() -> N
         load_config({**sections, "launcher": {"learners": 4}})
     one_of_each = {"agent": {"batch_size": 40}, "learner": {"sources": {"demos": {"fraction": 0.9}}}}
     load_config({**one_of_each, "launcher": {"learners": 4}})
+    rounded = {"agent": {"batch_size": 64}, "learner": {"sources": {"demos": {"fraction": 0.04}}}}
+    load_config({**rounded, "launcher": {"learners": 4}})  # one of 16
 
 
 def test_one_setting_of_a_source_is_set_on_the_command_line(tmp_path: Path) -> None:

@@ -391,7 +391,7 @@ def test_torso_that_refuses_bfloat16_acts_in_float32(refusal: Exception) -> None
     """Whatever it raises."""
     network, observation = _Float32Alone(refusal), torch.zeros((2, 3), dtype=torch.uint8)
     assert acting_dtype(network, observation, "auto") == torch.float32
-    with pytest.raises(ConfigError, match=naming("'bfloat16' actor.precision")):
+    with pytest.raises(ConfigError, match=naming("'bfloat16' actor.precision", refusal)):
         acting_dtype(network, observation, "bfloat16")
 
 

@@ -279,6 +279,32 @@ def test_averaged_policy_has_the_buffers_of_the_actor() -> None:
     assert any(not torch.equal(state[f"average.{name}"], start[f"average.{name}"]) for name in buffers)
 
 
+class Centred(torch.nn.Module):
+    """A torso that puts another running mean in place of the one before."""
+
+    def __init__(self, env_spec: EnvSpec, rng: torch.Generator) -> None:
+        super().__init__()
+        self.outputs = env_spec.observation_shape[0]
+        self.register_buffer("mean", torch.zeros(self.outputs))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Return what differs from the mean."""
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * observation.detach().mean(0)
+        return observation - self.mean
+
+
+def test_averaged_policy_has_buffers_that_were_replaced() -> None:
+    """The average follows the name, not the first tensor of it."""
+    config = SACConfig(network=f"{__name__}:Centred", hidden_sizes=(8,), actor_ema_decay=0.9)
+    agent = build_agent(config, CONTINUOUS, seed=0)
+    agent.update(sampled_batch(agent, config, CONTINUOUS, 8, torch.Generator().manual_seed(0)), torch.ones(8))
+    state = agent.policy_state()
+    average, own = (state[f"{network}.torso.mean"] for network in ("average", "actor"))
+    assert own.any()
+    assert torch.equal(average, own)
+
+
 def test_first_random_steps_are_uniform() -> None:
     """Until the cluster has stepped `start_steps` times the parameters take no part."""
     policy = SACPolicy(SACConfig(hidden_sizes=(8,), start_steps=100), CONTINUOUS, PolicyContext(CPU, 0))

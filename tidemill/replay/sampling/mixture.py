@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from tidemill.errors import InvalidArgument
 from tidemill.replay.argument_types import check_type
 from tidemill.replay.named_table import addresses_of, read_table
 from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.shares import split_batch
 from tidemill.replay.table_config import TableConfig
 from tidemill.types import ColumnSpec, Signature
 
@@ -109,12 +108,6 @@ def read_parts(
         TablePart(table, its_servers, items, must_exist)
         for (table, its_servers, must_exist), items in zip(found, sizes, strict=True)
     )
-
-
-def split_batch(batch_size: int, fractions: Sequence[float]) -> list[int]:
-    """Return how many items of each batch come from each table: its fraction, rounded so that the sum is exact."""
-    edges = [math.floor(edge * batch_size + 0.5) for edge in np.cumsum([0.0, *fractions])]
-    return [after - before for before, after in pairwise(edges)]
 
 
 def mismatch(table: TableConfig, first: TableConfig) -> str:

@@ -101,7 +101,6 @@ class SACAgent(TrainedAgent):
         for network in (self._actor, self._critic):
             network.set_update_format(config, env_spec, device)
         self._average = TargetNetwork(self._actor, every=0, tau=1.0 - config.actor_ema_decay)
-        self._averaged_buffers = list(zip(self._average.network.buffers(), self._actor.buffers(), strict=True))
         self._target = None if config.crossq else TargetNetwork(self._critic, every=0, tau=config.tau)
         self._head = build_value_head(config)
         self._log_temperature = torch.tensor(math.log(config.initial_temperature), device=device)
@@ -260,7 +259,8 @@ class SACAgent(TrainedAgent):
             self._target.update(self._critic_optimizer.parameters, self._state.updates)
         if self._config.actor_ema_decay:
             self._average.update(self._actor_optimizer.parameters, self._state.updates)
-            for average, own in self._averaged_buffers:  # no pass of the average moves them
+            # no pass of the average moves them; a module may have put others in their place
+            for average, own in zip(self._average.network.buffers(), self._actor.buffers(), strict=True):
                 average.copy_(own)
 
     def policy_state(self) -> dict[str, Tensor]:

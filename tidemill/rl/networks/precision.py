@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, described
 from tidemill.rl.networks.layers.image import Convolution, to_channels_last
 from tidemill.rl.networks.layers.linear import Linear
 from tidemill.rl.settings.base import MatmulSettings
@@ -38,12 +38,12 @@ def acting_dtype(network: nn.Module, observation: Tensor, precision: Precision) 
     if precision == "float32":
         return torch.float32
     half = copy.deepcopy(network).to(torch.bfloat16)
-    if not _stays_short(half, observation):
+    if fault := _fault(half, observation):
         if precision == "auto":
             return torch.float32
         raise ConfigError(
-            "precision is 'bfloat16', but agent.network does not return features in the number format of its "
-            "parameters: set actor.precision and inference.precision to auto or float32"
+            f"precision is 'bfloat16', but agent.network with parameters in it {fault}: set actor.precision and "
+            "inference.precision to auto or float32"
         )
     if precision == "bfloat16":
         return torch.bfloat16
@@ -165,12 +165,13 @@ def pays(device: torch.device) -> bool:
 
 
 @torch.inference_mode()
-def _stays_short(half: nn.Module, observation: Tensor) -> bool:
-    """True if a network with bfloat16 parameters returns bfloat16, which the layers behind it require."""
+def _fault(half: nn.Module, observation: Tensor) -> str:
+    """Return why a network with bfloat16 parameters does not return bfloat16, as layers behind it require; or ""."""
     try:
-        return bool(half(observation).dtype == torch.bfloat16)
-    except Exception:  # whatever a user's module raises that mixes formats or does not take bfloat16
-        return False
+        dtype = half(observation).dtype
+    except Exception as error:  # whatever a user's module raises that mixes formats or does not take bfloat16
+        return f"fails: {described(error)}"
+    return "" if dtype == torch.bfloat16 else f"returns {dtype}"
 
 
 @torch.inference_mode()
