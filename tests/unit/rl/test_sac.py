@@ -282,13 +282,15 @@ def test_averaged_policy_has_the_buffers_of_the_actor() -> None:
 class Centred(torch.nn.Module):
     """A torso that puts another running mean in place of the one before."""
 
+    mean: torch.Tensor
+
     def __init__(self, env_spec: EnvSpec, rng: torch.Generator) -> None:
         super().__init__()
         self.outputs = env_spec.observation_shape[0]
         self.register_buffer("mean", torch.zeros(self.outputs))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """Return what differs from the mean."""
+        """Return the observation less the mean."""
         if self.training:
             self.mean = 0.9 * self.mean + 0.1 * observation.detach().mean(0)
         return observation - self.mean
