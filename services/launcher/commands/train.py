@@ -186,9 +186,23 @@ def _run_cluster(
         outcome = asyncio.run(run_with_view(runner, poller, view, curves, folder, config.launcher.view_every_s))
         result = formats.read_json(folder.path / "result.json", formats.RESULT)
         solved = result.get("solved")  # decided before it diverged
-        if (said := read_divergence(folder.path)) and not outcome.exit_code and not solved:
+        said = read_divergence(folder.path) or describe_failed_learner(supervisor, poller.learner)
+        if said and not outcome.exit_code and not solved:
             outcome = Outcome(1, said)
         return outcome, poller.learner
+
+
+def describe_failed_learner(supervisor: Supervisor, learner: LearnerStatus | None) -> str:
+    """Return the failure of a learner that never made an update, or was down when the run ended; empty without one.
+
+    A run that was stopped is not asked: its user may have stopped it for that.
+    """
+    failed = supervisor.failed_learner
+    if failed is None or supervisor.stop_was_requested:
+        return ""
+    if supervisor.learner_was_down:
+        return f"the learner {failed.reason}, and the run ended before it was back"
+    return "" if learner and learner.learner_steps else f"the learner {failed.reason}, and never made an update"
 
 
 async def run_with_view(

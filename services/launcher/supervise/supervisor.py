@@ -103,6 +103,8 @@ class Supervisor:
         """Every service by name, in the order of starting."""
         self.outcome: Outcome | None = None
         """How the run ends; None while it continues. The processes may still be stopping, see `is_over`."""
+        self.learner_was_down = False
+        """Whether the learner had failed and was not back when the evaluator ended the run."""
         self._is_finishing = False
         self.stop_was_requested = False
         """Whether somebody has asked it to end."""
@@ -111,6 +113,12 @@ class Supervisor:
     def all_serve(self) -> bool:
         """Whether every service is healthy."""
         return all(process.phase is Phase.SERVING for process in self.processes.values())
+
+    @property
+    def failed_learner(self) -> Process | None:
+        """The learner, if it was restarted after a failure."""
+        processes = self.processes.values()
+        return next((each for each in processes if each.spec.kind == LEARNER and each.restarts_total), None)
 
     @property
     def is_over(self) -> bool:
@@ -167,6 +175,8 @@ class Supervisor:
             return self._stop_next(now_s)
         kind = process.spec.kind
         if kind == EVALUATOR and exit_code == 0 and has_result:
+            failed = self.failed_learner
+            self.learner_was_down = failed is not None and failed.phase in (Phase.STARTING, Phase.BACKOFF)
             return self._end(Outcome(0, "finished"), now_s)
         if kind == LEARNER and exit_code == 0:
             return self._finish(now_s)

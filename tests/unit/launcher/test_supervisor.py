@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from tidemill.config.services import LauncherSettings
+from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.process import ENV_FAILED, HELD_UP
+from tidemill.services.launcher.commands.train import describe_failed_learner
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
 from tidemill.services.launcher.supervise.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 
@@ -243,6 +245,34 @@ def test_evaluator_that_was_only_stopped_is_restarted() -> None:
     supervisor.on_exit("evaluator", 0, 50.0)
     assert supervisor.outcome is None
     assert supervisor.processes["evaluator"].phase is Phase.BACKOFF
+
+
+@pytest.mark.parametrize(
+    "lives, steps, words",
+    [
+        (1, 90, "the learner ended with exit code 1, and the run ended before it was back"),
+        (2, 0, "the learner ended with exit code 1, and never made an update"),
+        (2, 90, ""),
+    ],
+)
+def test_run_that_ends_without_its_learner_has_failed(lives: int, steps: int, words: str) -> None:
+    """At run.max_wall_s the evaluator ends it. It succeeds with a learner that is back and has trained."""
+    supervisor = _running()
+    supervisor.on_exit("learner", 1, 10.0)
+    supervisor.on_timer(11.0)
+    if lives == 2:
+        supervisor.on_serving("learner", 12.0)
+    supervisor.on_exit("evaluator", 0, 13.0, has_result=True)
+    assert supervisor.outcome == Outcome(0, "finished")
+    assert describe_failed_learner(supervisor, LearnerStatus(LearnerState.TRAINING, steps)) == words
+
+
+def test_run_that_was_stopped_has_not_failed_with_its_learner() -> None:
+    """Ctrl-C while the learner is down ends with 0, as at any other time."""
+    supervisor = _running()
+    supervisor.on_exit("learner", 1, 10.0)
+    supervisor.on_stop_requested(10.5)
+    assert describe_failed_learner(supervisor, None) == ""
 
 
 def test_learner_that_has_finished_leaves_the_last_word_to_the_evaluator() -> None:
