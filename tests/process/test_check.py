@@ -55,6 +55,10 @@ def test_right_settings_become_the_config_of_the_run(tmp_path: Path) -> None:
             ["--replay.shards", "3", "--cluster.replay-shards", "2"],
             "replay.shards is 3, but cluster.replay_shards is 2",
         ),
+        (
+            ["--cluster.inference", "inference:7405", "--actor.count", "65", "--launcher.actors", "9"],
+            "actor.count is 65, but cluster.inference lists 1 and inference.max_streams is 64",
+        ),
     ],
 )
 def test_wrong_setting_is_refused_and_nothing_written(arguments: list[str], words: str, tmp_path: Path) -> None:

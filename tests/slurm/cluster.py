@@ -41,7 +41,7 @@ SlurmdSpoolDir=/run/slurmd
 StateSaveLocation={folder}/state
 # Seconds without an answer after which a node is down, 300 by default. A call to it must have failed by then, which
 # takes MessageTimeout or twice as long; 10 by default.
-SlurmdTimeout=5
+SlurmdTimeout=10
 MessageTimeout=5
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=2

@@ -7,11 +7,15 @@ from typing import Any
 from tidemill.settings.check import check_that, collecting, refuse
 
 
-def check_inference(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process
+def check_inference(settings: Any, actors: int = 0) -> None:  # noqa: ANN401 - the dataclass of any process
     """Raise ConfigError if inference services cannot act for the actors or simulators of a run.
 
     Of the sections a process has, those are checked that it reads. How many actors and services there are is known
     where the launcher's settings are.
+
+    Args:
+        settings: Of the process.
+        actors: How many use the services of `cluster.inference`, which have these settings; 0 if that is not known.
     """
     cluster, agent, learner = (getattr(settings, name, None) for name in ("cluster", "agent", "learner"))
     if cluster is None or agent is None or learner is None:
@@ -30,9 +34,14 @@ def check_inference(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
     )
     if launcher is not None and launcher.actors and not settings.env.spaces:
         problems: list[str] = []
-        for check in (_check_priorities, _check_sizes):
-            with collecting(problems):
-                check(settings, is_set)
+        with collecting(problems):
+            _check_priorities(settings, is_set)
+        with collecting(problems):
+            if started:
+                _check_sizes(settings, is_set, started, f"launcher.actors is {launcher.actors}", launcher.actors)
+            elif actors:
+                several = len(cluster.inference)
+                _check_sizes(settings, f"cluster.inference lists {several}", several, f"actor.count is {actors}", actors)
         refuse(problems)
 
 
@@ -56,19 +65,17 @@ def _check_priorities(settings: Any, is_set: str) -> None:  # noqa: ANN401 - as 
     )
 
 
-def _check_sizes(settings: Any, is_set: str) -> None:  # noqa: ANN401 - as above
-    launcher, inference, num_envs = settings.launcher, settings.inference, settings.env.num_envs
-    if not launcher.inference:  # services started elsewhere may have other limits
-        return
+def _check_sizes(settings: Any, is_set: str, services: int, how_many: str, actors: int) -> None:  # noqa: ANN401 - as above
+    inference, num_envs = settings.inference, settings.env.num_envs
     check_that(
         num_envs <= inference.max_batch,
         f"env.num_envs is {num_envs}, but inference.max_batch is {inference.max_batch} and {is_set}: an actor may not "
         "have more environments than fit in one forward pass; raise inference.max_batch, or lower env.num_envs",
     )
-    places = launcher.inference * inference.max_streams
+    places = services * inference.max_streams
     check_that(
-        launcher.actors <= places or settings.actor.inference_fallback == "local",
-        f"launcher.actors is {launcher.actors}, but {is_set} and inference.max_streams is {inference.max_streams}: "
-        f"only {places} actors can connect, and the others would wait for ever; raise launcher.inference or "
+        actors <= places or settings.actor.inference_fallback == "local",
+        f"{how_many}, but {is_set} and inference.max_streams is {inference.max_streams}: "
+        f"only {places} actors can connect, and the others would wait for ever; add inference services, raise "
         "inference.max_streams, or set actor.inference_fallback to 'local'",
     )

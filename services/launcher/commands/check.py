@@ -24,7 +24,7 @@ def check(argv: Sequence[str]) -> int:
     """Check settings, and write them into the run's folder; return the exit code."""
     config = load(RunConfig, list(argv), prog="tidemill check", description=_ABOUT)
     _check_addresses(config)
-    check_inference(replace(config, launcher=replace(config.launcher, inference=len(config.cluster.inference))))
+    check_inference(config, actors=config.actor.count)
     file = config.run.folder / "config.yaml"
     before = from_document(RunConfig, read_document(file)) if file.exists() and has_trained(config.run.folder) else None
     # an engine starts the replay service, may let the learner alone reach the servers of sources, and gives it other

@@ -16,7 +16,7 @@ from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError, TidemillError, described
 from tidemill.installation import command_name
-from tidemill.learner.status import LearnerStatus
+from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.loggers.interface import check_logger
 from tidemill.params.run_end import read_divergence
 from tidemill.process import survive_without_output
@@ -186,23 +186,32 @@ def _run_cluster(
         outcome = asyncio.run(run_with_view(runner, poller, view, curves, folder, config.launcher.view_every_s))
         result = formats.read_json(folder.path / "result.json", formats.RESULT)
         solved = result.get("solved")  # decided before it diverged
-        said = read_divergence(folder.path) or describe_failed_learner(supervisor, poller.learner)
+        reason = result.get("reason", "")
+        said = read_divergence(folder.path) or describe_failed_learner(supervisor, poller.learner, reason)
         if said and not outcome.exit_code and not solved:
             outcome = Outcome(1, said)
         return outcome, poller.learner
 
 
-def describe_failed_learner(supervisor: Supervisor, learner: LearnerStatus | None) -> str:
-    """Return the failure of a learner that never made an update, or was down when the run ended; empty without one.
+def describe_failed_learner(supervisor: Supervisor, learner: LearnerStatus | None, reason: str) -> str:
+    """Return the failure of a learner that never made an update, or was down when time was up; empty without one.
 
-    A run that was stopped is not asked: its user may have stopped it for that.
+    A run that was stopped is not asked: its user may have stopped it for that. Nor is one whose learner has ended in
+    order.
+
+    Args:
+        supervisor: Of the run, which has ended.
+        learner: The last status of its learner.
+        reason: Why the run ended, as its result says.
     """
     failed = supervisor.failed_learner
-    if failed is None or supervisor.stop_was_requested:
+    if failed is None or supervisor.stop_was_requested or supervisor.is_finishing:
         return ""
-    if supervisor.learner_was_down:
-        return f"the learner {failed.reason}, and the run ended before it was back"
-    return "" if learner and learner.learner_steps else f"the learner {failed.reason}, and never made an update"
+    if supervisor.learner_was_down:  # at another limit it may have been killed once it had published all
+        return f"the learner {failed.reason}, and the run ended before it was back" if "max_wall_s" in reason else ""
+    is_known = learner is None or learner.state is not LearnerState.STARTING  # which has not restored its updates
+    has_updated = learner is not None and learner.learner_steps > 0
+    return f"the learner {failed.reason}, and never made an update" if is_known and not has_updated else ""
 
 
 async def run_with_view(

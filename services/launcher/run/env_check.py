@@ -192,7 +192,12 @@ def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool) -> None:
 
 
 def _check_draw(config: RunConfig, item_steps: int) -> None:
-    """Raise ConfigError if one sample call would draw more than a replay server allows."""
+    """Raise ConfigError if one sample call would draw more than a replay server allows.
+
+    Where an engine starts the services it decides, too, how many learners share a batch.
+    """
+    if not config.launcher.replay:
+        return
     size, batches = config.agent.batch_size, config.learner.batches_per_sample
     largest_share = max(fractions_of(config.learner.sources))
     items = math.ceil(size // config.launcher.learners * largest_share) * max(batches, 1)

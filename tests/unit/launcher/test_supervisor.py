@@ -264,7 +264,24 @@ def test_run_that_ends_without_its_learner_has_failed(lives: int, steps: int, wo
         supervisor.on_serving("learner", 12.0)
     supervisor.on_exit("evaluator", 0, 13.0, has_result=True)
     assert supervisor.outcome == Outcome(0, "finished")
-    assert describe_failed_learner(supervisor, LearnerStatus(LearnerState.TRAINING, steps)) == words
+    status = LearnerStatus(LearnerState.TRAINING, steps)
+    assert describe_failed_learner(supervisor, status, "run.max_wall_s (14) reached") == words
+
+
+def test_run_that_was_complete_has_not_failed_with_its_learner() -> None:
+    """Killed behind the version that met the limit, or restored so shortly before its end that no status told."""
+    supervisor = _running()
+    supervisor.on_exit("learner", -9, 10.0)
+    supervisor.on_exit("evaluator", 0, 13.0, has_result=True)
+    status = LearnerStatus(LearnerState.STARTING, 0)
+    assert describe_failed_learner(supervisor, status, "run.max_env_steps (100) reached") == ""
+    supervisor = _running()
+    supervisor.on_exit("learner", -9, 10.0)
+    supervisor.on_timer(11.0)
+    supervisor.on_serving("learner", 12.0)
+    assert describe_failed_learner(supervisor, status, "") == ""
+    supervisor.on_exit("learner", 0, 13.0)
+    assert describe_failed_learner(supervisor, None, "") == ""
 
 
 def test_run_that_was_stopped_has_not_failed_with_its_learner() -> None:
@@ -272,7 +289,7 @@ def test_run_that_was_stopped_has_not_failed_with_its_learner() -> None:
     supervisor = _running()
     supervisor.on_exit("learner", 1, 10.0)
     supervisor.on_stop_requested(10.5)
-    assert describe_failed_learner(supervisor, None) == ""
+    assert describe_failed_learner(supervisor, None, "") == ""
 
 
 def test_learner_that_has_finished_leaves_the_last_word_to_the_evaluator() -> None:
