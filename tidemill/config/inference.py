@@ -41,7 +41,9 @@ def check_inference(settings: Any, actors: int = 0) -> None:  # noqa: ANN401 - t
                 _check_sizes(settings, is_set, started, f"launcher.actors is {launcher.actors}", launcher.actors)
             elif actors:
                 several = len(cluster.inference)
-                _check_sizes(settings, f"cluster.inference lists {several}", several, f"actor.count is {actors}", actors)
+                _check_sizes(
+                    settings, f"cluster.inference lists {several}", several, f"actor.count is {actors}", actors
+                )
         refuse(problems)
 
 
