@@ -16,8 +16,8 @@ import pytest
 import yaml
 from cryptography import x509
 
-from tests.compose.dashboards import DASHBOARDS, RULES, load, rules
 from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as, run
+from tests.support.dashboards import DASHBOARDS, RULES, load, rules
 from tidemill.config.load import load as load_config
 from tidemill.config.sections import RunConfig
 from tidemill.gpus import CAPABILITIES, DRIVERS

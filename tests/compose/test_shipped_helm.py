@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from scripts.helm_chart import generated
-from tests.compose.dashboards import DASHBOARDS
 from tests.compose.helm import CHART, Helm, Refused
 from tests.compose.manifests import Object, check_valid, objects, of_kind, pods, with_components
 from tests.compose.shipped import ROOT
+from tests.support.dashboards import DASHBOARDS
 
 _MULTI_NODE = {
     "replay": {"shards": 4},

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from scripts.kubernetes_rules import prometheus_rule
-from tests.compose.dashboards import DASHBOARDS, rules
 from tests.compose.manifests import (
     KUBERNETES,
     KUSTOMIZATIONS,
@@ -24,6 +23,7 @@ from tests.compose.manifests import (
     words_of,
 )
 from tests.compose.shipped import HEALTH_PATH, ROOT, check_secured, load_as
+from tests.support.dashboards import DASHBOARDS, rules
 from tests.support.naming import naming
 from tidemill.config.services import LearnerSettings
 from tidemill.envs.settings import EnvSettings

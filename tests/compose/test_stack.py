@@ -27,8 +27,8 @@ from tests.compose.breakages import (
     publish_as_another,
 )
 from tests.compose.callers import CALLS, fingerprint, outcome, take_secrets, take_token
-from tests.compose.dashboards import panel_queries, rule_queries, rules
 from tests.compose.stack import OURS, SERVICES, Stack, until
+from tests.support.dashboards import panel_queries, rule_queries, rules
 from tests.support.naming import naming
 from tests.support.status_page import press, shown, states
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scripts.docs.metrics import PAGE, page
-from tests.compose.dashboards import DASHBOARDS, RULES
+from tests.support.dashboards import DASHBOARDS, RULES
 
 _ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.*) \|$", re.MULTILINE)
 

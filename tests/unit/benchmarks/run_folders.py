@@ -90,4 +90,4 @@ def store_params(folder: Path, last_trained: int) -> None:
     version = Version(last_trained, last_trained - 1, 1, created, ParamsMetadata(), (encoding,))
     (params / f"{last_trained:010d}.json").write_bytes(seal(from_version(version)))
     (params / f"{last_trained:010d}.full.safetensors").write_bytes(blob)
-    (params / "state.json").write_bytes(seal({"sequence": 1, "tags": {LAST_TRAINED: last_trained}}))
+    (params / "tags.json").write_bytes(seal({"sequence": 1, "tags": {LAST_TRAINED: last_trained}}))
