@@ -18,7 +18,6 @@ import yaml
 
 from tests.support.shell_commands import PAGES, ROOT
 from tidemill.config import load as load_module
-from tidemill.config.on_policy import check_on_policy
 from tidemill.config.sections import (
     ActorConfig,
     EvaluatorConfig,
@@ -183,7 +182,7 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", _parsing(argparse.ArgumentParser.parse_args))
-    monkeypatch.setattr(load_module, "check_on_policy", _parsing(check_on_policy))
+    monkeypatch.setattr(load_module, "check_together", _parsing(load_module.check_together))
     return tmp_path
 
 
