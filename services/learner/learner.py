@@ -61,6 +61,7 @@ from tidemill.services.learner.status.fence import Fence
 from tidemill.services.learner.status.metrics import watch_gpu
 from tidemill.services.learner.status.progress import Progress, StatusReporter
 from tidemill.services.learner.training.pace import FreeRunning, Learning, Pace
+from tidemill.services.learner.training.threads import Threads
 from tidemill.services.learner.training.trainer import Limits, Trainer, TrainerOutputs
 from tidemill.types import EnvSpec
 
@@ -145,7 +146,9 @@ class Learner:
         if not config.run.deterministic:  # `auto` is then nothing, so that a run is the same on every machine
             # Before this process opens the GPU, which it may have to itself: the trial is another process.
             config = replace(config, agent=with_chosen_compile(config.agent, spec, device, batch_size))
-        torch.set_num_threads(torch_threads(config, spec, device, self._rank))
+        torch.set_num_threads(most := torch_threads(config, spec, device, self._rank))
+        is_chosen = config.learner.threads < 0 and most > 1
+        tries = is_chosen and getattr(config.agent, "compile", "none") == "none"  # another number compiles again
         with gpus.full_gpu_explained(device):
             use_device(device)  # so that the training thread's stream is this device's
             if device.type == "cuda":
@@ -153,7 +156,8 @@ class Learner:
                 watch_gpu(device)
                 use_near_processors(device)
             agent = learning_agent(config, spec, device, batch_size)
-        return Learning(agent, self._pace.table(agent, stored_columns(config.agent, spec)), device, spec)
+        table = self._pace.table(agent, stored_columns(config.agent, spec))
+        return Learning(agent, table, device, spec, Threads(most) if tries else None)
 
     def _directory(self, stack: ExitStack) -> ShardDirectory:
         cluster = self._config.cluster
@@ -198,7 +202,7 @@ class Learner:
         group = stack.enter_context(joined_group(self._rank, learning.device, timeout_s))
         learning.agent.set_process_group(group)
         checkpointer, publisher, rollback = self._start_outputs(learning, group, directory, stack)
-        outputs = TrainerOutputs(None, publisher, checkpointer, group, callbacks.on_publish)
+        outputs = TrainerOutputs(None, publisher, checkpointer, group, callbacks.on_publish, threads=learning.threads)
         feed = self._pace.open(learning, outputs, directory, stack)
         self._board.shards, self._board.sources = feed.shards, feed.sources
         trainer = Trainer(

@@ -27,6 +27,7 @@ from tidemill.services.learner.data.table import batches_per_sample, table_confi
 from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.metrics import collect
+from tidemill.services.learner.training.threads import Threads
 from tidemill.services.learner.training.trainer import BatchSource, TrainerOutputs
 from tidemill.types import EnvSpec, Signature
 
@@ -40,12 +41,14 @@ class Learning:
         table: The table it learns from.
         device: Where it computes.
         spec: Of the environment.
+        threads: Chooses how many compute an update; None if their number is fixed.
     """
 
     agent: Agent
     table: TableConfig
     device: torch.device
     spec: EnvSpec
+    threads: Threads | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.divergence import Diverged
 from tidemill.services.learner.status.fence import superseded
 from tidemill.services.learner.status.progress import Progress
+from tidemill.services.learner.training.threads import Threads
 from tidemill.tracing import tracer
 
 _UNDETERMINED = " does not have a deterministic implementation"
@@ -67,6 +68,7 @@ class TrainerOutputs:
         on_publish: Called with each acknowledged version that was noticed; must not block.
         prioritized: Numbers of the tables that are drawn by priority.
         sources: Count what comes from each source.
+        threads: Take how long updates were, and choose the threads for those that follow; None if they are fixed.
     """
 
     priorities: PrioritySender | None
@@ -76,6 +78,7 @@ class TrainerOutputs:
     on_publish: Callable[[int], None] = lambda _: None
     prioritized: frozenset[int] = frozenset((0,))
     sources: SourceReports = field(default_factory=lambda: SourceReports({}))
+    threads: Threads | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Trainer:
         self._checkpointer, self._control, self._counters = outputs.checkpointer, control, counters
         self._progress, self._limits, self._clock = progress, limits, clock
         self._on_publish, self._prioritized = outputs.on_publish, outputs.prioritized
-        self._sources = outputs.sources
+        self._sources, self._threads = outputs.sources, outputs.threads
         self._batch: Batch | None = None
         self._backlog = DeviceBacklog()
         self._voting: Callable[[], StepVote] | None = None
@@ -221,6 +224,8 @@ class Trainer:
         started = self._clock()
         batch, update = self._update(largest_weight)
         launched = self._clock()
+        if self._threads is not None:
+            self._threads.record(launched - started)
         self._counters.learner_steps += 1
         if self._priorities is not None:  # before a round of lock-step ends, whose checkpoint holds them
             with superseded():
