@@ -11,7 +11,17 @@ import pytest
 import yaml
 
 from tests.compose.helm import Helm
-from tests.compose.manifests import KUSTOMIZATIONS, Object, check_valid, objects, of_kind, pods, told_values, words_of
+from tests.compose.manifests import (
+    CUSTOM_KINDS,
+    KUSTOMIZATIONS,
+    Object,
+    check_valid,
+    objects,
+    of_kind,
+    pods,
+    told_values,
+    words_of,
+)
 from tests.compose.shipped import ROOT
 from tidemill.config.services import InferenceSettings
 from tidemill.services.launcher.commands.check import check
@@ -37,6 +47,19 @@ def own_run(kubernetes: Path) -> list[Object]:
     (folder / "thermostat.py").write_text(_block(_TUTORIAL, "python", '"""A room'))
     (folder / "thermostat.yaml").write_text(_block(_TUTORIAL, "yaml", "run:\n  name: thermostat"))
     return list(objects(folder))
+
+
+def test_first_commands_need_no_operator_and_no_gpu(kubernetes: Path) -> None:
+    """What they apply is of kinds that every cluster has, and brings each Secret that a pod mounts."""
+    folders = re.findall(r"^kubectl apply -k deploy/kubernetes/(\S+)$", _PAGE.partition("\n## ")[0], re.MULTILINE)
+    found = [item for folder in folders for item in objects(kubernetes / folder)]
+    check_valid(found)
+    assert {item["kind"] for item in found} & {*CUSTOM_KINDS, "HorizontalPodAutoscaler"} == set()
+    assert not any("nvidia.com/gpu" in str(pod) for pod in pods(found).values())
+    secrets = {item["metadata"]["name"] for item in found if item["kind"] == "Secret"}
+    volumes = [volume for pod in pods(found).values() for volume in pod["volumes"] if "projected" in volume]
+    mounted = {source["secret"]["name"] for volume in volumes for source in volume["projected"]["sources"]}
+    assert {"tokens", "tidemill-ca"} <= mounted <= secrets
 
 
 def test_own_config_and_environment_reach_every_pod(own_run: list[Object]) -> None:
