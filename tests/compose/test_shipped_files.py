@@ -158,6 +158,17 @@ def test_prometheus_finds_every_inference_service() -> None:
         assert services()[name]["networks"]["cluster"]["aliases"] == job["dns_sd_configs"][0]["names"]
 
 
+def test_guide_says_what_another_shard_has_of_its_own() -> None:
+    """Blocks of shards differ in a number that a copy has to change, in the plain file as well."""
+    guide = (ROOT / "docs/operations.md").read_text().partition("\n### Replay shards\n")[2].partition("\n## ")[0]
+    for file in (COMPOSE[0], COMPOSE[2]):
+        first, second = (yaml.safe_load(file.read_text())["services"][f"replay-{n}"]["entrypoint"] for n in (0, 1))
+        (place,) = (i for i, (one, other) in enumerate(zip(first, second, strict=True)) if one != other)
+        assert second[place] == "1"
+        assert f'`{second[place - 1]} "2"`' in guide
+        assert f"`{file.name}`" in guide
+
+
 def test_image_for_gpus_states_the_cuda_that_it_holds() -> None:
     """The container toolkit compares it with the driver's; the documents name the driver and the GPUs for it."""
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
