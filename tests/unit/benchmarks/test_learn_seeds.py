@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,16 @@ def test_shipped_declarations_belong_to_configs_and_can_be_planned() -> None:
         plan = plans.make_plan(arguments, declared=True)
         assert row.name.startswith(plan.config.run.name)
         assert len(plan.seeds) == SEEDS.get(row.name, 5 if row.name in five else 3)
+
+
+def test_run_on_a_gpu_is_documented_with_its_settings() -> None:
+    """The command of the table is the one that made the result: a limit of time decides which version is evaluated."""
+    (declared,) = read_declared(["pong_apex_on_a_gpu"])
+    (row,) = re.findall(r"^\| `--config pong_apex.*$", (ROOT / "docs/performance.md").read_text(), re.MULTILINE)
+    settings = [word.split("=") for word in declared.options if "=" in word and not word.startswith("run.name")]
+    assert len(settings) == 3
+    for name, value in settings:
+        assert f"--{name.replace('_', '-')} {value}" in row
 
 
 @pytest.mark.parametrize(
