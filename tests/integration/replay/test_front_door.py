@@ -458,7 +458,7 @@ def test_documented_n_step_returns(capsys: pytest.CaptureFixture[str]) -> None:
     """The program of docs/replay.md prints what stands below it."""
     page = (ROOT / "docs" / "replay.md").read_text()
     found = re.search(
-        r"```python\n(# n_steps.py\n.*?)```\n\n```console\n\$ python n_steps.py\n(.*?)```", page, re.DOTALL
+        r"```python\n(# n_steps.py\n.*?)```\n\n```console\n\$ env/bin/python n_steps.py\n(.*?)```", page, re.DOTALL
     )
     assert found is not None
     exec(found[1], {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import sys
@@ -12,9 +13,13 @@ import numpy as np
 import pytest
 
 import tidemill
+from tidemill import replay
 from tidemill.config.load import load_config, read_document
+from tidemill.replay.sampling import adapters
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "tutorials" / "own-environment.md"
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "tutorials" / "own-environment.md"
+REPLAY = (ROOT / "docs" / "replay.md").read_text()
 
 
 @pytest.fixture
@@ -61,3 +66,28 @@ def test_reward_of_the_tutorial_is_shaped_in_training_alone(folder: Path) -> Non
         rewards = [float(env.step(np.full((1, 1), -1.0, np.float32)).reward[0]) for _ in range(20)]
         env.close()
         assert bool(min(rewards) < -0.25) is not training
+
+
+def test_snippets_of_replay_import_what_they_call() -> None:
+    """Each public function and class that a block calls is imported in some block of the page."""
+    public = {*replay.__all__, *(name for name, value in vars(adapters).items() if callable(value))}
+    nodes = [node for block in re.findall(r"```python\n(.*?)```", REPLAY, re.DOTALL) for node in _nodes(block)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name)} & public
+    imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert {"ReplayDataset", "torch_dataset"} <= used
+    assert used - imported == set()
+
+
+def _nodes(block: str) -> Iterator[ast.AST]:
+    """Yield the nodes of a block, which may await."""
+    body = "".join(f"    {line}\n" for line in block.splitlines())
+    return ast.walk(ast.parse(f"async def snippet():\n{body}"))
+
+
+def test_snippet_of_epochs_names_no_prioritized_table() -> None:
+    """Epochs need a uniform sampler, and the server of the tutorial has only the table that write.py makes."""
+    prioritized = re.findall(r'TableConfig\("(\w+)", signature_like\(step\), prioritized', REPLAY)
+    by_epoch = re.findall(r'ReplayDataset\(address, "(\w+)", \d+, epochs=', REPLAY)
+    assert prioritized
+    assert by_epoch
+    assert set(by_epoch) & set(prioritized) == set()
