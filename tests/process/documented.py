@@ -103,7 +103,7 @@ BEFORE = (
     Before("tidemill learner .* 127.0.0.1:7411 .*", serve=_PLAIN[1:]),
     Before("tidemill replay --folder data .*", _HAND, stop=""),
     Before("python -m tidemill.services.learner.torchrun .* \\$C", stop="", serve=_PLAIN),
-    Before("env/bin/python walks.py", run="ln -sfn .venv env"),
+    Before(r"env/bin/python walks\.py|\. env/bin/activate", run="ln -sfn .venv env"),
     Before("env/bin/tidemill replay --folder data .*", stop="", run="ln -sfn .venv env"),
     Before("env/bin/tidemill replay export 127.0.0.1:7401 walks .*", run="env/bin/python write.py"),
     Before(
@@ -161,7 +161,7 @@ ELSEWHERE = (
     Elsewhere("grpcurl .*", "tests/integration/test_security.py::test_health_is_open_and_reflection_is_not", "grpcurl"),
     Elsewhere("python3 -m venv env|env/bin/pip install .", f"{_ALONE}test_tutorial_works_as_it_stands", "installs"),
     Elsewhere(
-        r"env/bin/pip install '\.\[security\]'|pip install torch gymnasium", "", "the tests' environment has them"
+        r"env/bin/pip install '\.\[security\]'|pip install \. torch gymnasium", "", "the tests' environment has them"
     ),
     Elsewhere(
         r"env/bin/pip install '\.\[minari\]'|env/bin/tidemill replay (from|to)-minari .*",

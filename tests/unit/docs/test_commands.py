@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.shell_commands import PAGES, ROOT
+from tests.support.shell_commands import PAGES, ROOT, shell_commands
 from tidemill.config import load as load_module
 from tidemill.config.sections import (
     ActorConfig,
@@ -268,6 +268,31 @@ def test_setting_in_a_document_exists(name: str) -> None:
     named = {re.sub(r"\.no_", ".", span) for span in named}
     named = {span for span in named if not span.startswith(_MAPPINGS)}  # the user's own names follow
     assert named - _settings() - _NO_SETTINGS == set()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_that_makes_an_environment_uses_it(name: str) -> None:
+    """`env/bin/python`, or the name alone after its activation: another Python would not find Tidemill."""
+    made = ""
+    for command in shell_commands(name):
+        program = command.split()[0]
+        if " -m venv " in command:
+            made = command.split()[-1]
+        elif command == f". {made}/bin/activate":
+            made = ""
+        elif made and Path(program).name in {"pip", "python", "tidemill"}:
+            assert program.startswith(f"{made}/bin/"), command
+
+
+_FIRST = [str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "tutorials").glob("*.md")]
+_GETS = re.compile(r"\.venv/bin/activate|pip install \.|make quickstart|\(quickstart\.md\)|\(\.\./installation\.md\)")
+
+
+@pytest.mark.parametrize("name", ["examples/README.md", "examples/replay/README.md", *_FIRST])
+def test_tutorial_says_how_to_get_what_it_runs(name: str) -> None:
+    """A page that runs `tidemill` or `python` activates an environment, installs Tidemill, or links to where it is."""
+    run = [command for command in shell_commands(name) if command.startswith(("tidemill ", "python "))]
+    assert not run or _GETS.search((ROOT / name).read_text()), f"where does `{run[0]}` come from?"
 
 
 def test_command_that_is_gone_is_found(at_home: Path) -> None:
