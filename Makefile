@@ -235,7 +235,7 @@ hooks: $(VENV)/.dev ## run the quick checks at every commit
 	$(BIN)/pre-commit install
 
 .PHONY: clean
-clean: ## remove .venv, caches and builds; runs/ stays
+clean: ## remove .venv, caches and builds; runs/ and sweeps/ stay
 	rm -rf $(VENV) $(VENV)-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage* htmlcov build dist *.egg-info
 	find tidemill services tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
