@@ -15,9 +15,10 @@ from tidemill.services.launcher.run.folder import has_trained, keep_settings
 
 _ABOUT = """Check the settings of a cluster that an engine starts service by service: pass those of all services.
 
-It refuses what `tidemill train` refuses, except an error in the update of your own algorithm, which the learner
-reports. It tries one environment and writes ROOT/NAME/config.yaml, which `tidemill
-evaluate`, `export`, `log` and `plot` read. If a setting is wrong it writes nothing and exits with 2."""
+It tries one environment and writes ROOT/NAME/config.yaml, which `tidemill evaluate`, `export`, `log` and `plot` read.
+If a setting is wrong it writes nothing and exits with 2. It refuses what `tidemill train` refuses, except what only the
+services know, which report it when they start: tables of learner.sources, a batch that the learners cannot share,
+evaluator.source `simulators` without simulators, and an error in the update of your own algorithm."""
 
 
 def check(argv: Sequence[str]) -> int:
