@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tidemill.config.sources import SourceSettings, shares_too_small
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, described
 from tidemill.rl.settings.registry import AgentConfig
 from tidemill.settings.check import check_that, collecting, refuse
 
@@ -50,5 +50,10 @@ def local_batch_size(agent: AgentConfig, sources: Mapping[str, SourceSettings], 
         replace(agent, batch_size=items)  # type: ignore[type-var] # every algorithm has a dataclass
     except ConfigError as error:
         raise ConfigError(f"{learners} learners take {items} of agent.batch_size each, and then {error}") from None
+    except Exception as error:  # whatever a user's class raises
+        raise ConfigError(
+            f"{learners} learners take {items} of agent.batch_size each, which {type(agent).__name__} refuses: "
+            f"{described(error)}"
+        ) from error
     refuse(shares_too_small(sources, agent.batch_size, learners))
     return items

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.naming import naming
 from tests.support.own_algorithm import OwnConfig
-from tidemill.config.load import by_sections, from_document, load, load_run, write_document
+from tidemill.config.load import by_sections, from_document, load, load_config, load_run, write_document
 from tidemill.config.sections import ActorConfig, LearnerConfig, ReplayConfig, RunConfig
 from tidemill.config.yaml_text import parse, written
 from tidemill.errors import ConfigError
@@ -249,6 +249,8 @@ class Fussy(OwnConfig):
     def __post_init__(self) -> None:
         if self.rate <= 0:
             raise ValueError("too slow")
+        if self.batch_size < 2:
+            raise ValueError("too small")
 
 
 @dataclass(frozen=True)
@@ -291,6 +293,14 @@ def test_class_of_settings_that_raises_is_told_with_its_name(settings: str, word
         from_document(RunConfig, {"agent": {"algorithm": name, "rate": -1}})
     with pytest.raises(ConfigError, match=naming(f"'{name}'", words)):
         _load(ActorConfig, "--agent.algorithm", name, "--agent.rate", "-1")
+
+
+def test_share_of_a_batch_that_a_class_refuses_is_told_with_it() -> None:
+    """Several learners ask the user's class for a smaller batch than the one in its settings."""
+    agent = {"algorithm": f"{__name__}:Fussy", "batch_size": 4}
+    assert load_config({"agent": agent, "launcher": {"learners": 2}}).launcher.learners == 2
+    with pytest.raises(ConfigError, match=naming("4 learners 1 agent.batch_size Fussy ValueError too small")):
+        load_config({"agent": agent, "launcher": {"learners": 4}})
 
 
 def test_setting_that_a_class_refuses_does_not_hide_the_next_one() -> None:
