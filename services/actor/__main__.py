@@ -31,6 +31,7 @@ from tidemill.programs.traces import start_traces
 from tidemill.replay.shards.readiness import wait_for_replay
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy
+from tidemill.rl.agents.split_policy import check_remote
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.settings.registry import LearnsOnPolicy, extra_columns_of
 from tidemill.rpc.background import BackgroundServer
@@ -38,7 +39,7 @@ from tidemill.rpc.readiness import wait_for_service
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics
 from tidemill.services.actor.acting.loop import ActingLoop, ActingParams, PolicyParams, VersionPacer, make_throttle
 from tidemill.services.actor.acting.metrics import EXPECTED, ActorMetrics, open_curves, watch_writer
-from tidemill.services.actor.acting.remote_policy import RemotePolicy, check_remote
+from tidemill.services.actor.acting.remote_policy import RemotePolicy
 from tidemill.services.actor.actor_index import actor_index, own_dns_name
 from tidemill.services.actor.lock_step.actor import act_in_lock_step
 from tidemill.types import EnvSpec

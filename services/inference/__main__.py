@@ -19,13 +19,13 @@ from tidemill.config.load import load
 from tidemill.config.sections import InferenceConfig
 from tidemill.devices import named_device
 from tidemill.envs.make import spec_of
-from tidemill.errors import ConfigError
 from tidemill.inference.wire import Opening
 from tidemill.near_processors import use_near_processors
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.programs.traces import start_traces
 from tidemill.rl.agents.build import build_policy
-from tidemill.rl.agents.interface import Policy, SplitPolicy
+from tidemill.rl.agents.interface import Policy
+from tidemill.rl.agents.split_policy import check_split
 from tidemill.rl.exploration import ActorSlot
 from tidemill.rpc.readiness import wait_for_service
 from tidemill.rpc.server import RpcServer
@@ -80,11 +80,7 @@ def make_policy(config: InferenceConfig, spec: EnvSpec, device: torch.device) ->
     settings = config.inference
     slot = ActorSlot(num_envs=settings.max_batch)
     policy = build_policy(config.agent, spec, str(device), config.run.seed, slot, settings.precision)
-    if not isinstance(policy, SplitPolicy):
-        raise ConfigError(
-            f"agent.algorithm is {config.agent.algorithm!r}, whose policy has no methods `forward` and `choose`, "
-            "which an inference service needs: leave cluster.inference empty and launcher.inference at 0"
-        )
+    check_split(policy, config.agent.algorithm)
     return policy
 
 

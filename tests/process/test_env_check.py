@@ -21,7 +21,7 @@ from tests.support.own_algorithm import OwnAgent, OwnConfig, OwnPolicy
 from tests.support.params_service import free_address
 from tests.support.replay_service import local_server
 from tests.support.waiting import WAIT_S
-from tidemill.config.load import load_config
+from tidemill.config.load import load_config, write_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
@@ -30,9 +30,9 @@ from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.replay.client import ReplayClient
 from tidemill.rl.agents.interface import PolicyContext
-from tidemill.rl.policy_io import PolicyOutput
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.settings.base import OffPolicySettings
-from tidemill.services.launcher.run.env_check import check_environment
+from tidemill.services.launcher.run.env_check import check_environment, try_here
 from tidemill.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -74,6 +74,31 @@ class ActsWrongly(OwnConfig):
         act = policy.act
         policy.act = lambda seen, **_: PolicyOutput(act(seen).action[:, None], extras=act(seen).extras)  # type: ignore[method-assign]
         return policy
+
+
+class SplitOwnPolicy(OwnPolicy):
+    """A policy whose network an inference service may pass through, and whose initial priorities need parameters."""
+
+    priority_uses_params = True
+
+    def forward(self, policy_input: PolicyInput, noise: object = ()) -> dict[str, torch.Tensor]:
+        """Return nothing: there is no network."""
+        return {}
+
+    def choose(self, policy_input: PolicyInput, *_: object, **__: object) -> PolicyOutput:
+        """Return the output of `act`."""
+        return self.act(policy_input)
+
+
+@dataclasses.dataclass(frozen=True)
+class ActsElsewhere(OwnConfig):
+    """Settings of an algorithm with that policy."""
+
+    algorithm: str = f"{__name__}:ActsElsewhere"
+
+    def build_policy(self, env_spec: EnvSpec, context: PolicyContext) -> SplitOwnPolicy:
+        """Return that policy."""
+        return SplitOwnPolicy()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +185,26 @@ def test_algorithm_of_a_user_that_acts_wrongly_is_told() -> None:
     agent = {"algorithm": f"{__name__}:ActsWrongly"}
     with pytest.raises(ConfigError, match=naming(f"'{__name__}:ActsWrongly' act (2, 1) (2,)")):
         check_environment(load_config({"env": {"id": "CartPole-v1"}, "agent": agent}))
+
+
+@pytest.mark.parametrize(
+    "own, changed, words",
+    [
+        ("tests.support.own_algorithm:OwnConfig", {}, "forward choose priority_uses_params launcher.inference"),
+        (f"{__name__}:ActsElsewhere", {"table": {"sampler": "prioritized"}}, "'prioritized' actor.inference_fallback"),
+        (f"{__name__}:ActsElsewhere", {}, ""),
+    ],
+)
+def test_policy_of_a_user_that_an_inference_service_cannot_act_for_is_told(
+    own: str, changed: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """Its policy says so, not its settings; no actor has to start and fail."""
+    settings = {"env": {"id": "CartPole-v1"}, "agent": {"algorithm": own}, "launcher": {"inference": 1}, **changed}
+    write_document(load_config(settings), tmp_path / "settings.yaml")
+    try_here(tmp_path)
+    refusal = tmp_path / "refusal"
+    assert refusal.exists() == bool(words)
+    assert not words or re.search(naming(f"'{own}'", words), refusal.read_text())
 
 
 @pytest.mark.parametrize("aborts", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidemill.rl.settings.registry import ALGORITHMS
 from tidemill.settings.check import check_that, collecting, refuse
 
 
@@ -59,7 +60,8 @@ def _check_simulators(count: int, algorithm: str, max_policy_lag: int) -> None:
 
 def _check_priorities(settings: Any, is_set: str) -> None:  # noqa: ANN401 - as above
     agent = settings.agent
-    needs_own = settings.table.sampler == "prioritized" and getattr(agent, "priority_uses_params", False)
+    uses_params = agent.algorithm in ALGORITHMS and agent.priority_uses_params  # a user's is asked when it is tried
+    needs_own = settings.table.sampler == "prioritized" and uses_params
     check_that(
         not needs_own or settings.actor.inference_fallback == "local",
         f"{is_set} and table.sampler is 'prioritized', but initial priorities of agent.algorithm {agent.algorithm!r} "

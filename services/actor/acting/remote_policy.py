@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from prometheus_client import Counter, Gauge
 from torch import Tensor
 
-from tidemill.errors import ConfigError, Reason, ResourceExhausted, TidemillError, Unavailable
+from tidemill.errors import Reason, ResourceExhausted, TidemillError, Unavailable
 from tidemill.inference.client import InferenceClient
 from tidemill.inference.wire import Answer
 from tidemill.rl.agents.interface import Policy, SplitPolicy
@@ -147,31 +147,3 @@ class RemotePolicy:
     def _interrupt_at_stop(self) -> None:
         self._stop.wait()
         self._client.interrupt()
-
-
-def check_remote(policy: Policy, *, prioritized: bool, max_policy_lag: int, keeps_params: bool, algorithm: str) -> None:
-    """Raise ConfigError unless an inference service can act for an actor.
-
-    Args:
-        policy: What the actor would act by.
-        prioritized: Whether the table wants initial priorities.
-        max_policy_lag: `learner.max_policy_lag`.
-        keeps_params: Whether the actor loads parameters besides, to fall back on.
-        algorithm: Its name, for the message.
-    """
-    if not isinstance(policy, SplitPolicy):
-        raise ConfigError(
-            f"cluster.inference is set, but the policy of agent.algorithm {algorithm!r} has no methods `forward` and "
-            "`choose`: leave it empty"
-        )
-    if max_policy_lag >= 0:
-        raise ConfigError(
-            f"cluster.inference is set, but learner.max_policy_lag is {max_policy_lag}: the service always "
-            "acts with the newest version, so actors cannot keep this bound; set it to -1, or leave cluster.inference "
-            "empty"
-        )
-    if prioritized and policy.priority_uses_params and not keeps_params:
-        raise ConfigError(
-            f"cluster.inference is set and table.sampler is 'prioritized', but initial priorities of {algorithm!r} "
-            "need the parameters in the actor: set actor.inference_fallback to 'local'"
-        )

@@ -156,14 +156,24 @@ def try_here(folder: Path) -> int:
                 try_algorithm,
                 updates_on_cpu,
             )  # torch takes seconds to import
+            from tidemill.rl.agents.split_policy import check_remote
 
-            try_algorithm(
+            own_policy = try_algorithm(
                 config.agent,
                 spec,
                 with_update=updates_on_cpu(config.learner.device),
                 with_priority=config.table.sampler == "prioritized",
             )
         if config.learner.sources:
+            if own_policy is not None and (config.launcher.inference or config.cluster.inference):
+                has_actors = config.launcher.actors > 0 and not config.env.spaces
+                check_remote(
+                    own_policy,
+                    prioritized=has_actors and config.table.sampler == "prioritized",
+                    max_policy_lag=config.learner.max_policy_lag,
+                    keeps_params=config.actor.inference_fallback == "local",
+                    algorithm=config.agent.algorithm,
+                )
             _check_sources(config, spec)
         if notices:
             (folder / _NOTICE).write_text("; ".join(notices), encoding="utf-8")

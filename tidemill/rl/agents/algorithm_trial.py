@@ -29,7 +29,7 @@ _OURS = Path(__file__).parents[2]
 
 def try_algorithm(
     config: AgentConfig, env_spec: EnvSpec, *, with_update: bool = True, with_priority: bool = False
-) -> None:
+) -> Policy | None:
     """Build an agent, and of an algorithm that is the user's try the methods that actors and the learner call.
 
     An agent of the project tries a user's networks and loss when it is built.
@@ -41,12 +41,15 @@ def try_algorithm(
             the algorithm's own columns as the policy filled them.
         with_priority: Whether to compute initial priorities, which only a prioritized table has.
 
+    Returns:
+        The policy of a user's algorithm; None for one of the project's, whose settings say what its policy can do.
+
     Raises:
         ConfigError: A method failed, or returned what cannot be used; the message names the method.
     """
     if config.algorithm in ALGORITHMS:
         build_agent(config, env_spec)
-        return
+        return None
     with _calling(config, "build_agent"):
         agent = build_agent(config, env_spec)
     with _calling(config, "build_policy"):
@@ -62,6 +65,7 @@ def try_algorithm(
         agent.set_process_group(SINGLE_PROCESS)
     if with_update:
         _try_update(config, env_spec, agent, {name: column[0] for name, column in output.extras.items()})
+    return policy
 
 
 def updates_on_cpu(device: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tests.support.batches import CASES
 from tests.support.naming import naming
 from tidemill.errors import ConfigError
 from tidemill.rl.agents.build import build_policy
-from tidemill.services.actor.acting.remote_policy import check_remote
+from tidemill.rl.agents.split_policy import check_remote
 
 
 def _check(name: str, **changes: Any) -> None:  # noqa: ANN401 - flags and a number
@@ -25,10 +26,14 @@ def test_policy_with_the_two_methods_is_taken() -> None:
 
 
 def test_policy_without_the_two_methods_is_refused() -> None:
-    """One's own algorithm may lack them; the message names them."""
+    """One's own algorithm may lack them; the message names them, and only what is missing."""
     policy: Any = object()
     with pytest.raises(ConfigError, match=naming("'own' forward choose")):
         check_remote(policy, prioritized=False, max_policy_lag=-1, keeps_params=True, algorithm="own")
+    policy = SimpleNamespace(forward=print, choose=print)
+    with pytest.raises(ConfigError, match=naming("'own' priority_uses_params")) as refused:
+        check_remote(policy, prioritized=False, max_policy_lag=-1, keeps_params=True, algorithm="own")
+    assert "forward" not in str(refused.value)
 
 
 def test_bound_on_the_policy_lag_is_refused() -> None:
