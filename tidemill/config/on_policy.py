@@ -42,12 +42,10 @@ def _check_queue(agent: Any, table: TableSettings, learner: LearnerSettings) -> 
         f"learner.updates_per_env_step is {learner.updates_per_env_step:g}, but table.sampler is 'fifo', which gives "
         f"each item once: at most {most:g}, or 0 for as many updates as there are items",
     )
-    items = agent.batch_size * max(learner.batches_per_sample, 1)
     check_that(
-        table.sampler != "fifo" or items <= table.max_items,
-        f"table.max_items is {table.max_items}, but table.sampler is 'fifo', which gives each item once, and a sample "
-        f"call draws {items} (agent.batch_size times learner.batches_per_sample): raise table.max_items, or lower "
-        "agent.batch_size",
+        table.sampler != "fifo" or agent.batch_size <= table.max_items,
+        f"table.max_items is {table.max_items}, but table.sampler is 'fifo', which gives each item once, and an update "
+        f"takes {agent.batch_size} (agent.batch_size): raise table.max_items, or lower agent.batch_size",
     )
 
 

@@ -164,7 +164,6 @@ def try_here(folder: Path) -> int:
                 with_update=updates_on_cpu(config.learner.device),
                 with_priority=config.table.sampler == "prioritized",
             )
-        if config.learner.sources:
             if own_policy is not None and (config.launcher.inference or config.cluster.inference):
                 has_actors = config.launcher.actors > 0 and not config.env.spaces
                 check_remote(
@@ -174,6 +173,7 @@ def try_here(folder: Path) -> int:
                     keeps_params=config.actor.inference_fallback == "local",
                     algorithm=config.agent.algorithm,
                 )
+        if config.learner.sources:
             _check_sources(config, spec)
         if notices:
             (folder / _NOTICE).write_text("; ".join(notices), encoding="utf-8")
@@ -208,15 +208,17 @@ def _check_draw(config: RunConfig, item_steps: int) -> None:
     """
     if not config.launcher.replay:
         return
-    size, batches = config.agent.batch_size, config.learner.batches_per_sample
+    size = config.agent.batch_size
+    batches = max(config.learner.batches_per_sample, 1) if config.table.sampler != "fifo" else 1  # as ReplayDataset
     largest_share = max(fractions_of(config.learner.sources))
-    items = math.ceil(size // config.launcher.learners * largest_share) * max(batches, 1)
+    items = math.ceil(size // config.launcher.learners * largest_share) * batches
+    several = f" and learner.batches_per_sample {batches}" if batches > 1 else ""
     most = min(MAX_BATCH_SIZE, MAX_BATCH_STEPS // item_steps)
     how_long = "table.hindsight_steps" if config.table.hindsight else "agent.n_step or agent.unroll"
     check_that(
         items <= most,
-        f"agent.batch_size is {size} and learner.batches_per_sample {batches}: a sample call would draw {items} items "
-        f"of up to {item_steps} steps, allowed: at most {most}; lower one of them, or {how_long}",
+        f"agent.batch_size is {size}{several}: a sample call would draw {items} items of up to {item_steps} steps, "
+        f"allowed: at most {most}; lower {'one of them' if several else 'it'}, or {how_long}",
     )
 
 

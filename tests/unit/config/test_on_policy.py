@@ -72,6 +72,14 @@ def test_command_line_is_checked_as_a_whole() -> None:
         load(ActorConfig, words, prog="actor", description="")
 
 
+def test_queue_needs_the_items_of_one_batch() -> None:
+    """A call draws one from a queue, whatever `learner.batches_per_sample` says."""
+    queue = {"sampler": "fifo", "max_items": 300, "min_size": 100}
+    learner = {"updates_per_env_step": 0, "batches_per_sample": 8}
+    config = load_config({"agent": {"algorithm": "dqn", "batch_size": 256}, "table": queue, "learner": learner})
+    assert config.table.max_items == 300
+
+
 def test_ratio_that_a_queue_cannot_hold_is_refused() -> None:
     """An item of other algorithms makes at most 1 / batch_size updates; R2D2's come every `period` decisions."""
     queue = {

@@ -123,10 +123,6 @@ OPTIONS = [
         "--table.sampler fifo --learner.updates-per-env-step 0.001 --table.max-items 200 --table.min-size 100",
         "table.max_items 200 'fifo' 256 agent.batch_size",
     ),
-    (
-        "--table.sampler fifo --learner.updates-per-env-step 0 --table.max-items 2000 --learner.batches-per-sample 8",
-        "table.max_items 2000 'fifo' 2048 agent.batch_size learner.batches_per_sample",
-    ),
     ("--cluster.replay-shards 4", "cluster.replay_shards 4 replay.shards 1"),
     ("--replay.shards 2 --cluster.replay-shards 3", "cluster.replay_shards 3 replay.shards 2"),
     ("--actor.log-every-s 0", "actor.log_every_s 0.0"),
@@ -177,6 +173,11 @@ ENVIRONMENTS = [
     (
         f"{CARTPOLE} --agent.algorithm dqn --agent.batch-size 8193 --learner.batches-per-sample 8",
         "agent.batch_size 8193 learner.batches_per_sample 8 65544 65536 agent.n_step",
+    ),
+    (
+        f"{CARTPOLE} --agent.algorithm dqn --agent.batch-size 65537 --learner.batches-per-sample 8 "
+        "--table.sampler fifo --learner.updates-per-env-step 0",
+        "agent.batch_size 65537 65537 65536 agent.n_step",
     ),
     (f"{CARTPOLE} --agent.algorithm dqn --agent.n-step 20000 --agent.batch-size 256", "agent.batch_size 256 20001 209"),
     (f"{CARTPOLE} --agent.algorithm dqn --evaluator.policy sampled", "evaluator.policy 'sampled' 'greedy' 'epsilon'"),
