@@ -157,7 +157,8 @@ def _rate_limiter(
     """Return the limiter that holds the ratio: one item is inserted every `stride` decisions."""
     samples_per_insert = learner.updates_per_env_step * batch_size * stride
     if samples_per_insert == 0 and table.sampler == "fifo":  # inserts wait long before an item would be evicted
-        return RateLimiterConfig(min_size=table.min_size, queue_size=max(table.max_items // 2, table.min_size))
+        queue_size = max(table.max_items // 2, table.min_size, batch_size)
+        return RateLimiterConfig(min_size=table.min_size, queue_size=queue_size)
     if samples_per_insert == 0:
         return RateLimiterConfig(min_size=table.min_size)
     one_call = batch_size * batches

@@ -117,6 +117,8 @@ def test_sampler_follows_the_settings() -> None:
     fifo = _config(TableSettings(sampler="fifo"), LearnerSettings(updates_per_env_step=0))
     assert (fifo.sampler.kind, fifo.max_times_sampled) == (SelectorKind.FIFO, 1)
     assert fifo.rate_limiter.queue_size == fifo.max_items // 2  # inserts wait, and nothing is evicted unseen
+    small = TableSettings(sampler="fifo", max_items=200, min_size=50)
+    assert _config(small, LearnerSettings(updates_per_env_step=0)).rate_limiter.queue_size == 128, "a batch fits"
 
 
 def test_largest_ratio_of_a_queue_is_held_by_its_limiter() -> None:
