@@ -78,6 +78,12 @@ def test_update_of_a_user_s_algorithm_is_left_to_the_learner(tmp_path: Path) -> 
     assert code == 2, output
 
 
+def test_share_of_a_batch_is_left_to_the_learner(tmp_path: Path) -> None:
+    """An engine decides how many learners share it; `launcher.learners` is not what it starts."""
+    code, output = _checked(tmp_path, "--agent.batch-size", "70000")
+    assert code == 0, output
+
+
 def test_run_that_has_trained_keeps_its_environment_and_algorithm(tmp_path: Path) -> None:
     """A name that another task has is refused by both tasks' names, before the services would compare columns."""
     assert _checked(tmp_path)[0] == 0

@@ -155,20 +155,23 @@ def _fork_client(config: RunConfig) -> AbstractContextManager[ForkClient | None]
     return closing(ForkClient(DEFAULTS | os.environ)) if forks else nullcontext()
 
 
-def check_settings(config: RunConfig, forks: ForkClient | None, before: RunConfig | None = None) -> None:
+def check_settings(
+    config: RunConfig, forks: ForkClient | None, before: RunConfig | None = None, *, any_learners: bool = False
+) -> None:
     """Raise a `ConfigError` for what can be known to be wrong before anything is started or written.
 
     Args:
         config: Of the run.
         forks: What processes are forked from, if there is such a server.
         before: What a run that has trained was started with.
+        any_learners: Whether something other than `launcher.learners` decides how many learners share a batch.
     """
     check_shards(config)
     if before is None or before.evaluator.seed != config.evaluator.seed:
         config.evaluator.check_seed()
     for name in config.launcher.loggers:
         check_logger("launcher.loggers", name)
-    if notice := check_environment(config, forks, before):
+    if notice := check_environment(config, forks, before, any_learners=any_learners):
         print(f"note: {notice}", file=sys.stderr, flush=True)
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _MODULE = "tidemill.services.launcher.run.env_check"
 _SETTINGS, _BEFORE, _REFUSAL, _NOTICE, _OUTPUT = "settings.yaml", "before.yaml", "refusal", "notice", "output"
+_ANY_LEARNERS = "any_learners"  # a file without content: how many share a batch is not known
 _IMPORT_FRAME = '  File "<frozen importlib.'  # of a traceback: without a line of source
 _SHOWN_LINES = 8
 _TEXTS = "text in the observations of {} is left out: {}"
@@ -53,13 +54,16 @@ _ENDLESS = (
 )
 
 
-def check_environment(config: RunConfig, forks: ForkClient | None = None, before: RunConfig | None = None) -> str:
+def check_environment(
+    config: RunConfig, forks: ForkClient | None = None, before: RunConfig | None = None, *, any_learners: bool = False
+) -> str:
     """Make one environment of the run, play 32 random steps and close it again; takes about a second.
 
     Args:
         config: Of the run.
         forks: What the process is forked from; None for a separate program.
         before: What a run that has trained was started with, whose checkpoint and table must fit.
+        any_learners: Whether something other than `launcher.learners` decides how many learners share a batch.
 
     Returns:
         What its user should know, on one line; empty if there is nothing.
@@ -76,6 +80,8 @@ def check_environment(config: RunConfig, forks: ForkClient | None = None, before
         write_document(config, folder / _SETTINGS)
         if before is not None:
             write_document(before, folder / _BEFORE)
+        if any_learners:
+            (folder / _ANY_LEARNERS).touch()
         with (folder / _OUTPUT).open("wb") as output:
             process = started(_order(folder, mark), output, forks)
         groups.add(process.pid, mark)
@@ -141,7 +147,7 @@ def try_here(folder: Path) -> int:
         with contextlib.ExitStack() as stack:
             env = None if config.env.spaces else stack.enter_context(closing(make_env(config.env, 1, training=False)))
             spec = spec_of(config.env) if env is None else env.spec
-            _check_fits(config, spec, is_new=before is None)
+            _check_fits(config, spec, is_new=before is None, any_learners=(folder / _ANY_LEARNERS).exists())
             if env is not None:
                 notices = _notices(config, env)
                 play_random_steps(env, config.env, config.run.seed)
@@ -182,7 +188,7 @@ def try_here(folder: Path) -> int:
     return 0
 
 
-def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool) -> None:
+def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool, any_learners: bool) -> None:
     """Raise ConfigError or InvalidArgument unless algorithm, evaluation and table fit the environment."""
     from tidemill.replay.table_config import MAX_ITEM_STEPS, check_signature
 
@@ -198,16 +204,12 @@ def _check_fits(config: RunConfig, spec: EnvSpec, *, is_new: bool) -> None:
     steps = item_window(config.agent, config.table, spec.frame_stack).length
     allowed = f"at most {MAX_ITEM_STEPS}: lower agent.n_step or agent.unroll"
     check(steps <= MAX_ITEM_STEPS, "the number of steps of an item", steps, allowed)
-    _check_draw(config, steps)
+    if not any_learners:
+        _check_draw(config, steps)
 
 
 def _check_draw(config: RunConfig, item_steps: int) -> None:
-    """Raise ConfigError if one sample call would draw more than a replay server allows.
-
-    Where an engine starts the services it decides, too, how many learners share a batch.
-    """
-    if not config.launcher.replay:
-        return
+    """Raise ConfigError if one sample call of `launcher.learners` would draw more than a replay server allows."""
     size = config.agent.batch_size
     batches = max(config.learner.batches_per_sample, 1) if config.table.sampler != "fifo" else 1  # as ReplayDataset
     largest_share = max(fractions_of(config.learner.sources))

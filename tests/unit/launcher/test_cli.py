@@ -301,7 +301,7 @@ def test_resumed_run_gets_no_new_evaluation_seed_among_those_of_training(
     monkeypatch: pytest.MonkeyPatch, before: int, is_refused: bool
 ) -> None:
     """It may keep the one that it was started with, before there was a bound."""
-    monkeypatch.setattr(train, "check_environment", lambda *_: "")
+    monkeypatch.setattr(train, "check_environment", lambda *_, **__: "")
     then, now = (RunConfig(evaluator=EvaluatorSettings(seed=seed)) for seed in (before, 80_000_001))
     refused = pytest.raises(ConfigError, match=naming("evaluator.seed 80000001 80,000,000"))
     with refused if is_refused else nullcontext():

@@ -180,6 +180,10 @@ ENVIRONMENTS = [
         "agent.batch_size 65537 65537 65536 agent.n_step",
     ),
     (f"{CARTPOLE} --agent.algorithm dqn --agent.n-step 20000 --agent.batch-size 256", "agent.batch_size 256 20001 209"),
+    (
+        f"{CARTPOLE} --agent.algorithm dqn --agent.n-step 20000 --agent.batch-size 256 --launcher.replay false",
+        "agent.batch_size 256 20001 209",
+    ),
     (f"{CARTPOLE} --agent.algorithm dqn --evaluator.policy sampled", "evaluator.policy 'sampled' 'greedy' 'epsilon'"),
     ("--env.id Pendulum-v1 --evaluator.policy epsilon", "evaluator.policy 'epsilon' 'greedy' 'sampled'"),
     (
