@@ -123,7 +123,10 @@ class _Loop:
                     print(f"{folder} is still running; waiting for its end", flush=True)
                 self._awaited = folder
                 return True
-            if (folder / RESULT).exists():  # it ended while nobody looked
+            has_ended = (folder / RESULT).exists()
+            if (has_ended or not has_trained(folder)) and not self._is_empty(trial, seed):
+                return True  # until the service, which may be starting, has removed what an earlier session left
+            if has_ended:  # while nobody looked
                 self._take_in(trial, seed, failed=False)
             else:
                 besides = self._shared.arguments(run_name(trial, seed)) if self._shared is not None else ()
@@ -150,13 +153,17 @@ class _Loop:
         score = None if failed else score_of(folder, self._plan.settings.objective)
         self._journal.end(trial, seed, score)
         will_resume = has_trained(folder) and not (folder / RESULT).exists()  # when the sweep is continued
-        if self._shared is not None and not will_resume:
-            self._shared.empty(run_name(trial, seed))
+        if self._shared is not None and not (will_resume and self._shared.keeps_items):
+            self._shared.empty(run_name(trial, seed))  # if it cannot, the service's limits bound what is left
         said = f"failed, see {folder}.log" if score is None else f"{score:.4g}"
         values = ", ".join(f"{name} {value}" for name, value in trial.values.items())
         print(f"trial {trial.number} of {self._plan.trial_count}, seed {seed}: {said} ({values})", flush=True)
         write_results(self._plan, self._journal.trials, self._folder / "results.csv")
         return score
+
+    def _is_empty(self, trial: Trial, seed: int) -> bool:
+        """Empty the table of a run if runs share a replay service; return whether it is empty."""
+        return self._shared is None or self._shared.empty(run_name(trial, seed))
 
     @property
     def _has_failed(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Self
 from tidemill.atomic_files import write_atomically
 from tidemill.config.load import load_config
 from tidemill.config.yaml_text import written
-from tidemill.errors import FatalError, TidemillError
+from tidemill.errors import FatalError, NotFound, TidemillError
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_client import Program, started, wait_or_kill
 from tidemill.programs.fork_server import Order
@@ -37,6 +37,8 @@ class SharedReplay:
         """
         self._folder, self._config, self._runs = folder, config, runs
         self._restarts = 0
+        self.keeps_items = not load_config(config).replay.storage.memory_only
+        """Whether a later session finds the items of this one."""
 
     def __enter__(self) -> Self:
         """Start it; runs wait until it serves."""
@@ -76,13 +78,16 @@ class SharedReplay:
         print(f"replay service ended with exit code {code}, restarting, see {log}", file=sys.stderr, flush=True)
         self._process = self._start()
 
-    def empty(self, name: str) -> None:
-        """Remove the items of a run that has ended; of one that never had a table there is nothing to remove."""
+    def empty(self, name: str) -> bool:
+        """Remove the items of a run; return whether it has none, False while the service cannot remove them."""
         try:
             with ReplayClient(self._address) as client:
                 client.reset_table(name)
+        except NotFound:  # it never had a table
+            return True
         except TidemillError:
-            pass  # its memory is the service's to bound
+            return False
+        return True
 
     def _start(self) -> Program:
         settings: dict[str, object] = {
@@ -90,7 +95,7 @@ class SharedReplay:
             "replay.server.address": self._address,
             "replay.max_tables": self._runs,
         }
-        if not load_config(self._config).replay.storage.memory_only:
+        if self.keeps_items:
             settings["replay.storage.folder"] = self._folder / "replay"
         words = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
         environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
@@ -113,14 +114,56 @@ def test_runs_of_an_earlier_session_that_diverged_do_not_end_the_next(swept: Cal
     assert swept(5, [1], fails=lambda *_: False) == (0, [(3, 1), (4, 1)])
 
 
-def test_shared_table_of_a_failed_run_is_kept_until_it_has_ended(
-    swept: Callable[..., tuple[int, Runs]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is resumed from its checkpoint, which needs its items."""
-    shared = MagicMock(arguments=lambda _: [])
+@pytest.fixture(name="shared")
+def _shared(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """The replay service of a sweep's runs."""
+    shared = MagicMock(arguments=lambda _: [], keeps_items=True)
     shared.__enter__.return_value = shared
     monkeypatch.setattr(command, "SharedReplay", lambda *_: shared)
+    return shared
+
+
+_FIRST, _SECOND = call("trial_0000_seed_1"), call("trial_0001_seed_1")
+
+
+def test_shared_table_of_a_failed_run_is_kept_until_it_has_ended(
+    swept: Callable[..., tuple[int, Runs]], shared: MagicMock
+) -> None:
+    """It is resumed from its checkpoint, which needs its items."""
     assert swept(2, [1], fails=lambda trial, _: trial == 0, share_replay=True)[0] == 0
-    assert shared.empty.call_args_list == [call("trial_0001_seed_1")]
+    assert shared.empty.call_args_list == [_FIRST, _SECOND, _SECOND]
     assert swept(2, [1], fails=lambda *_: False, share_replay=True) == (0, [(0, 1)])
-    assert shared.empty.call_args_list == [call("trial_0001_seed_1"), call("trial_0000_seed_1")]
+    assert shared.empty.call_args_list == [_FIRST, _SECOND, _SECOND, _FIRST]
+
+
+def test_shared_table_of_a_failed_run_is_emptied_if_no_later_session_finds_it(
+    swept: Callable[..., tuple[int, Runs]], shared: MagicMock
+) -> None:
+    """With `replay.storage.memory_only` its items only take memory from the runs that follow."""
+    shared.keeps_items = False
+    assert swept(2, [1], fails=lambda trial, _: trial == 0, share_replay=True)[0] == 0
+    assert shared.empty.call_args_list == [_FIRST, _FIRST, _SECOND, _SECOND]
+
+
+def test_run_whose_folder_was_deleted_starts_with_an_empty_table(
+    swept: Callable[..., tuple[int, Runs]], shared: MagicMock
+) -> None:
+    """It starts from scratch, and waits until the service has removed the items of the deleted one."""
+    swept(1, [1], fails=lambda *_: True, share_replay=True)
+    shutil.rmtree(run_folder(Path("sweeps/sizes"), Trial(0, {}), 1))
+    shared.empty.reset_mock()
+    shared.empty.side_effect = [False, True, True]
+    assert swept(1, [1], fails=lambda *_: False, share_replay=True) == (0, [(0, 1)])
+    assert shared.empty.call_args_list == [_FIRST] * 3
+
+
+def test_shared_table_of_a_run_that_ended_unnoticed_is_emptied_once_the_service_is_there(
+    swept: Callable[..., tuple[int, Runs]], shared: MagicMock
+) -> None:
+    """It is still starting when a sweep is continued whose last run has ended by itself."""
+    swept(1, [1], fails=lambda *_: True, share_replay=True)
+    _write_run(run_folder(Path("sweeps/sizes"), Trial(0, {}), 1), ends=True, diverges=False)
+    shared.empty.reset_mock()
+    shared.empty.side_effect = [False, True, True]
+    assert swept(1, [1], fails=lambda *_: False, share_replay=True) == (0, [])
+    assert shared.empty.call_args_list == [_FIRST] * 3
