@@ -264,6 +264,7 @@ def _edit_replay(spec: Object, marks: _Marks) -> None:
 
 def _edit_learner(spec: Object, marks: _Marks) -> None:
     spec["completions"] = spec["parallelism"] = marks.value("int .Values.learner.nodes")
+    _add_inference(spec["template"]["spec"]["initContainers"][0], marks)
     container = spec["template"]["spec"]["containers"][0]
     container["args"] += [marks.line(f"if gt {_GPUS} 0"), "--learner.device=cuda", marks.line("end")]
     container["ports"] += [
@@ -284,20 +285,28 @@ def _edit_learner_runs(spec: Object, marks: _Marks) -> None:
     _edit_claim(spec, marks, ".Values.learner.storage")
 
 
+def _edit_evaluator(spec: Object, marks: _Marks) -> None:
+    _add_inference(spec["template"]["spec"]["initContainers"][0], marks)
+
+
+def _add_inference(container: Object, marks: _Marks) -> None:
+    """Add the addresses of the inference services to the arguments of a container."""
+    container["args"] += [
+        marks.line(f"if gt {_INFERENCE} 0"),
+        "--cluster.inference",
+        marks.line(f"range $number := until {_INFERENCE}"),
+        f"inference-{marks.value('$number')}.inference:7406",
+        marks.line("end"),
+        marks.line("end"),
+    ]
+
+
 def _edit_actor(spec: Object, marks: _Marks) -> None:
     del spec["replicas"]
     spec[marks.line("if not .Values.autoscaling.enabled")] = None
     spec["replicas"] = marks.value("int .Values.actor.replicas")
     spec[marks.line("end")] = None
-    number, address = marks.value("$number"), "inference-{}.inference:7406"
-    spec["template"]["spec"]["containers"][0]["args"] += [
-        marks.line(f"if gt {_INFERENCE} 0"),
-        "--cluster.inference",
-        marks.line(f"range $number := until {_INFERENCE}"),
-        address.format(number),
-        marks.line("end"),
-        marks.line("end"),
-    ]
+    _add_inference(spec["template"]["spec"]["containers"][0], marks)
 
 
 def _edit_inference(spec: Object, marks: _Marks) -> None:
@@ -343,6 +352,7 @@ _EDITS: dict[tuple[str, str], Callable[[Object, _Marks], None]] = {
     ("PersistentVolumeClaim", "learner-runs"): _edit_learner_runs,
     ("StatefulSet", "replay"): _edit_replay,
     ("Job", "learner"): _edit_learner,
+    ("Job", "evaluator"): _edit_evaluator,
     ("StatefulSet", "actor"): _edit_actor,
     ("StatefulSet", "inference"): _edit_inference,
     ("Deployment", "page"): _edit_page,

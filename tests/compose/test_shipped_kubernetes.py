@@ -364,6 +364,23 @@ def test_inference_is_added_by_one_line(kubernetes: Path, tmp_path: Path, monkey
     assert policies["inference"]["egress"][0]["ports"] == policies["paramserver-from-inference"]["ingress"][0]["ports"]
 
 
+@pytest.mark.parametrize("components", [["inference"], ["inference", "inference-gpus"]])
+def test_actors_that_cannot_connect_are_refused_by_the_check(
+    components: list[str], kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows the services that the actors do, so that none waits for ever for one of the 64 places of each."""
+    found = with_components(kubernetes, "base", components, tmp_path)
+    values, specs = told_values(found), pods(found)
+    actor = load_as("actor", words_of(specs["actor"]["containers"][0], values), monkeypatch)
+    several = len(actor.cluster.inference)
+    monkeypatch.chdir(ROOT)
+    for name in ("learner", "evaluator"):
+        words = [*words_of(specs[name]["initContainers"][0], values), "--run.root", str(tmp_path), "--actor.count"]
+        with pytest.raises(ConfigError, match=naming(f"actor.count {64 * several + 1} cluster.inference {several}")):
+            check([*words, str(64 * several + 1)])
+        assert check([*words, str(64 * several)]) == 0
+
+
 def test_simulators_reach_the_inference_service_alone(
     kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
