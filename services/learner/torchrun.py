@@ -11,6 +11,7 @@ if there is one machine, and joins other machines again when the one where they 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistError
@@ -32,7 +34,9 @@ from torch.distributed.run import parse_args
 from torch.distributed.run import run as run_ranks
 
 from tidemill import gpus, linux
+from tidemill.atomic_files import write_atomically
 from tidemill.config.load import load
+from tidemill.config.run import RANK_FAILURE
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import ConfigError, FatalError, Unavailable
 from tidemill.params.run_end import HAS_DIVERGED, IS_OVER
@@ -72,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupted = INTERRUPTED if config.run.supervisor == "job" else 0
         if (forks := given_client()) is not None:
             fork_ranks(forks)
+        if one_machine:
+            _note_failures(config.run.folder / RANK_FAILURE)
         for number in (signal.SIGTERM, signal.SIGINT):
             arguments = (signal_event(number), interrupted, forks)
             threading.Thread(target=_end_without_ranks, args=arguments, daemon=True).start()
@@ -169,6 +175,21 @@ def _keep_refusals() -> None:
         return result
 
     LocalElasticAgent._monitor_workers = monitor_and_keep  # type: ignore[method-assign] # torch has no setting for it
+
+
+def _note_failures(file: Path) -> None:
+    """Have torchrun write how a rank failed, for a launcher, which sees one process that continues."""
+    monitor: Any = LocalElasticAgent._monitor_workers
+
+    def monitor_and_note(agent: LocalElasticAgent, ranks: WorkerGroup) -> RunResult:
+        result: RunResult = monitor(agent, ranks)
+        if result.failures:
+            rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+            with contextlib.suppress(OSError):  # training does not depend on being told of
+                write_atomically(file, f"lost rank {rank}, which ended with exit code {failure.exitcode}\n", sync=False)
+        return result
+
+    LocalElasticAgent._monitor_workers = monitor_and_note  # type: ignore[method-assign] # torch has no setting for it
 
 
 def _end_without_ranks(asked: threading.Event, exit_code: int, forks: ForkClient | None) -> None:

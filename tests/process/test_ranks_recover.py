@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from tests.support.learner_cluster import LearnerCluster
 from tests.support.ranks import RANKS, start_ranks, workers
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
+from tidemill.config.run import RANK_FAILURE
 from tidemill.learner.status import LearnerState
 from tidemill.programs.fork_server import Order
 
@@ -29,11 +31,14 @@ def test_killed_rank_brings_all_back_from_the_checkpoint(cluster: LearnerCluster
     """Whichever it is, all start again where the newest checkpoint was, and steps continue counting from there."""
     learner = start_ranks(cluster)
     cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 updates")
+    failure = cluster.checkpoints.parent / RANK_FAILURE
     for victim in (1, 0):
         saved = cluster.learner_client().save_checkpoint()
         os.kill(workers(learner.pid)[victim], signal.SIGKILL)
         where = f"{saved.learner_steps:,} updates"
         cluster.wait_for_status(lambda s, where=where: where in s.restored, f"a resume at {where}")  # type: ignore[misc]
+        assert re.fullmatch("lost rank [01], which ended with exit code (-9|1)\n", failure.read_text())
+        failure.unlink()
         cluster.wait_for_status(lambda s, at=saved: s.learner_steps > at.learner_steps, "further steps")  # type: ignore[misc]
         assert len(workers(learner.pid)) == RANKS
         for pid in workers(learner.pid):  # forked, not a program that imports torch again

@@ -14,6 +14,8 @@ from tidemill.settings.check import check, check_at_least, check_positive, is_sa
 
 RESTORED = "restored.txt"
 """Beside the checkpoints: what the learner's newest start restored, in words, until a launcher has shown it."""
+RANK_FAILURE = "rank_failure.txt"
+"""In a run's folder: how one of several learners of a machine failed last, in words; all were started again."""
 
 
 @dataclass(frozen=True)

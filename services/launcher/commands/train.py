@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 from tidemill import formats, linux
 from tidemill.config.fixed import check_fixed, fixed_settings
@@ -189,32 +190,38 @@ def _run_cluster(
         outcome = asyncio.run(run_with_view(runner, poller, view, curves, folder, config.launcher.view_every_s))
         result = formats.read_json(folder.path / "result.json", formats.RESULT)
         solved = result.get("solved")  # decided before it diverged
-        reason = result.get("reason", "")
-        said = read_divergence(folder.path) or describe_failed_learner(supervisor, poller.learner, reason)
+        said = read_divergence(folder.path) or describe_failed_learner(
+            supervisor, poller.learner, result, folder.read_rank_failure()
+        )
         if said and not outcome.exit_code and not solved:
             outcome = Outcome(1, said)
         return outcome, poller.learner
 
 
-def describe_failed_learner(supervisor: Supervisor, learner: LearnerStatus | None, reason: str) -> str:
+def describe_failed_learner(
+    supervisor: Supervisor, learner: LearnerStatus | None, result: Mapping[str, Any], rank_failure: str = ""
+) -> str:
     """Return the failure of a learner that never made an update, or was down when time was up; empty without one.
 
-    A run that was stopped is not asked: its user may have stopped it for that. Nor is one whose learner has ended in
-    order.
+    A run that was stopped is not asked: its user may have stopped it for that.
 
     Args:
         supervisor: Of the run, which has ended.
         learner: The last status of its learner.
-        reason: Why the run ended, as its result says.
+        result: The content of its result.json; empty without one.
+        rank_failure: How one of several learners failed, whose restarts the supervisor does not see.
     """
     failed = supervisor.failed_learner
-    if failed is None or supervisor.stop_was_requested or supervisor.is_finishing:
+    why = failed.reason if failed is not None else rank_failure
+    if not why or supervisor.stop_was_requested:
         return ""
     if supervisor.learner_was_down:  # at another limit it may have been killed once it had published all
-        return f"the learner {failed.reason}, and the run ended before it was back" if "max_wall_s" in reason else ""
-    is_known = learner is None or learner.state is not LearnerState.STARTING  # which has not restored its updates
-    has_updated = learner is not None and learner.learner_steps > 0
-    return f"the learner {failed.reason}, and never made an update" if is_known and not has_updated else ""
+        is_early = "max_wall_s" in result.get("reason", "")
+        return f"the learner {why}, and the run ended before it was back" if is_early else ""
+    updates = [result["learner_steps"]] if "learner_steps" in result else []  # also those that no status told
+    if learner is not None and learner.state is not LearnerState.STARTING:  # which has not restored its updates
+        updates.append(learner.learner_steps)
+    return f"the learner {why}, and never made an update" if updates and not any(updates) else ""
 
 
 async def run_with_view(

@@ -15,7 +15,7 @@ from tidemill.atomic_files import is_there, replacing
 from tidemill.bundle.files import DOCUMENT, describe_no_run
 from tidemill.closing import Closing
 from tidemill.config.load import read_document, write_document
-from tidemill.config.run import RESTORED
+from tidemill.config.run import RANK_FAILURE, RESTORED
 from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError, TidemillError
 from tidemill.file_lock import open_locked, unlock
@@ -112,6 +112,13 @@ class RunFolder(Closing):
         self._restored_file.unlink()
         return restored
 
+    def read_rank_failure(self) -> str:
+        """Return how one of several learners failed last; empty if none has, since the run was started or resumed."""
+        try:
+            return (self.path / RANK_FAILURE).read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return ""
+
     @property
     def _restored_file(self) -> Path:
         return self.path / "checkpoints" / RESTORED
@@ -128,6 +135,7 @@ class RunFolder(Closing):
     def set_end_aside(self) -> None:
         """Keep the previous result under a number, and forget how the run ended: it continues."""
         self._restored_file.unlink(missing_ok=True)
+        (self.path / RANK_FAILURE).unlink(missing_ok=True)
         clear_divergence(self.path)
         set_result_aside(self.path)
 

@@ -105,8 +105,7 @@ class Supervisor:
         """How the run ends; None while it continues. The processes may still be stopping, see `is_over`."""
         self.learner_was_down = False
         """Whether the learner had failed and was not back when the evaluator ended the run."""
-        self.is_finishing = False
-        """Whether the learner has ended in order, and the evaluator has the last word."""
+        self._is_finishing = False
         self.stop_was_requested = False
         """Whether somebody has asked it to end."""
 
@@ -136,7 +135,7 @@ class Supervisor:
         if process.phase is not Phase.STARTING:
             return []
         process.phase, process.deadline_s = Phase.SERVING, None
-        finish = [Action(Verb.FINISH, name)] if self.is_finishing and process.spec.kind == EVALUATOR else []
+        finish = [Action(Verb.FINISH, name)] if self._is_finishing and process.spec.kind == EVALUATOR else []
         return finish + self._start_ready(now_s)
 
     def on_silent(self, name: str, silent_s: float, *, listens: bool) -> list[Action]:
@@ -218,7 +217,7 @@ class Supervisor:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _start_ready(self, now_s: float) -> list[Action]:
-        if self.outcome is not None or self.is_finishing:
+        if self.outcome is not None or self._is_finishing:
             return []
         return [
             self._start(name, process, now_s)
@@ -260,7 +259,7 @@ class Supervisor:
 
     def _finish(self, now_s: float) -> list[Action]:
         """The learner has ended by itself: no more acting; the evaluator measures the last version."""
-        self.is_finishing = True
+        self._is_finishing = True
         evaluator = next((p for p in self.processes.values() if p.spec.kind == EVALUATOR), None)
         if evaluator is None or evaluator.phase in (Phase.PENDING, Phase.ENDED):
             return self._end(Outcome(0, "the learner has finished"), now_s)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.naming import naming
 from tidemill.config.load import from_document, load, read_document
-from tidemill.config.run import RunSettings
+from tidemill.config.run import RANK_FAILURE, RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings, LearnerSettings, ReplaySettings, StorageSettings
 from tidemill.config.sources import SourceSettings
@@ -239,6 +239,16 @@ def test_what_a_learner_restored_is_taken_once_for_each_of_its_starts(tmp_path: 
         for _ in range(2):
             store.note_restored("checkpoint of 900 updates")
             assert [folder.take_restored(), folder.take_restored()] == ["checkpoint of 900 updates", ""]
+
+
+def test_failure_of_a_rank_is_forgotten_when_the_run_is_resumed(tmp_path: Path) -> None:
+    """It is that of the session before."""
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
+        assert folder.read_rank_failure() == ""
+        (folder.path / RANK_FAILURE).write_text("lost rank 1\n")
+        assert folder.read_rank_failure() == "lost rank 1"
+        folder.set_end_aside()
+        assert folder.read_rank_failure() == ""
 
 
 def test_settings_follow_a_folder_that_was_moved(tmp_path: Path) -> None:

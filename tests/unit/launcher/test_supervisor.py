@@ -265,7 +265,42 @@ def test_run_that_ends_without_its_learner_has_failed(lives: int, steps: int, wo
     supervisor.on_exit("evaluator", 0, 13.0, has_result=True)
     assert supervisor.outcome == Outcome(0, "finished")
     status = LearnerStatus(LearnerState.TRAINING, steps)
-    assert describe_failed_learner(supervisor, status, "run.max_wall_s (14) reached") == words
+    assert describe_failed_learner(supervisor, status, {"reason": "run.max_wall_s (14) reached"}) == words
+
+
+@pytest.mark.parametrize("learner_ends_first", [False, True])
+@pytest.mark.parametrize(
+    "state, evaluated, words",
+    [
+        (LearnerState.WAITING, 0, "the learner was killed by signal 9, and never made an update"),
+        (LearnerState.WAITING, 7, ""),  # its status is from before them
+        (LearnerState.STARTING, 0, "the learner was killed by signal 9, and never made an update"),
+    ],
+)
+def test_run_without_an_update_has_failed_whoever_ends_first(
+    state: LearnerState, evaluated: int, words: str, *, learner_ends_first: bool
+) -> None:
+    """At run.max_wall_s the learner ends in order, while the evaluator still plays its last episodes."""
+    supervisor = _running()
+    supervisor.on_exit("learner", -9, 10.0)
+    supervisor.on_timer(11.0)
+    supervisor.on_serving("learner", 12.0)
+    if learner_ends_first:
+        supervisor.on_exit("learner", 0, 13.0)
+    supervisor.on_exit("evaluator", 0, 14.0, has_result=True)
+    assert supervisor.outcome == Outcome(0, "finished")
+    result = {"reason": "run.max_wall_s (14) reached", "learner_steps": evaluated}
+    assert describe_failed_learner(supervisor, LearnerStatus(state, 0), result) == words
+
+
+@pytest.mark.parametrize("steps, words", [(0, "the learner lost rank 1, and never made an update"), (9, "")])
+def test_run_whose_learners_never_made_an_update_has_failed(steps: int, words: str) -> None:
+    """Torchrun starts several learners again by itself, in a process that continues; it leaves word of the failure."""
+    supervisor = _running()
+    supervisor.on_exit("evaluator", 0, 13.0, has_result=True)
+    status, result = LearnerStatus(LearnerState.STARTING, 0), {"learner_steps": steps}
+    assert describe_failed_learner(supervisor, status, result, "lost rank 1") == words
+    assert describe_failed_learner(supervisor, status, result) == ""
 
 
 def test_run_that_was_complete_has_not_failed_with_its_learner() -> None:
@@ -274,14 +309,14 @@ def test_run_that_was_complete_has_not_failed_with_its_learner() -> None:
     supervisor.on_exit("learner", -9, 10.0)
     supervisor.on_exit("evaluator", 0, 13.0, has_result=True)
     status = LearnerStatus(LearnerState.STARTING, 0)
-    assert describe_failed_learner(supervisor, status, "run.max_env_steps (100) reached") == ""
+    assert describe_failed_learner(supervisor, status, {"reason": "run.max_env_steps (100) reached"}) == ""
     supervisor = _running()
     supervisor.on_exit("learner", -9, 10.0)
     supervisor.on_timer(11.0)
     supervisor.on_serving("learner", 12.0)
-    assert describe_failed_learner(supervisor, status, "") == ""
+    assert describe_failed_learner(supervisor, status, {}) == ""
     supervisor.on_exit("learner", 0, 13.0)
-    assert describe_failed_learner(supervisor, None, "") == ""
+    assert describe_failed_learner(supervisor, None, {}) == ""
 
 
 def test_run_that_was_stopped_has_not_failed_with_its_learner() -> None:
@@ -289,7 +324,7 @@ def test_run_that_was_stopped_has_not_failed_with_its_learner() -> None:
     supervisor = _running()
     supervisor.on_exit("learner", 1, 10.0)
     supervisor.on_stop_requested(10.5)
-    assert describe_failed_learner(supervisor, None, "") == ""
+    assert describe_failed_learner(supervisor, None, {}) == ""
 
 
 def test_learner_that_has_finished_leaves_the_last_word_to_the_evaluator() -> None:
