@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
+import numpy as np
 import pytest
 
 from tests.support.demonstrations import demonstrations, write_demonstrations
@@ -25,13 +26,16 @@ from tidemill.config.load import load_config, write_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
+from tidemill.envs.make import spec_of
 from tidemill.envs.recorded_spec import record_spec
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
+from tidemill.replay import ItemWindow, ReplayWriter
 from tidemill.replay.client import ReplayClient
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.settings.base import OffPolicySettings
+from tidemill.rl.settings.registry import stored_columns
 from tidemill.services.launcher.run.env_check import check_environment, try_here
 from tidemill.types import EnvSpec
 
@@ -317,6 +321,32 @@ def test_source_is_checked_before_anything_starts() -> None:
             client.create_table(dataclasses.replace(table, name="wider", signature=wider))
         with pytest.raises(ConfigError, match=naming("learner.sources.demos 'observation' float32 [3] [4]")):
             check_environment(_with_source(replay=server.address, table="wider"))
+
+
+def test_source_of_a_run_with_hindsight_has_its_longer_items() -> None:
+    """Goals are taken from up to `hindsight_steps` later: items of a transition alone would end the learner."""
+    with local_server() as server:
+        long, short = (
+            load_config(
+                {
+                    "env": {"id": "tests.support.goal_envs:Point", "max_evaluation_steps": 9},
+                    "agent": {"algorithm": "sac"},
+                    "table": {"hindsight": 0.8, "hindsight_steps": 10},
+                    "learner": {"sources": {name: {"replay": server.address}}},
+                }
+            )
+            for name in ("long", "short")
+        )
+        signature = stored_columns(long.agent, spec_of(long.env))
+        row = {column.name: np.zeros(column.shape, column.dtype) for column in signature}
+        for name, steps in (("long", 11), ("short", 2)):
+            table = dataclasses.replace(demonstrations(signature=signature, max_item_steps=steps), name=name)
+            with ReplayWriter(server.address, table, windows=ItemWindow(steps)) as writer:
+                for _ in range(steps):
+                    writer.append(row)
+        check_environment(long)
+        with pytest.raises(ConfigError, match=naming("learner.sources.short 2 11")):
+            check_environment(short)
 
 
 def test_source_that_does_not_answer_is_named_with_a_remedy() -> None:

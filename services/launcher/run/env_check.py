@@ -253,7 +253,7 @@ def _check_sources(config: RunConfig, spec: EnvSpec) -> None:
         stored_columns(config.agent, spec),
         SelectorConfig(SelectorKind.UNIFORM),
         max_items=config.table.max_items,
-        max_item_steps=agent.window.length,
+        max_item_steps=item_window(config.agent, config.table, spec.frame_stack).length,
         payload_bytes=agent.recurrent_state_size * np.dtype(np.float32).itemsize,
     )
     replay = with_addresses(config, Path("/")).cluster.replay  # wherever the sockets of the run will be
