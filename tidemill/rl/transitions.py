@@ -44,7 +44,8 @@ def transitions(
         columns: `observation` [R, ...] or those of its parts, `action` [R, ...], `reward` [R] float32, `terminated`,
             `truncated` and `is_first` [R] bool: the rows of any number of streams.
         index: Rows of each window, oldest first, [B, frame_stack + steps]. At a stream's start the missing
-            history repeats the stream's first row.
+            history repeats the stream's first row. A window of fewer steps repeats its first row, too, and is the
+            return of these steps: where observations are stacked only if it has no history.
         frame_stack: Observations the network sees at once.
         steps: n of the n-step return.
         gamma: Discount of one step.
@@ -61,8 +62,10 @@ def transitions(
     """
     assert index.shape == (len(index), frame_stack + steps), f"index {index.shape} must be [B, stack + steps]"
     first = frame_stack - 1  # position of the first action
-    acting = index[:, first : first + steps]
-    target = n_step(columns["reward"][acting], columns["terminated"][acting], columns["truncated"][acting], gamma)
+    index = pad_behind(index, first)
+    acting, following = index[:, first:-1], index[:, first + 1 :]
+    cut = columns["truncated"][acting] | (following == following[:, -1:])  # a window that is padded ends early
+    target = n_step(columns["reward"][acting], columns["terminated"][acting], cut, gamma)
     stack = _StackIndex(columns["is_first"][index], index, frame_stack)
     rows = {
         "observation": stack.at(np.full(len(index), first, dtype=np.int64)),
@@ -80,6 +83,27 @@ def transitions(
     if stack_on_device and OBSERVATION in columns:
         return {FRAMES: columns[OBSERVATION], **{ROWS[name]: found for name, found in rows.items()}, **rest}
     return {**{name: gather_observations(columns, found) for name, found in rows.items()}, **rest}
+
+
+def pad_behind(index: NDArray[np.int64], first: int) -> NDArray[np.int64]:
+    """Return windows whose first row stands at position `first` with its repetitions, if any, moved behind the last.
+
+    Up to `first`, where the action is, the repeated row of a short item stands for missing history. Beyond it the item
+    has fewer steps.
+
+    Args:
+        index: Rows of each window, a short one with its first row repeated in front, [B, L].
+        first: Position of the first action.
+    """
+    short = np.flatnonzero(index[:, first] == index[:, first + 1])
+    if not len(short):
+        return index
+    padded, places = index[short], np.arange(index.shape[1])
+    excess = (padded[:, first + 1 :] == padded[:, first : first + 1]).sum(axis=1)
+    source = np.where(places < first, places, np.minimum(places + excess[:, None], places[-1]))
+    moved = index.copy()
+    moved[short] = np.take_along_axis(padded, source, axis=1)
+    return moved
 
 
 def unrolled_transitions(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tests.support.distribution import fits
 from tidemill.config.load import load_config
 from tidemill.observation_parts import unpack
+from tidemill.replay.codec import window_index
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.hindsight import ACHIEVED, DESIRED, Draws, HindsightAgent, relabelled
 from tidemill.rl.transitions import transitions
@@ -155,6 +156,23 @@ def test_relabelled_batch_by_hand() -> None:
     assert unpack(PARTS, batch["observation"])["desired_goal"].tolist() == [[2.0], [3.0], [STREAM_GOAL]]
     assert unpack(PARTS, batch["bootstrap_observation"])["desired_goal"].tolist() == [[2.0], [3.0], [STREAM_GOAL]]
     assert unpack(PARTS, batch["bootstrap_observation"])["observation"].tolist() == [[1.0], [3.0], [2.0]]
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_shorter_item_takes_goals_from_its_rows_alone(length: int) -> None:
+    """A row that is repeated, in front or behind, is neither a step nor another goal."""
+    columns = stream([(3, "truncated"), (4, "terminated"), (6, "truncated")])
+    starts = np.array([0, 1, 2, 4, 5, 9])
+    share = np.random.default_rng(0).random(len(starts))
+    draws = Given(np.zeros(len(starts)), share)
+    padded = window_index(starts, np.full(len(starts), length), 9, len(columns["action"]))
+    found, found_rows = relabelled(columns, padded, 0, Distances(), 0.8, draws)
+    whole = starts[:, None] + np.arange(length)
+    expected, expected_rows = relabelled(columns, whole, 0, Distances(), 0.8, draws)
+    np.testing.assert_array_equal(found_rows, expected_rows)
+    assert found.keys() == expected.keys()
+    for name, column in expected.items():
+        np.testing.assert_array_equal(found[name], column)
 
 
 def test_goals_are_drawn_uniformly_from_the_rest_of_the_episode() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.unit.rl.streams import FRAME, Stream, StreamBuilder, window_rows
+from tidemill.replay.codec import window_index
 from tidemill.rl.policy_io import FrameStack
 from tidemill.rl.transitions import transitions
 
@@ -61,6 +62,34 @@ def test_transitions_of_every_window_equal_a_reading_step_by_step(
         if discount:  # after termination the observation means nothing
             shown = stacked(batch["bootstrap_observation"][item], frame_stack)
             np.testing.assert_array_equal(shown, stream.stacks[bootstrap])
+
+
+@settings(max_examples=100, deadline=None)
+@given(plan=episodes, steps=st.integers(1, 5), seed=st.integers(0, 1000))
+def test_shorter_item_is_a_return_of_fewer_steps(plan: list[tuple[int, str]], steps: int, seed: int) -> None:
+    """The first row, which is repeated in front, counts once, and the sum ends with the item's last row."""
+    stream = play(plan, 1, seed)
+    rows = len(stream.final)
+    found = [
+        (start, length)
+        for start in range(rows)
+        for length in range(2, min(steps + 1, rows - start) + 1)
+        if not stream.final[start]
+    ]
+    if not found:
+        return
+    starts, lengths = np.array(found).T
+    index = window_index(starts, lengths, steps + 1, rows)
+    batch = transitions(stream.columns, index, 1, steps, GAMMA)
+    for item, (start, length) in enumerate(found):
+        total, discount, bootstrap = read(stream, start, length - 1)
+        np.testing.assert_array_equal(batch["observation"][item], stream.columns["observation"][start])
+        assert batch["action"][item] == stream.columns["action"][start]
+        np.testing.assert_allclose(batch["n_step_return"][item], total, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(batch["bootstrap_discount"][item], discount, rtol=1e-6)
+        if discount:
+            shown = batch["bootstrap_observation"][item]
+            np.testing.assert_array_equal(shown, stream.columns["observation"][bootstrap])
 
 
 def stacked(observation: NDArray[np.uint8], frame_stack: int) -> NDArray[np.uint8]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.arrays import Array
+from tidemill.rl.transitions import pad_behind
 from tidemill.types import WindowSpec, part_column
 
 if TYPE_CHECKING:
@@ -91,8 +92,10 @@ def relabelled(
     Returns:
         The columns of the transitions alone, [B * (history + 2), ...], and the rows of each, [B, history + 2].
     """
+    index = pad_behind(index, history)
     after = index[:, history + 1 :]
     in_episode = ~np.logical_or.accumulate(columns["is_first"][after], axis=1)  # [B, H]
+    in_episode &= np.diff(after, axis=1, prepend=-1) != 0  # not what pads a short window
     later = in_episode.sum(axis=1)
     kept = index[:, : history + 2]
     of_items = {name: column.take(kept, axis=0) for name, column in columns.items()}  # copies
