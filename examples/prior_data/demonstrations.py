@@ -41,7 +41,7 @@ TABLE = TableConfig(
     signature_like(STEP),
     SelectorConfig(SelectorKind.UNIFORM),
     max_items=100_000,
-    max_item_steps=2,  # agent.n_step + env.observation_stack
+    max_item_steps=2,  # transitions, for agent.n_step 1
 )
 
 

@@ -96,7 +96,10 @@ def _code(page: str) -> list[str]:
 
 
 def test_code_on_prior_data_does_what_its_page_says(capsys: pytest.CaptureFixture[str]) -> None:
-    """A program's own episodes fit the table of a run of SAC; half of a batch is from each server, as `tables` says."""
+    """A program's own episodes fit the table of a run of SAC; half of a batch is from each server, as `tables` says.
+
+    With returns of three steps, and stacks, every decision is an item as well.
+    """
     own, mixed = _code("tutorials/prior-data.md")
     names: dict[str, Any] = {}
     with replay_server() as server:
@@ -107,6 +110,12 @@ def test_code_on_prior_data_does_what_its_page_says(capsys: pytest.CaptureFixtur
     assert found.env_steps == 0
     assert found.config.signature == stored_columns(SACConfig(), names["spaces"])
     assert found.config.max_item_steps == SACConfig().window(1).length
+    with replay_server() as server:
+        exec(own.replace("127.0.0.1:7411", server.address).replace("n_step, stack = 1, 1", "n_step, stack = 3, 2"), {})
+        with tidemill.ReplayClient(server.address) as client:
+            (longer,) = client.list_tables()
+    assert longer.items == 30
+    assert longer.config.max_item_steps == SACConfig(n_step=3).window(2).length
     exec(mixed, {})
     assert "[0 0 0 0 1 1 1 1] [0. 0. 0. 0. 1. 1. 1. 1.]" in capsys.readouterr().out
 

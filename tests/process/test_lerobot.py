@@ -81,9 +81,10 @@ write(root / "v3", "v3.0", {"file-000.parquet": [0, 1], "file-001.parquet": [2]}
 write(root / "v1", "v1.6", {}, rewards=True)
 write(root / "torn", "v3.0", {"file-000.parquet": [0, 1, 1]}, rewards=True)
 scaled = ["--observation", "observation.state", "--action-low", "-2", "--action-high", "2"]
+longer = ["--item-steps", "4", "--history", "1"]
 codes = [
     main(["from-lerobot", address, str(root / "v2"), "two", *scaled]),
-    main(["from-lerobot", address, str(root / "v3"), "three", "--final-reward", "5"]),
+    main(["from-lerobot", address, str(root / "v3"), "three", "--final-reward", "5", *longer]),
     main(["from-lerobot", address, str(root / "v2"), "two"]),
     main(["from-lerobot", address, str(root / "v3"), "other"]),
     main(["from-lerobot", address, str(root / "v1"), "other"]),
@@ -131,6 +132,7 @@ def test_dataset_goes_into_a_table(tmp_path: Path) -> None:
         assert not episode.terminated.any()
         assert episode.actions["action"][0] == -2
     assert lengths == [3, 2]
+    assert (three.items, three.config.max_item_steps) == (5, 5)  # each decision, also those near an end
     for text in (
         "table 'two' is at",
         "no next.reward: give final_reward",

@@ -117,18 +117,17 @@ def from_minari(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("dataset", help="name of the dataset, as `minari list local` shows it")
     parser.add_argument("table", help="name of the table; must not exist")
-    parser.add_argument(
-        "--item-steps",
-        type=int,
-        default=2,
-        metavar="N",
-        help="rows of an item: 2 for transitions (the default), n + 1 for n steps",
-    )
+    _add_item(parser)
     add_timeout(parser)
     options = parser.parse_args(arguments)
     end_in_order()
     report = import_minari(
-        options.address, options.dataset, options.table, item_steps=options.item_steps, timeout_s=options.timeout_s
+        options.address,
+        options.dataset,
+        options.table,
+        item_steps=options.item_steps,
+        history=options.history,
+        timeout_s=options.timeout_s,
     )
     print(f"wrote {report.dataset_id} to {report.table}: {report.episodes:,} episodes, {report.steps:,} steps")
     return 0
@@ -164,9 +163,7 @@ def from_lerobot(arguments: Sequence[str]) -> int:
             metavar="A",
             help=f"{word} action of the environment, one or one per dimension; actions are scaled to [-1, 1]",
         )
-    parser.add_argument(
-        "--item-steps", type=int, default=2, metavar="N", help="rows of an item: 2 for transitions, n + 1 for n steps"
-    )
+    _add_item(parser)
     add_timeout(parser)
     options = parser.parse_args(arguments)
     low, high = options.action_low, options.action_high
@@ -181,11 +178,30 @@ def from_lerobot(arguments: Sequence[str]) -> int:
         final_reward=options.final_reward,
         action_bounds=None if low is None else (low, high),
         item_steps=options.item_steps,
+        history=options.history,
         timeout_s=options.timeout_s,
     )
     seen = ", ".join(report.columns)
     print(f"wrote {report.folder} to {report.table}: {report.episodes:,} episodes, {report.steps:,} steps of {seen}")
     return 0
+
+
+def _add_item(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how many rows an item has."""
+    parser.add_argument(
+        "--item-steps",
+        type=int,
+        default=2,
+        metavar="N",
+        help="rows of an item: 2 for transitions (the default), n + 1 for n steps",
+    )
+    parser.add_argument(
+        "--history",
+        type=int,
+        default=0,
+        metavar="N",
+        help="rows before these, for stacked observations: one less than the stack (default: 0)",
+    )
 
 
 def copy(arguments: Sequence[str]) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,13 @@ from tests.support.replay_service import LocalServer, lose_answer_of_creation
 from tests.support.waiting import WAIT_S
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound
 from tidemill.replay import ReplayClient
+from tidemill.replay.codec import window_index
+from tidemill.replay.transfer import minari
+from tidemill.replay.transfer.episodes import Episodes
+from tidemill.replay.transfer.exported_table import ExportedTable
+from tidemill.replay.transfer.exporting import export_table
 from tidemill.replay.transfer.filling import Rows, fill_table
+from tidemill.rl.transitions import transitions
 
 
 def _rows(episodes: int, steps: int, broken: bool = False) -> Rows:
@@ -61,10 +69,82 @@ def test_creation_that_was_not_answered_is_no_table_of_another(
     with Proxy(server.address) as proxy:
         lose_answer_of_creation(monkeypatch, proxy, server)
         fill = partial(
-            fill_table, proxy.address, "data", name="d", steps=12, item_steps=2, sampler=None, timeout_s=WAIT_S
+            fill_table,
+            proxy.address,
+            "data",
+            name="d",
+            steps=12,
+            item_steps=2,
+            history=0,
+            sampler=None,
+            timeout_s=WAIT_S,
         )
         fill(_rows(2, 3))
         with pytest.raises(AlreadyExists, match="data"):
             fill(_rows(4, 3))
     with ReplayClient(server.address) as client:
         assert client.describe_table("data").items == 6
+
+
+@pytest.mark.parametrize("item_steps, history", [(2, 0), (4, 0), (9, 0), (2, 1), (4, 2)])
+def test_every_decision_has_the_item_that_an_actor_makes(
+    server: LocalServer, tmp_path: Path, item_steps: int, history: int
+) -> None:
+    """The last decisions of an episode, and of all, too: returns and stacks are those within their episode.
+
+    Decision d of an episode has reward 10 ** d, and gamma is 1: a return shows which rewards it sums.
+    """
+    lengths, ends = (3, 1, 5, 2), ("terminated", "truncated", "truncated", "terminated")
+
+    def rows() -> Rows:
+        for episode, (length, end) in enumerate(zip(lengths, ends, strict=True)):
+            for number in range(length + 1):
+                row = {
+                    "observation": np.array([episode, number], np.float32),
+                    "action": number,
+                    "reward": np.float32(10**number if number < length else 0),
+                    "terminated": number == length - 1 and end == "terminated",
+                    "truncated": number == length - 1 and end == "truncated",
+                    "is_first": number == 0,
+                }
+                yield row, number == length
+
+    fill_table(
+        server.address,
+        "data",
+        rows(),
+        name="d",
+        steps=sum(lengths),
+        item_steps=item_steps,
+        history=history,
+        sampler=None,
+        timeout_s=WAIT_S,
+    )
+    export_table(server.address, "data", tmp_path / "data")
+    exported = ExportedTable(tmp_path / "data")
+    index = window_index(exported.first_rows, exported.lengths, item_steps + history, exported.steps)
+    batch = transitions(exported.rows(0, exported.steps), index, history + 1, item_steps - 1, gamma=1.0)
+    seen = [batch[name].reshape(len(index), history + 1, 2) for name in ("observation", "bootstrap_observation")]
+    decisions = [(episode, number) for episode, length in enumerate(lengths) for number in range(length)]
+    assert exported.items == len(decisions)
+    for item, (episode, number) in enumerate(decisions):
+        end = min(number + item_steps - 1, lengths[episode])
+        terminated = end == lengths[episode] and ends[episode] == "terminated"
+        assert batch["action"][item] == number
+        assert batch["n_step_return"][item] == sum(10**step for step in range(number, end))
+        assert batch["bootstrap_discount"][item] == (not terminated)
+        for stack, newest in zip(seen, (number, end), strict=True):
+            shown = [[episode, max(step, 0)] for step in range(newest - history, newest + 1)]
+            np.testing.assert_array_equal(stack[item], shown)
+    assert [len(episode.rewards) for episode in Episodes(exported)] == list(lengths)
+
+
+def test_minari_episode_without_an_end_is_cut_at_its_last_step() -> None:
+    """Items continue into the next episode: without an end, a return would also sum the rewards there."""
+    no = np.zeros(2, np.bool_)
+    episode = SimpleNamespace(
+        observations=np.zeros((3, 1)), actions=np.zeros(2), rewards=np.ones(2), terminations=no, truncations=no
+    )
+    rows = [row for row, _ in minari._rows(episode)]
+    assert [bool(row["truncated"]) for row in rows] == [False, True, False]
+    assert not any(row["terminated"] for row in rows)

@@ -18,7 +18,7 @@ Rows = Iterator[tuple[dict[str, Any], bool]]
 """Rows as actors write them, and whether each is the last of its episode."""
 
 
-def fill_table(
+def fill_table(  # noqa: PLR0913 - each is a separate condition
     address: str,
     table: str,
     rows: Rows,
@@ -26,10 +26,11 @@ def fill_table(
     name: str,
     steps: int,
     item_steps: int,
+    history: int = 0,
     sampler: SelectorConfig | None,
     timeout_s: float,
 ) -> None:
-    """Create a table and write rows into it.
+    """Create a table and write rows into it, with an item for each decision, as actors make them.
 
     Args:
         address: Of the server.
@@ -37,7 +38,9 @@ def fill_table(
         rows: The rows of every episode, in order.
         name: Of the dataset, for messages.
         steps: Most items.
-        item_steps: Rows of an item; a shorter episode is one shorter item.
+        item_steps: Rows of an item from its decision on; those behind the end of an episode are of the next one.
+            1: every row is an item.
+        history: Rows before these that an item has besides.
         sampler: How items are drawn; None is uniformly.
         timeout_s: Longest wait for the server, in seconds.
 
@@ -50,12 +53,13 @@ def fill_table(
     first = next(rows, None)
     if first is None or not steps:
         raise InvalidArgument(f"the dataset {name!r} has no steps")
+    windows = ItemWindow(item_steps, history=history, across_episodes=True)
     config = TableConfig(
         table,
         signature_like(first[0]),
         sampler or SelectorConfig(SelectorKind.UNIFORM),
         max_items=steps if item_steps > 1 else 2 * steps,  # an episode's last observation is a row, too
-        max_item_steps=item_steps,
+        max_item_steps=item_steps + history,
     )
     with ReplayClient(address, deadline_s=timeout_s) as client:
         client.wait_for_ready(timeout_s)
@@ -64,7 +68,7 @@ def fill_table(
             raise AlreadyExists(f"table {table!r} is at {address} already: choose another name")
         try:
             client.create_table(config)
-            _write(address, config, chain([first], rows), item_steps, timeout_s)
+            _write(address, config, chain([first], rows), windows, timeout_s)
         except AlreadyExists:  # another program has created one of that name meanwhile
             raise
         except BaseException:
@@ -73,13 +77,10 @@ def fill_table(
             raise
 
 
-def _write(address: str, config: TableConfig, rows: Rows, item_steps: int, timeout_s: float) -> None:
-    windows = ItemWindow(item_steps)
+def _write(address: str, config: TableConfig, rows: Rows, windows: ItemWindow, timeout_s: float) -> None:
     with ReplayWriter(address, config, windows=windows, timeout_s=timeout_s, counts_decisions=False) as writer:
         for row, is_last in rows:
-            writer.append(row, timeout_s=timeout_s)
-            if is_last:
-                if (count := writer.episode_steps()) < item_steps:
-                    writer.create_item(config.name, last=count)  # so that every step is in an item
-                writer.end_episode()
+            writer.append(row, is_decision=not is_last or windows.length == 1, timeout_s=timeout_s)
+        for _ in range(windows.length - 2):  # so that the last decisions, too, have whole items
+            writer.append(row | {"is_first": True}, is_decision=False, timeout_s=timeout_s)
         writer.flush(timeout_s)

@@ -55,6 +55,7 @@ def import_lerobot(  # noqa: PLR0913 - each is a separate choice
     final_reward: float | None = None,
     action_bounds: tuple[Sequence[float], Sequence[float]] | None = None,
     item_steps: int = 2,
+    history: int = 0,
     sampler: SelectorConfig | None = None,
     timeout_s: float = 60.0,
 ) -> LeRobotReport:
@@ -74,7 +75,8 @@ def import_lerobot(  # noqa: PLR0913 - each is a separate choice
         final_reward: Reward of each episode's last step if the dataset has no `next.reward`; other steps get 0.
         action_bounds: Lowest and highest action, one number for all dimensions or one for each, of the environment
             to train in; actions are scaled from them to [-1, 1] and clipped. None leaves actions as they are.
-        item_steps: Rows of an item: 2 for transitions, n + 1 for n steps.
+        item_steps: Rows of an item: 2 for transitions, n + 1 for n steps; see `import_minari`.
+        history: Rows before these that an item has besides, where observations are stacked: one less than the stack.
         sampler: How items are drawn; None is uniformly.
         timeout_s: Longest wait for the server, in seconds.
 
@@ -92,6 +94,7 @@ def import_lerobot(  # noqa: PLR0913 - each is a separate choice
         name=str(folder),
         steps=dataset.frames,
         item_steps=item_steps,
+        history=history,
         sampler=sampler,
         timeout_s=timeout_s,
     )

@@ -119,6 +119,7 @@ def import_minari(
     table: str,
     *,
     item_steps: int = 2,
+    history: int = 0,
     sampler: SelectorConfig | None = None,
     timeout_s: float = 60.0,
 ) -> MinariReport:
@@ -126,14 +127,15 @@ def import_minari(
 
     Each step is a row of `observation`, `action`, `reward`, `terminated`, `truncated` and `is_first`, as Tidemill's
     actors write them: the reward is what followed the action; after an episode's last step comes a row with its last
-    observation, whose action and reward are 0. An item is `item_steps` consecutive rows of an episode: 2 for
-    transitions, n + 1 for n steps.
+    observation, whose action and reward are 0. Every step starts an item of `item_steps` consecutive rows. Rows after
+    the end of an episode belong to the next one, or repeat the last row of all with `is_first`.
 
     Args:
         address: Of the server.
         dataset_id: Name of the dataset, as `minari list local` shows it.
         table: Name of the table; must not exist.
-        item_steps: Rows of an item; a shorter episode is one shorter item.
+        item_steps: Rows of an item: 2 for transitions, n + 1 for n steps. With 1 every row is an item.
+        history: Rows before these that an item has besides, where observations are stacked: one less than the stack.
         sampler: How items are drawn; None is uniformly.
         timeout_s: Longest wait for the server, in seconds.
 
@@ -157,6 +159,7 @@ def import_minari(
         name=dataset_id,
         steps=steps,
         item_steps=item_steps,
+        history=history,
         sampler=sampler,
         timeout_s=timeout_s,
     )
@@ -190,14 +193,15 @@ def _rows(episode: Any) -> Iterator[tuple[dict[str, Any], bool]]:  # noqa: ANN40
     count = len(episode.rewards)
     for i in range(count + 1):
         at = min(i, count - 1)
+        is_cut = i == count - 1 and not episode.terminations[at]  # items continue behind it, returns must not
         action = _entry(episode.actions, at)
         yield (
             {
                 OBSERVATION: _entry(episode.observations, i),
                 ACTION: action if i < count else _mapped(action, np.zeros_like),
                 "reward": np.asarray(episode.rewards[at] * (i < count)),
-                "terminated": episode.terminations[at] & (i < count),
-                "truncated": episode.truncations[at] & (i < count),
+                "terminated": np.bool_(i < count and episode.terminations[at]),
+                "truncated": np.bool_(i < count and (episode.truncations[at] or is_cut)),
                 "is_first": np.bool_(i == 0),
             },
             i == count,
