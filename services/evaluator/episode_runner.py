@@ -16,7 +16,9 @@ from tidemill.envs.make import make_env, make_isolated, spec_of
 from tidemill.errors import FatalError
 from tidemill.params.blob import unpack
 from tidemill.params.version import Params
+from tidemill.rl.action_noise import NoiseConfig
 from tidemill.rl.agents.build import build_policy
+from tidemill.rl.settings.registry import AgentConfig
 from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.evaluator.protocol import EvalPolicy, EvalProtocol, Evaluation
 
@@ -48,7 +50,8 @@ class EpisodeRunner:
         self._env = replace(config.env, noop_max=noop_max)
         self._spec = spec_of(self._env)
         check_policy(settings.policy, self._spec)
-        self._policy = build_policy(config.agent, self._spec, seed=settings.seed)
+        agent = _without_quiet_environments(config.agent) if settings.policy == "sampled" else config.agent
+        self._policy = build_policy(agent, self._spec, seed=settings.seed)
         self._protocol = EvalProtocol(self._make_slot_env, settings.num_envs)
 
     def run(
@@ -111,6 +114,15 @@ class EpisodeRunner:
         if self._env.isolate:
             return self._watched(make_isolated(self._env, render=render))
         return self._watched(make_env(self._env, 1, training=False, render=render))
+
+
+def _without_quiet_environments(agent: AgentConfig) -> AgentConfig:
+    """Return the settings of an algorithm with `greedy_fraction` 0: episodes without noise are another policy's."""
+    if getattr(agent, "greedy_fraction", 0.0):
+        agent = replace(agent, greedy_fraction=0.0)  # type: ignore[type-var]
+    if isinstance(noise := getattr(agent, "noise", None), NoiseConfig):
+        agent = replace(agent, noise=replace(noise, greedy_fraction=0.0))  # type: ignore[type-var]
+    return agent
 
 
 def _need_no_screen() -> None:

@@ -85,6 +85,22 @@ def test_sampled_policy_plays_with_the_noise_it_explores_by(agent: object) -> No
     assert sampled != greedy
 
 
+@pytest.mark.parametrize(
+    "agent, with_quiet_actors",
+    [
+        (SACConfig(hidden_sizes=(4,)), SACConfig(hidden_sizes=(4,), greedy_fraction=0.5)),
+        (TD3Config(hidden_sizes=(4,)), TD3Config(hidden_sizes=(4,), noise=NoiseConfig(greedy_fraction=0.5))),
+    ],
+)
+def test_sampled_policy_has_noise_in_every_episode(agent: object, with_quiet_actors: object) -> None:
+    """Environments of actors that act without noise are training's alone: none of the evaluation's does."""
+    pendulum = EnvSettings("Pendulum-v1", max_evaluation_steps=20)
+    expected, found = (
+        _test(_config(pendulum, each, policy="sampled")).returns.tolist() for each in (agent, with_quiet_actors)
+    )
+    assert found == expected
+
+
 def test_noise_that_lasts_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sampled policy is asked for every slot at every step, also when the last episode plays alone."""
     asked: list[int] = []
