@@ -53,7 +53,10 @@ class LockStep:
         return (number - 1) * self.round_size + actor_index * self.actor_share
 
     def env_steps(self, number: int, steps: int) -> int:
-        """Return the agent decisions of all actors after so many steps of each environment in a round."""
+        """Return the steps of all actors after so many steps of each environment in a round.
+
+        It counts every row, also one with an episode's last observation, which is not an agent decision.
+        """
         return (number - 1) * self.round_size + steps * self.num_envs * self.actors
 
     def updates_after(self, number: int) -> int:
