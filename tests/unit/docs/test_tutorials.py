@@ -87,7 +87,7 @@ def _nodes(block: str) -> Iterator[ast.AST]:
 def test_snippet_of_epochs_names_no_prioritized_table() -> None:
     """Epochs need a uniform sampler, and the server of the tutorial has only the table that write.py makes."""
     prioritized = re.findall(r'TableConfig\("(\w+)", signature_like\(step\), prioritized', REPLAY)
-    by_epoch = re.findall(r'ReplayDataset\(address, "(\w+)", \d+, epochs=', REPLAY)
+    by_epoch = re.findall(r'ReplayDataset\(\s*address, "(\w+)", \d+, epochs=', REPLAY)
     assert prioritized
     assert by_epoch
     assert set(by_epoch) & set(prioritized) == set()
