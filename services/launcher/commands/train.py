@@ -269,6 +269,9 @@ def remove_leftover_sockets(folder: RunFolder) -> None:
     """Remove what a launcher left that was killed before it could."""
     with contextlib.suppress(TidemillError):  # it is not there, or empty after a loss of power
         document = read_document(folder.cluster_file)
+        run = document.get("run", {})
+        if Path(run.get("root", ""), run.get("name", "")) != folder.path.resolve():
+            return  # of the run that this one was copied from, which may be running
         address = str(document.get("evaluator", {}).get("server", {}).get("address", ""))
         if left := socket_folder_of(address):
             remove_socket_folder(left)

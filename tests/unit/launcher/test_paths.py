@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from unittest.mock import Mock
@@ -104,4 +105,16 @@ def test_sockets_of_a_killed_launcher_are_removed_if_they_can_be_found(tmp_path:
             folder.cluster_file.write_text("")
         remove_leftover_sockets(folder)
     assert sockets.exists() == (not is_whole)
+    remove_socket_folder(sockets)
+
+
+def test_sockets_of_the_run_that_a_folder_was_copied_from_are_left(tmp_path: Path) -> None:
+    """A copy of a running run has its cluster.yaml, with sockets that its services listen at."""
+    config = RunConfig(run=RunSettings(root=str(tmp_path)))
+    sockets = make_socket_folder()
+    with RunFolder.create(config, fresh=False) as original:
+        original.write_cluster(with_addresses(config, sockets))
+        with RunFolder.open(shutil.copytree(original.path, tmp_path / "copy")) as copy:
+            remove_leftover_sockets(copy)
+    assert sockets.exists()
     remove_socket_folder(sockets)
