@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from tidemill import interrupts, linux
+from tidemill.background_stream import BackgroundStream
 from tidemill.errors import ConfigError, EnvFailed, FatalError, TidemillError, UnknownFormat
 from tidemill.parent import stop_with_parent
 
@@ -101,9 +102,18 @@ class _Lossy:
 def survive_without_output() -> None:
     """From now on lose what standard output and error do not take: a full disk, a terminal that is gone, `| head`.
 
-    For a process that only reports on the side what it is there for.
+    What nobody takes, as of a terminal that was stopped by Ctrl-S, holds up nothing either. For a process that only
+    reports on the side what it is there for.
     """
-    sys.stdout, sys.stderr = cast(TextIO, _Lossy(sys.stdout)), cast(TextIO, _Lossy(sys.stderr))
+    sys.stdout, sys.stderr = _lossy(sys.stdout, sys.__stdout__), _lossy(sys.stderr, sys.__stderr__)
+
+
+def _lossy(stream: TextIO, original: TextIO | None) -> TextIO:
+    """Return a stream that loses what `stream` does not take, and does not wait for it if it is the process's own."""
+    with contextlib.suppress(OSError, ValueError):  # it is closed, or what was written before is not taken
+        if stream is original:
+            stream = cast(TextIO, BackgroundStream(stream))
+    return cast(TextIO, _Lossy(stream))
 
 
 def leave(code: int) -> NoReturn:

@@ -6,9 +6,12 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -78,12 +81,37 @@ def test_train_ends_at_its_limit_with_everything_a_run_leaves(config_file: Path,
 _TRAIN = (sys.executable, "-m", "tidemill.services.launcher", "train")
 
 
-def test_run_goes_to_its_end_when_nobody_can_be_told(config_file: Path, tmp_path: Path) -> None:
-    """Standard output is on a full disk and standard error is closed, when an actor dies and there is much to say."""
+@contextlib.contextmanager
+def _full_disk() -> Iterator[int]:
+    with Path("/dev/full").open("w") as file:
+        yield file.fileno()
+
+
+@contextlib.contextmanager
+def _full_pipe() -> Iterator[int]:
+    """Yield the end of a pipe whose reader is there and takes nothing."""
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, bytes(select.PIPE_BUF))
+        os.set_blocking(writer, True)
+        yield writer
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize("output", [_full_disk, _full_pipe])
+def test_run_goes_to_its_end_when_nobody_can_be_told(
+    config_file: Path, tmp_path: Path, output: Callable[[], AbstractContextManager[int]]
+) -> None:
+    """Standard output takes nothing and standard error is closed, when an actor dies and there is much to say."""
     command = [*_TRAIN, "--config", str(config_file), "--run.max_learner_steps", "300"]
-    with Path("/dev/full").open("w") as full:
+    with output() as file:
         train = subprocess.Popen(
-            ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=full, cwd=ROOT, start_new_session=True
+            ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=file, cwd=ROOT, start_new_session=True
         )
         try:
             folder = tmp_path / "runs" / "small"

@@ -132,6 +132,37 @@ sys.exit(process.run("x", main))
     assert (done.returncode, done.stderr) == (code, f"{line}\n")
 
 
+@pytest.mark.parametrize("count, is_all", [(900, True), (3000, False)])
+def test_output_that_nobody_takes_holds_up_nothing(count: int, is_all: bool) -> None:
+    """A reader that is late gets all, or the first and the newest lines, each of them whole."""
+    script = f"""
+import sys
+from tidemill.process import survive_without_output
+survive_without_output()
+for number in range({count}):
+    print(f"{{number:0500}}", flush=True)
+print("went on", file=sys.stderr)
+sys.stdin.read()
+"""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        assert process.stderr.readline() == "went on\n"
+        numbers: list[int] = []
+        while not numbers or numbers[-1] < count - 1:
+            line = process.stdout.readline()
+            assert len(line) == 501
+            numbers.append(int(line))
+        process.stdin.close()
+        assert process.stdout.read() == ""
+    assert process.returncode == 0
+    assert (numbers[0], numbers[-1000:]) == (0, list(range(count))[-1000:])
+    assert (len(numbers) == count) == is_all
+
+
 def test_process_that_leaves_has_done_all_that_was_due() -> None:
     """Threads end, exit handlers run and what was printed is out; modules are not taken apart."""
     script = """
