@@ -10,13 +10,14 @@ from pathlib import Path
 
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError, NotFound
+from tidemill.errors import ConfigError, NotFound, Unavailable
 from tidemill.installation import typed
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_deterministic, is_running
 from tidemill.services.launcher.run.verbs import VERBS, apply_verb, learner_at
+from tidemill.services.launcher.view.poller import describe_evaluating
 from tidemill.services.launcher.view.terminal import describe_shards, describe_sources
 from tidemill.settings.argument_parser import ArgumentParser
 
@@ -32,8 +33,15 @@ def status(argv: Sequence[str]) -> int:
     _add_target(parser)
     arguments = parser.parse_args(list(argv))
     address, folder = target_of(arguments)
-    with learner_at(address) as client:
-        rows = _status_rows(client.get_status()) | (_replay_rows(folder) | _score_rows(folder) if folder else {})
+    try:
+        with learner_at(address) as client:
+            rows = _status_rows(client.get_status())
+    except Unavailable:
+        if not (folder and (evaluating := describe_evaluating(folder))):
+            raise
+        rows = {"state": f"{evaluating}; the learner has ended or is restarting"}
+    if folder:
+        rows |= _replay_rows(folder) | _score_rows(folder)
     if folder and is_deterministic(folder) and (digest := describe_digest(folder / "params")):
         rows["parameters sha256"] = digest
     width = max(map(len, rows))

@@ -30,7 +30,8 @@ def learner_at(address: str) -> Iterator[LearnerClient]:
             yield client
     except Unavailable as error:
         raise Unavailable(
-            f"the learner at {address} does not answer; it may still be starting, see its log ({error})"
+            f"the learner at {address} does not answer; it may still be starting, see its log, or have ended while the "
+            f"last version is evaluated ({error})"
         ) from error
 
 

@@ -111,7 +111,7 @@ class StatusPoller:
             scores=tuple(scores),
             confirmations=tuple(self._scores("confirmations.csv")),
             training_return=training_return(self._folder),
-            evaluating=_evaluating(self._folder),
+            evaluating=describe_evaluating(self._folder),
             is_disk_full=sample.is_disk_full,
             tables=tables,
             env_failures=by_kind(failed),
@@ -154,7 +154,7 @@ def _has_ended(kind: str, processes: Sequence[ProcessRow]) -> bool:
     return phases == {Phase.ENDED}
 
 
-def _evaluating(folder: Path) -> str:
+def describe_evaluating(folder: Path) -> str:
     """Return the progress of the present evaluation; empty if there is none."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         document = json.loads((folder / EVALUATING).read_text(encoding="utf-8"))

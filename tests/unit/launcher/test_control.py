@@ -15,6 +15,7 @@ from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import Unavailable
 from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.launcher.commands import control
 from tidemill.services.launcher.commands.control import ctl, status
 
@@ -54,3 +55,17 @@ def test_status_shows_the_address_of_the_only_replay_server(
     assert status(words) == 0
     more = [line.split() for line in capsys.readouterr().out.splitlines() if line not in before]
     assert more == [[name, addresses[0]] for name in shown]
+
+
+def test_status_during_the_last_evaluation_shows_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The learner has ended by then. Without an evaluation its absence is an error."""
+    words = [str(tmp_path), "--learner", "127.0.0.1:1"]
+    progress = ProgressFile(tmp_path)
+    progress.write(7, 3, 30)
+    assert status(words) == 0
+    assert "evaluating version 7: 3 of 30 episodes; the learner has ended" in capsys.readouterr().out
+    progress.clear()
+    with pytest.raises(Unavailable, match="or have ended while the last version is evaluated"):
+        status(words)
