@@ -11,7 +11,7 @@ import numpy as np
 
 from tidemill.errors import ConfigError
 from tidemill.services.tools.plot.bootstrap import interquartile_mean, mean_interval
-from tidemill.services.tools.plot.groups import Group, find_groups
+from tidemill.services.tools.plot.groups import Group, describe_seeds, find_groups
 from tidemill.settings.argument_parser import ArgumentParser
 
 _ABOUT = """Draw the learning curves of runs, and print their statistics.
@@ -69,10 +69,11 @@ def _line(group: Group) -> str:
     means = [score.mean for score in last]
     env_steps = f"{statistics.median(score.env_steps for score in last):,.0f} env steps"
     more = f" ({unended} more not ended)" if (unended := len(group.curves) - len(means)) else ""
+    seeds = describe_seeds(group.averaged)
     if len(means) == 1:
-        return f"1 seed, {env_steps}: last evaluation {means[0]:.1f} over {last[0].episodes} episodes{more}"
+        return f"{seeds}, {env_steps}: last evaluation {means[0]:.1f} over {last[0].episodes} episodes{more}"
     low, high = mean_interval(np.array(means))
     return (
-        f"{len(means)} seeds, {env_steps}: last evaluations {statistics.fmean(means):.1f} "
+        f"{seeds}, {env_steps}: last evaluations {statistics.fmean(means):.1f} "
         f"[{low:.1f}, {high:.1f}], interquartile mean {interquartile_mean(means):.1f}{more}"
     )

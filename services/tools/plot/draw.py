@@ -13,7 +13,7 @@ from matplotlib.typing import ColorType
 
 from tidemill.atomic_files import replacing
 from tidemill.services.tools.plot.bootstrap import common_grid, mean_interval, on_grid
-from tidemill.services.tools.plot.groups import Group
+from tidemill.services.tools.plot.groups import Group, describe_seeds
 
 AXES = {"env_steps": "agent decisions", "wall_s": "training time (s)", "learner_steps": "updates"}
 """What may stand on the horizontal axis: a column of scores.csv, and its words."""
@@ -52,9 +52,9 @@ def _draw_group(axes: Axes, group: Group, x: str, colour: ColorType) -> None:
     is_alone = len(group.curves) == 1
     points = [curve.points(x) for curve in group.averaged]
     grid = common_grid(points)
-    label = f"{group.label}: 1 seed" if is_alone else None
+    label = f"{group.label}: {describe_seeds(group.curves)}" if is_alone else None
     if not is_alone and not len(grid):
-        label = f"{group.label}: {len(group.curves)} seeds, without a common range for a mean"
+        label = f"{group.label}: {describe_seeds(group.curves)}, without a common range for a mean"
     for curve in group.curves:
         where, means = curve.points(x)
         width, alpha = (1.6, 1.0) if is_alone else (0.7, 0.4)
@@ -66,7 +66,7 @@ def _draw_group(axes: Axes, group: Group, x: str, colour: ColorType) -> None:
     means_on_grid = on_grid(points, grid)
     low, high = mean_interval(means_on_grid)
     axes.fill_between(grid, low, high, alpha=0.2, linewidth=0, color=colour)
-    label = f"{group.label}: mean of {len(points)} seeds, 95 % bootstrap interval"
+    label = f"{group.label}: mean of {describe_seeds(group.averaged)}, 95 % bootstrap interval"
     if unended := len(group.curves) - len(points):
         label += f" ({unended} more not ended)"
     axes.plot(grid, means_on_grid.mean(axis=0), color=colour, linewidth=2, label=label)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tidemill.bundle.files import CONFIG, is_bundle
 from tidemill.config.load import by_names, read_document
+from tidemill.config.run import RunSettings
 from tidemill.errors import ConfigError
 from tidemill.scores import Score, read_scores
 from tidemill.services.launcher.run.folder import check_is_run
@@ -29,12 +30,14 @@ class Curve:
     Attributes:
         folder: Of the run.
         scores: In the order they were made, at least one.
+        seed: Of the run.
         is_whole: Whether the run has ended; it still trains, or was broken off, otherwise.
     """
 
     folder: Path
     scores: tuple[Score, ...]
-    is_whole: bool = True
+    seed: int
+    is_whole: bool
 
     def points(self, x: str) -> tuple[list[float], list[float]]:
         """Return a column of the scores, in rising order, and the mean return at each of its values."""
@@ -74,6 +77,13 @@ class Group:
         return tuple(curve for curve in self.curves if curve.is_whole) or self.curves
 
 
+def describe_seeds(curves: Sequence[Curve]) -> str:
+    """Return how many seeds curves are of: `3 seeds`, or `3 runs of 2 seeds` if runs share a seed."""
+    count = len({curve.seed for curve in curves})
+    seeds = "1 seed" if count == 1 else f"{count} seeds"
+    return seeds if count == len(curves) else f"{len(curves)} runs of {seeds}"
+
+
 def find_groups(arguments: Sequence[str]) -> list[Group]:
     """Return the runs that arguments name, grouped, in the order they were named.
 
@@ -84,7 +94,7 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
     Raises:
         ConfigError: A folder holds no run with an evaluation, or is an exported policy.
     """
-    folders: dict[str, list[Path]] = {}
+    folders: dict[str, dict[Path, Path]] = {}  # by whole path: a run that is named twice counts once
     labels: dict[str, str] = {}
     for argument in arguments:
         label, found, path = argument.partition("=")
@@ -92,18 +102,21 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
             found = ""
         for folder in _runs(Path(path if found else argument)):
             key = f"={label}" if found else json.dumps(_compared_settings(folder), sort_keys=True)
-            folders.setdefault(key, []).append(folder)
+            folders.setdefault(key, {}).setdefault(folder.resolve(), folder)
             if found:
                 labels[key] = label
     groups = []
-    for key, members in folders.items():
-        curves = tuple(
-            Curve(folder, tuple(read_scores(folder / SCORES)), (folder / "result.json").is_file())
-            for folder in dict.fromkeys(members)
-        )
+    for key, found_runs in folders.items():
+        members = tuple(found_runs.values())
+        curves = tuple(map(_curve, members))
         env_id = str((read_document(members[0] / CONFIG).get("env") or {}).get("id", ""))
         groups.append(Group(labels.get(key) or _label(members), env_id, curves))
     return _named_by_settings(groups)
+
+
+def _curve(folder: Path) -> Curve:
+    seed = (read_document(folder / CONFIG).get("run") or {}).get("seed", RunSettings.seed)
+    return Curve(folder, tuple(read_scores(folder / SCORES)), seed, (folder / "result.json").is_file())
 
 
 def _named_by_settings(groups: Sequence[Group]) -> list[Group]:

@@ -206,6 +206,19 @@ def test_seeds_without_a_common_range_are_in_the_legend(tmp_path: Path) -> None:
     assert (tmp_path / "plot.svg").read_text().count("2 seeds, without a common range for a mean") == 1
 
 
+def test_runs_that_share_a_seed_are_not_called_seeds(tmp_path: Path) -> None:
+    """As where the seed was forgotten, or another path names the same run."""
+    for number, seed in enumerate((1, 1, 2)):
+        _run(tmp_path / f"a-{number}", seed, [1.0, 2.0])
+    (tmp_path / "b-0").symlink_to(tmp_path / "a-0")
+    groups = find_groups([str(tmp_path)])
+    (line,) = table(groups)
+    assert line.startswith("a  3 runs of 2 seeds, 2,000 env steps: ")
+    with rc_context({"svg.fonttype": "none"}):
+        draw(groups, "env_steps", tmp_path / "plot.svg")
+    assert "a: mean of 3 runs of 2 seeds, 95 % bootstrap interval" in (tmp_path / "plot.svg").read_text()
+
+
 def test_command_refuses_an_unknown_format_before_it_reads(tmp_path: Path) -> None:
     """The name says the format."""
     with pytest.raises(ConfigError, match=naming(".png .pdf .svg")):
