@@ -6,6 +6,7 @@ It reads them incrementally; the position is kept in the folder of the run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import threading
@@ -15,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from tidemill import formats
-from tidemill.atomic_files import write_atomically
+from tidemill.atomic_files import is_disk_full, write_atomically
 from tidemill.config.load import read_document
 from tidemill.curves import CLUSTER, CURVES
-from tidemill.errors import DataLoss, FatalError
+from tidemill.errors import ConfigError, DataLoss, FailedPrecondition, FatalError
 from tidemill.file_lock import open_locked, unlock
+from tidemill.installation import command_name
 from tidemill.loggers.interface import LoggedRun, RunLogger, check_logger, make_logger
 from tidemill.process import stop_event
 from tidemill.scores import Score, read_scores
@@ -76,18 +78,33 @@ def _locked(arguments: argparse.Namespace, stop: threading.Event) -> int | None:
 
     Raises:
         FatalError: Its file system has no locks.
+        ConfigError: The run's folder cannot be written to.
     """
     run, name = arguments.run, arguments.to
     file = _file_of(run, name, ".lock")
-    file.parent.mkdir(exist_ok=True)
-    if (held := open_locked(file)) is None:
-        print(f"{run} is already being sent to {name} by another process; waiting for its end", flush=True)
-    while held is None and not stop.wait(arguments.every_s):
-        held = open_locked(file)
-        if held is None and _has_ended(run, forever=arguments.follow):  # a launcher may wait for this process
-            print(f"{run} has ended; the other process sends the rest", flush=True)
-            return None
+    with _writing(file.parent):
+        file.parent.mkdir(exist_ok=True)
+        if (held := open_locked(file)) is None:
+            print(f"{run} is already being sent to {name} by another process; waiting for its end", flush=True)
+        while held is None and not stop.wait(arguments.every_s):
+            held = open_locked(file)
+            if held is None and _has_ended(run, forever=arguments.follow):  # a launcher may wait for this process
+                print(f"{run} has ended; the other process sends the rest", flush=True)
+                return None
     return held
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn an error of a change in the folder of positions into a `ConfigError`, unless the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        raise ConfigError(
+            f"cannot write to {folder} ({error.strerror}), where the position in the run's records is kept"
+        ) from error
 
 
 def _file_of(run: Path, name: str, suffix: str) -> Path:
@@ -136,6 +153,8 @@ class Place:
     """Position of a logger in a run's records, and its name for the run."""
 
     id: str = ""
+    folder: str = ""
+    """Path of the run when it was sent, by which a copy is known."""
     metrics_bytes: int = 0
     scores: int = 0
     confirmations: int = 0
@@ -163,17 +182,21 @@ class Follower:
             name: Of the logger, as `make_logger` takes it.
 
         Raises:
-            ConfigError: There is no such logger, or it cannot be made.
+            ConfigError: There is no such logger, it cannot be made, or the run's folder cannot be written to.
             DataLoss: The file that says how far it has read holds something else.
         """
         self._folder = folder
         self._file = _file_of(folder, name, ".json")
         self._place = _read_place(self._file)
+        if _is_copy(folder, name, self._place):
+            print(f"{folder} is a copy of {self._place.folder}; it is sent as another run", flush=True)
+            self._place = Place()
         config = read_document(folder / "config.yaml")
         self._logger: RunLogger = make_logger(name, LoggedRun(folder.name, folder.resolve(), config, self._place.id))
-        self._place.id = self._logger.id
-        self._file.parent.mkdir(exist_ok=True)
-        self._save()
+        self._place.id, self._place.folder = self._logger.id, str(folder.resolve())
+        with _writing(self._file.parent):
+            self._file.parent.mkdir(exist_ok=True)
+            self._write_place()
 
     @property
     def id(self) -> str:
@@ -181,7 +204,13 @@ class Follower:
         return self._place.id
 
     def send_new(self) -> int:
-        """Send what was written since; return how many points."""
+        """Send what was written since; return how many points.
+
+        Raises:
+            FailedPrecondition: The folder holds another run now, or none.
+        """
+        if not self._file.exists() or _read_place(self._file).id != self.id:
+            raise self._started_again()
         sent = self._send_lines(self._folder / METRICS)
         for curves in sorted((self._folder / CURVES).glob("*.jsonl")):
             sent += self._send_lines(curves, curves.stem)
@@ -228,7 +257,22 @@ class Follower:
             self._logger.log(point.step, scalars, point.time_s)
 
     def _save(self) -> None:
+        """Keep the position; while the disk is full it is kept in memory alone."""
+        try:
+            self._write_place()
+        except FileNotFoundError as error:
+            raise self._started_again() from error
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+
+    def _write_place(self) -> None:
         write_atomically(self._file, json.dumps(asdict(self._place)) + "\n", sync=False)
+
+    def _started_again(self) -> FailedPrecondition:
+        return FailedPrecondition(
+            f"the run in {self._folder} was started again or moved; run `{command_name()} log` again to send it"
+        )
 
 
 def _read_place(file: Path) -> Place:
@@ -238,6 +282,21 @@ def _read_place(file: Path) -> Place:
         return Place()
     except (TypeError, ValueError) as error:
         raise DataLoss(f"{file} does not say how far a logger has read; remove it to send everything again") from error
+
+
+def _is_copy(run: Path, name: str, place: Place) -> bool:
+    """True if the run of a position is still where it was sent from, which is another folder than `run`.
+
+    Inodes would also tell a copy from a rename, but some file systems change them at every mount.
+    """
+    original = Path(place.folder)
+    with contextlib.suppress(OSError, DataLoss):  # it is not there
+        return (
+            bool(place.folder)
+            and not original.samefile(run)
+            and _read_place(_file_of(original, name, ".json")).id == place.id
+        )
+    return False
 
 
 def _whole_lines(file: Path, offset: int) -> list[bytes]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
+import shutil
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.naming import naming
-from tidemill.errors import ConfigError, DataLoss, FatalError
+from tidemill.errors import ConfigError, DataLoss, FailedPrecondition, FatalError
 from tidemill.file_lock import open_locked, unlock
 from tidemill.loggers.interface import LoggedRun, RunLogger, make_logger
 from tidemill.scores import COLUMNS, Score
@@ -160,6 +163,76 @@ def test_what_could_not_be_sent_is_sent_again(run: Path) -> None:
     (run / "offline").unlink()
     Follower(run, NAME).send_new()
     assert _steps(run) == [665, 666]
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_copy_of_a_run_is_sent_as_another_run_and_a_renamed_run_as_the_same(
+    tmp_path: Path, is_copied: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the copy learns does not go into the curves of the original."""
+    original, other = tmp_path / "a", tmp_path / "b"
+    original.mkdir()
+    (original / "config.yaml").write_text("agent: {gamma: 0.5}\n")
+    _append(original, _line(1))
+    Follower(original, NAME).send_new()
+    (original / "sent.jsonl").unlink()
+    (partial(shutil.copytree, original) if is_copied else original.rename)(other)
+    _append(other, _line(2))
+    follower = Follower(other, NAME)
+    follower.send_new()
+    assert (follower.id, _steps(other)) == (("new-b-0.5", [1, 2]) if is_copied else ("new-a-0.5", [2]))
+    assert (f"{other} is a copy of {original}; it is sent as another run" in capsys.readouterr().out) == is_copied
+    assert Follower(other, NAME).send_new() == 0
+
+
+@pytest.mark.parametrize("is_logged", [False, True])
+def test_run_that_was_started_again_is_told(run: Path, is_logged: bool) -> None:
+    """The position is not one in the records of the new run, whether these are sent by another process or by none."""
+    _append(run, _line(1))
+    follower = Follower(run, NAME)
+    shutil.rmtree(run / "loggers")
+    if is_logged:
+        (run / "config.yaml").write_text("agent: {gamma: 0.9}\n")
+        Follower(run, NAME)
+    with pytest.raises(FailedPrecondition, match=naming(f"{run} started again")):
+        follower.send_new()
+    assert not _sent(run)
+
+
+def test_run_that_is_started_again_while_it_is_sent_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of positions goes between two looks at it."""
+    _append(run, _line(1))
+    follower = Follower(run, NAME)
+    send = Recorder.log
+
+    def log_and_remove(logger: Recorder, step: int, scalars: Mapping[str, float], time_s: float) -> None:
+        send(logger, step, scalars, time_s)
+        shutil.rmtree(run / "loggers")
+
+    monkeypatch.setattr(Recorder, "log", log_and_remove)
+    with pytest.raises(FailedPrecondition, match="was started again"):
+        follower.send_new()
+
+
+def test_position_outlives_a_disk_that_is_full_for_a_while(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The follower continues, and the next one has the position that was saved last."""
+    _append(run, _line(1))
+    follower = Follower(run, NAME)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as filled:
+        filled.setattr("tidemill.services.tools.log.write_atomically", Mock(side_effect=full))
+        assert follower.send_new() == 1
+    _append(run, _line(2))
+    assert follower.send_new() == 1
+    assert Follower(run, NAME).send_new() == 0
+    assert _steps(run) == [1, 2]
+
+
+def test_folder_that_cannot_be_written_to_is_told(run: Path) -> None:
+    """With what it is for: the position is kept there."""
+    (run / "loggers").touch()
+    with pytest.raises(ConfigError, match=naming(f"cannot write to {run / 'loggers'} position")):
+        log([str(run), "--to", NAME])
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
