@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _FRESH_SEED_OFFSET = 10 * CONFIRMATION_SEED_OFFSET
 """Far from every seed of the run's own evaluations and confirmations, and far below the training seeds."""
 
+_REPORTS = "evaluations"
+"""Folder of the reports in the run's folder."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the parameters of a run's folder; print the result and return the exit code."""
@@ -97,6 +100,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     params = read_policy_params(arguments.run, int(tag) if tag and tag.isdigit() else tag)
     if arguments.video:
         _check_video(arguments.video)
+    _check_report(arguments.output, arguments.run)
 
     import torch  # seconds, which a wrong command line need not wait for
 
@@ -115,12 +119,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         if evaluation.refusal:
             raise EpisodesFailed(f"no score: {evaluation.refusal}")
         report = make_report(evaluation, config, params.version)
-        file = arguments.output or arguments.run / "evaluations" / report.file_name
+        file = arguments.output or arguments.run / _REPORTS / report.file_name
         print(report, flush=True)
         try:
             report.write(file)
         except OSError as error:
-            raise ConfigError(f"the report cannot be written to {file} ({error.strerror}); choose --output") from error
+            raise _no_report(file, error.strerror) from error
         print(f"every episode: {file}", flush=True)
         if arguments.video:
             _film(config, runner, params, first, arguments.video)
@@ -171,9 +175,29 @@ def _check_video(file: Path) -> None:
             raise ConfigError(f"--video cannot be written to {file} ({written} is a folder); choose another file")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=file.parent).close()
+        _try_writing(file.parent)
     except OSError as error:
         raise ConfigError(f"--video cannot be written to {file} ({error.strerror}); choose another file") from error
+
+
+def _check_report(output: Path | None, run: Path) -> None:
+    """Raise a `ConfigError` before any episode is played if the report cannot be written."""
+    file = output or run / _REPORTS
+    if output and output.is_dir():
+        raise _no_report(file, "it is a folder")
+    try:
+        _try_writing(output.parent if output else file)
+    except OSError as error:
+        raise _no_report(file, error.strerror) from error
+
+
+def _no_report(file: Path, reason: str | None) -> ConfigError:
+    return ConfigError(f"the report cannot be written to {file} ({reason}); choose --output")
+
+
+def _try_writing(folder: Path) -> None:
+    """Raise an OSError if a folder cannot be written to, or made in the nearest one above it."""
+    TemporaryFile(dir=next(each for each in (folder, *folder.parents) if each.exists())).close()
 
 
 def _film(config: EvaluatorConfig, runner: EpisodeRunner, params: Params, seed: int, file: Path) -> None:

@@ -124,6 +124,22 @@ def test_video_that_cannot_be_written_is_told_before_any_episode(run: Path, caps
     assert not (run / "evaluations").exists()
 
 
+def test_report_that_cannot_be_written_is_told_before_any_episode(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the file and the reason: a folder, a file above it, or a file where the run's reports go."""
+    for file in (run / "config.yaml" / "report.json", run):
+        assert main([str(run), "--output", str(file)]) == 2
+        told = capsys.readouterr()
+        assert f"the report cannot be written to {file} (" in told.err
+        assert not told.out
+    (run / "evaluations").touch()
+    assert main([str(run)]) == 2
+    told = capsys.readouterr()
+    assert f"the report cannot be written to {run / 'evaluations'} (" in told.err
+    assert not told.out
+
+
 def test_report_on_an_atari_game_says_how_it_was_played(tmp_path: Path) -> None:
     """Epsilon, no-op starts and sticky actions stand in the document, and its name distinguishes tests."""
     config = EvaluatorConfig(
