@@ -136,13 +136,15 @@ def started(order: Order, output: IO[bytes], forks: ForkClient | None = None) ->
     )
 
 
-def wait_or_kill(process: ForkedPopen | subprocess.Popen[Any], within_s: float) -> None:
-    """Wait for the end of a process; kill it after some seconds."""
+def wait_or_kill(process: ForkedPopen | subprocess.Popen[Any], within_s: float) -> bool:
+    """Wait for the end of a process; kill it after some seconds, and return whether that was necessary."""
     try:
         process.wait(within_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+        return True
+    return False
 
 
 class ForkClient:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tidemill.atomic_files import is_there, write_atomically
-from tidemill.config.load import read_document
+from tidemill.atomic_files import is_disk_full, is_there, write_atomically
+from tidemill.config.load import load_config, read_document
 from tidemill.config.yaml_text import written
 from tidemill.errors import ConfigError, FailedPrecondition
 from tidemill.file_lock import open_locked, unlock
@@ -20,6 +20,7 @@ from tidemill.params.run_end import RESULT
 from tidemill.process import stop_event, survive_without_output
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import has_trained, is_running
+from tidemill.services.launcher.supervise.supervisor import longest_stop_s
 from tidemill.services.tools.sweep import gpus
 from tidemill.services.tools.sweep.journal import Journal, Trial
 from tidemill.services.tools.sweep.plan import Sweep, read_sweep
@@ -100,10 +101,18 @@ class _Loop:
             while not self._stop.is_set() and self._step():
                 self._stop.wait(_POLL_S)
         finally:
-            stop(self._running)
+            self._stop_runs()
             if self._forks is not None:
                 self._forks.close()
         return self._end()
+
+    def _stop_runs(self) -> None:
+        """Stop the runs, each in the time that its launcher gives its services."""
+        configs = [load_config(self._plan.config(run.trial.values)) for run in self._running]
+        services_s = max((longest_stop_s(config.launcher) for config in configs), default=0.0)
+        for run in stop(self._running, services_s):
+            folder = run_folder(self._folder, run.trial, run.seed)
+            print(f"{folder} did not end in time and was killed; it continues from its last checkpoint", flush=True)
 
     def _step(self) -> bool:
         """Take in what has ended and start what may be started; return whether there is more to come."""
@@ -222,9 +231,15 @@ def _locked(folder: Path) -> Iterator[None]:
     Raises:
         FailedPrecondition: Another process runs it.
         FatalError: Its file system has no locks.
+        ConfigError: It cannot be made or written to.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = open_locked(folder / ".lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = open_locked(folder / ".lock")
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        raise ConfigError(f"cannot write to {folder} ({error.strerror}); choose another folder with --out") from error
     if descriptor is None:
         raise FailedPrecondition(f"{folder} is being run by another `{command_name()} sweep`")
     try:

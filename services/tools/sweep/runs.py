@@ -22,7 +22,8 @@ from tidemill.services.launcher.run.folder import has_trained
 from tidemill.services.launcher.supervise.child import DEFAULTS
 from tidemill.services.tools.sweep.journal import Trial
 
-_STOP_S = 60.0
+_LOGGERS_S = 60.0
+"""Longest that a launcher waits for loggers once its services have ended."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,14 @@ def score_of(folder: Path, objective: str) -> float | None:
     return {"last": scores[-1], "best": max(scores), "mean": statistics.fmean(scores)}[objective]
 
 
-def stop(runs: Sequence[Run]) -> None:
-    """Stop runs in order, all at once, and wait; one that does not end within a minute is killed."""
+def stop(runs: Sequence[Run], services_s: float) -> list[Run]:
+    """Stop runs in order, all at once, and wait; return those that did not end and were killed.
+
+    Args:
+        runs: What is stopped.
+        services_s: Longest that their launchers take to end their services, in seconds.
+    """
     for run in runs:
         run.process.terminate()
-    deadline_s = time.monotonic() + _STOP_S
-    for run in runs:
-        wait_or_kill(run.process, max(deadline_s - time.monotonic(), 0.0))
+    deadline_s = time.monotonic() + services_s + _LOGGERS_S
+    return [run for run in runs if wait_or_kill(run.process, max(deadline_s - time.monotonic(), 0.0))]

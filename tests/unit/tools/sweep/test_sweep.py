@@ -5,21 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
-from unittest.mock import MagicMock, Mock, call
+from unittest.mock import ANY, MagicMock, Mock, call
 
 import pytest
 import yaml
 
+from tests.support.naming import naming
 from tests.support.small_run import small_run
+from tidemill.errors import ConfigError
 from tidemill.params.run_end import note_divergence
 from tidemill.scores import COLUMNS, Score
 from tidemill.services.tools.sweep import command
 from tidemill.services.tools.sweep.command import sweep
 from tidemill.services.tools.sweep.journal import Trial
-from tidemill.services.tools.sweep.runs import Run, run_folder
+from tidemill.services.tools.sweep.runs import Run, run_folder, stop
 
 Runs = list[tuple[int, int]]
 """Number of the trial and seed of each run that was started."""
@@ -167,3 +170,34 @@ def test_shared_table_of_a_run_that_ended_unnoticed_is_emptied_once_the_service_
     shared.empty.side_effect = [False, True, True]
     assert swept(1, [1], fails=lambda *_: False, share_replay=True) == (0, [])
     assert shared.empty.call_args_list == [_FIRST] * 3
+
+
+def test_folder_that_cannot_be_written_to_is_told(swept: Callable[..., tuple[int, Runs]]) -> None:
+    """With the option that chooses another."""
+    Path("sweeps").touch()
+    with pytest.raises(ConfigError, match=naming("cannot write to sweeps/sizes --out")):
+        swept(1, [1], fails=lambda *_: False)
+
+
+def test_runs_of_a_stopped_sweep_have_the_time_that_their_launchers_give_to_four_groups_of_services(
+    swept: Callable[..., tuple[int, Runs]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And it is told if one was killed all the same."""
+    Path("base.yaml").write_text(yaml.safe_dump(small_run(launcher={"stop_timeout_s": 120.0})))
+    event = Mock(is_set=Mock(side_effect=chain([False], repeat(True))))
+    stopped = Mock(side_effect=lambda runs, _: runs)
+    monkeypatch.setattr(command, "stop_event", lambda: event)
+    monkeypatch.setattr(command, "stop", stopped)
+    assert swept(1, [1], fails=lambda *_: False) == (0, [(0, 1)])
+    assert stopped.call_args.args[1] == 4 * 120.0
+    assert "trial-0000/seed-1 did not end in time and was killed" in capsys.readouterr().out
+
+
+def test_run_that_does_not_end_in_time_is_killed() -> None:
+    """Those that were killed are returned."""
+    in_time = Mock()
+    late = Mock(wait=Mock(side_effect=[subprocess.TimeoutExpired("train", 540.0), 0]))
+    runs = [Run(Trial(0, {}), seed, seed, process) for seed, process in enumerate((in_time, late))]
+    assert stop(runs, 480.0) == runs[1:]
+    assert late.mock_calls == [call.terminate(), call.wait(ANY), call.kill(), call.wait()]
+    assert in_time.mock_calls == [call.terminate(), call.wait(ANY)]
