@@ -17,6 +17,7 @@ from tidemill.params.digest import describe_digest
 from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_deterministic, is_running
 from tidemill.services.launcher.run.verbs import VERBS, apply_verb, learner_at
+from tidemill.services.launcher.view.curves import describe_failures, env_failures, training_return
 from tidemill.services.launcher.view.poller import describe_evaluating
 from tidemill.services.launcher.view.terminal import describe_shards, describe_sources
 from tidemill.settings.argument_parser import ArgumentParser
@@ -41,7 +42,7 @@ def status(argv: Sequence[str]) -> int:
             raise
         rows = {"state": f"{evaluating}; the learner has ended or is restarting"}
     if folder:
-        rows |= _replay_rows(folder) | _score_rows(folder)
+        rows |= _replay_rows(folder) | _actor_rows(folder) | _score_rows(folder)
     if folder and is_deterministic(folder) and (digest := describe_digest(folder / "params")):
         rows["parameters sha256"] = digest
     width = max(map(len, rows))
@@ -125,6 +126,16 @@ def _replay_rows(folder: Path) -> dict[str, str]:
         addresses = from_document(RunConfig, read_document(folder / "cluster.yaml")).cluster.replay
         return {"replay": addresses[0]} if len(addresses) == 1 else {}
     return {}
+
+
+def _actor_rows(folder: Path) -> dict[str, str]:
+    """Return the mean return of the actors' newest episodes, and the failures of their environments."""
+    rows = {}
+    if (mean := training_return(folder)) is not None:
+        rows["training return"] = f"{mean:.1f}"
+    if failures := env_failures(folder):
+        rows["environment failures"] = f"{describe_failures(failures)}; reasons are in {folder / 'logs'}/actor-*.log"
+    return rows
 
 
 def _score_rows(folder: Path) -> dict[str, str]:

@@ -54,6 +54,11 @@ def by_kind(failures: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
+def describe_failures(failures: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the numbers of failures by kind, as `2 hung, 3 raised`."""
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(by_kind(failures).items()))
+
+
 def _last_line(file: Path) -> dict[str, Any]:
     """Return the last whole line of a file of JSON; nothing if it cannot be read."""
     with contextlib.suppress(OSError, ValueError):

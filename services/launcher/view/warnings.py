@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.replay.table_config import TableDescription
-from tidemill.services.launcher.view.curves import by_kind
+from tidemill.services.launcher.view.curves import describe_failures
 
 FULL_BYTES = 32 * 2**20
 """With less than this left a disk counts as full: a checkpoint, a segment or a version may no longer fit."""
@@ -145,8 +145,7 @@ class WarningTracker:
         self._env_failed = failures, seen_s
         if not failures or now_s - seen_s > _RECENT_S:
             return ""
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(by_kind(failures).items()))
         return (
-            f"environments of the actors failed and were restarted ({kinds}): reasons are in "
+            f"environments of the actors failed and were restarted ({describe_failures(failures)}): reasons are in "
             f"{self._folder / 'logs'}/actor-*.log"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -69,3 +70,20 @@ def test_status_during_the_last_evaluation_shows_how_far_it_is(
     progress.clear()
     with pytest.raises(Unavailable, match="or have ended while the last version is evaluated"):
         status(words)
+
+
+def test_status_shows_what_actors_have_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The return of their episodes, and failures of their environments with the logs that have the reasons."""
+    client = SimpleNamespace(get_status=lambda: LearnerStatus(LearnerState.TRAINING))
+    monkeypatch.setattr(control, "learner_at", lambda _: nullcontext(client))
+    (tmp_path / "curves").mkdir()
+    for actor, kind, episode_return in (("actor-0", "raised", 3.0), ("actor-1", "hung", 6.0)):
+        point = {"time": 1.0, "actor/episode_return": episode_return, f"actor/env_failures/{kind}": 2.0}
+        (tmp_path / "curves" / f"{actor}.jsonl").write_text(json.dumps(point) + "\n")
+    assert status([str(tmp_path), "--learner", "127.0.0.1:1"]) == 0
+    rows = [line.split(None, 2) for line in capsys.readouterr().out.splitlines()]
+    assert ["training", "return", "4.5"] in rows
+    reasons = f"2 hung, 2 raised; reasons are in {tmp_path / 'logs'}/actor-*.log"
+    assert ["environment", "failures", reasons] in rows
