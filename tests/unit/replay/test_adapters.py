@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from tests.support.naming import naming
 from tests.support.replay_service import local_server
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import ConfigError, InvalidArgument
 from tidemill.replay import (
     ItemWindow,
@@ -83,32 +84,46 @@ def test_tensors_on_a_gpu() -> None:
     assert tensors["tokens"].cpu().numpy().tolist() == batch["tokens"].tolist()
 
 
+@contextmanager
+def _loading(data: IterableDataset[Any], workers: int) -> Iterator[Iterator[Any]]:
+    """Yield the batches of a DataLoader, and end its workers.
+
+    It ends them itself once nobody has the iterator any more. An error of a worker, however, keeps the frames it went
+    through, and with them the iterator, until garbage is collected.
+    """
+    before = set(multiprocessing.active_children())
+    context = "spawn" if workers else None
+    loader = DataLoader(data, None, num_workers=workers, multiprocessing_context=context, timeout=workers * WAIT_S)
+    batches: Any = iter(loader)
+    try:
+        yield batches
+    finally:
+        if workers:
+            batches._shutdown_workers()
+    wait_until(lambda: set(multiprocessing.active_children()) <= before, "the end of the workers")
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_data_loader_iterates_over_batches(workers: int) -> None:
     """With `batch_size=None`, each of its batches is one of the table's; here, and in a worker that is spawned."""
     table = replace(_TABLE, name="again", max_times_sampled=0)
-    context = "spawn" if workers else None
     with local_server() as server:
         with ReplayWriter(server.address, table, windows=ItemWindow(2), timeout_s=WAIT_S) as writer:
             for number in range(5):
                 writer.append({"number": number, "tokens": [0.5]})
         data = torch_dataset(partial(ReplayDataset, server.address, table, 4, timeout_s=WAIT_S, prefetch=1))
-        batches = iter(
-            DataLoader(data, None, num_workers=workers, multiprocessing_context=context, timeout=workers * 30)
-        )
-        assert [next(batches)["number"][:, 0].tolist() for _ in range(2)] == [[0] * 4] * 2
-        del batches
+        with _loading(data, workers) as batches:
+            assert [next(batches)["number"][:, 0].tolist() for _ in range(2)] == [[0] * 4] * 2
 
 
 @pytest.mark.parametrize("given", [{"epochs": 1}, {"seed": 7}], ids=str)
 def test_data_loader_has_one_worker_for_draws_that_repeat(given: dict[str, Any]) -> None:
     """Two workers with the same arguments gave each item of an epoch, or each batch of a seed, twice."""
     data = torch_dataset(partial(ReplayDataset, "127.0.0.1:9", _TABLE, 4, timeout_s=WAIT_S, **given))
-    loader = DataLoader(data, None, num_workers=2, multiprocessing_context="spawn", timeout=WAIT_S)
-    batches = iter(loader)
-    for _ in range(2):  # workers, both of which have started then
-        with pytest.raises(InvalidArgument, match=naming("num_workers 2 1", *given)):
-            next(batches)
+    with _loading(data, 2) as batches:
+        for _ in range(2):  # workers, both of which have started then
+            with pytest.raises(InvalidArgument, match=naming("num_workers 2 1", *given)):
+                next(batches)
 
 
 def test_data_loader_is_given_what_opens_a_dataset() -> None:
