@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from tests.support.naming import naming
+from tests.support.waiting import WAIT_S
 from tidemill.errors import FailedPrecondition
 from tidemill.services.learner.status.control import Control
 
@@ -72,11 +73,13 @@ def test_wait_ends_with_a_request(method: str) -> None:
     """A paused training thread reacts at once, not after its timeout."""
     control = Control(threading.Event())
     control.pause()
-    caller = threading.Timer(0.05, lambda: getattr(control, method)(*(["x"] if method == "stop" else [])))
-    caller.start()
-    control.wait(30.0)
-    caller.join(5)
-    assert not control.paused or control.stop_reason or control.take_checkpoint_request()
+    training = threading.Thread(target=control.wait, args=(10 * WAIT_S,), daemon=True)
+    training.start()
+    training.join(0.2)
+    assert training.is_alive()
+    getattr(control, method)(*(["x"] if method == "stop" else []))
+    training.join(WAIT_S)
+    assert not training.is_alive()
 
 
 def test_end_survives_a_request_whose_caller_has_given_up() -> None:
