@@ -224,8 +224,10 @@ def test_refusal_of_one_shard_is_raised(stream: SampleStream) -> None:
 def test_closed_stream_gives_nothing_and_does_not_wait(stream: SampleStream) -> None:
     """Whoever waits in `take` gets None at once."""
     found: list[object] = []
-    waiting = threading.Thread(target=lambda: found.append(stream.take(WAIT_S)))
+    waiting = threading.Thread(target=lambda: found.append(stream.take(10 * WAIT_S)), daemon=True)
     waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
     stream.close()
     waiting.join(WAIT_S)
     assert found == [None]
