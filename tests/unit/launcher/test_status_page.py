@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.naming import naming
+from tests.support.waiting import WAIT_S
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
@@ -248,12 +249,20 @@ def test_large_request_is_cut_off(page: StatusPage) -> None:
         assert _until_closed(client) == b""
 
 
-def test_connections_are_bounded(page: StatusPage) -> None:
-    """Beyond the bound one is closed at once; the others' time limit makes room again."""
-    idle = [socket.create_connection(("127.0.0.1", page.port), timeout=20) for _ in range(MAX_CONNECTIONS)]
-    with socket.create_connection(("127.0.0.1", page.port), timeout=20) as client:
+def test_connections_are_bounded() -> None:
+    """Beyond the bound one is closed at once."""
+    page = StatusPage(dict, {}, _control, read_s=10 * WAIT_S)
+    with contextlib.ExitStack() as stack:
+        stack.callback(page.close)
+        for _ in range(MAX_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=WAIT_S))
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=WAIT_S))
         assert client.recv(1) == b""
-    for each in idle:
+
+
+def test_time_limit_of_connections_makes_room_again(page: StatusPage) -> None:
+    """As many as the bound allows, all idle, are cut off, and the next request is answered."""
+    for each in [socket.create_connection(("127.0.0.1", page.port), timeout=20) for _ in range(MAX_CONNECTIONS)]:
         assert each.recv(1) == b""
         each.close()
     end_s = time.monotonic() + 20
