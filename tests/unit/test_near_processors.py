@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,11 +26,11 @@ def _sys(folder: Path, node: str, cpus: str, bus_id: str = _GPU) -> Path:
 
 
 @pytest.fixture(name="pinned")
-def _pinned(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[int]]:
-    """The processors that threads are pinned to, of a process that may use 32."""
-    pinned: list[frozenset[int]] = []
+def _pinned(monkeypatch: pytest.MonkeyPatch) -> dict[int, frozenset[int]]:
+    """The processors that threads are pinned to, by thread, of a process that may use 32."""
+    pinned: dict[int, frozenset[int]] = {}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(_ALLOWED))
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, processors: pinned.append(frozenset(processors)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda it, processors: pinned.update({it: frozenset(processors)}))
     facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
     return pinned
@@ -53,24 +54,31 @@ def test_near_processors_are_those_of_the_devices_node(node: str, cpus: str, nea
 
 
 @pytest.mark.requires_linux
-def test_every_thread_is_pinned_beside_the_gpu(pinned: list[frozenset[int]], tmp_path: Path) -> None:
+def test_every_thread_is_pinned_beside_the_gpu(pinned: dict[int, frozenset[int]], tmp_path: Path) -> None:
     """Among the processors that the process may use: a container may have fewer than the node."""
-    use_near_processors(torch.device("cuda", 0), _sys(tmp_path, "1", "24-63"))
-    assert set(pinned) == {frozenset(range(24, 32))}
-    assert len(pinned) >= 1
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        use_near_processors(torch.device("cuda", 0), _sys(tmp_path, "1", "24-63"))
+    finally:
+        done.set()
+        other.join()
+    assert set(pinned.values()) == {frozenset(range(24, 32))}
+    assert pinned.keys() >= {threading.get_native_id(), other.native_id}
 
 
 @pytest.mark.parametrize("cpus", ["0-31", "0-63", "29-63", "64-95"])
-def test_process_without_a_choice_is_left_alone(cpus: str, pinned: list[frozenset[int]], tmp_path: Path) -> None:
+def test_process_without_a_choice_is_left_alone(cpus: str, pinned: dict[int, frozenset[int]], tmp_path: Path) -> None:
     """All of its processors are near, or too few."""
     use_near_processors(torch.device("cuda", 0), _sys(tmp_path, "0", cpus))
-    assert pinned == []
+    assert not pinned
 
 
 def test_build_that_names_no_bus_is_left_alone(
-    pinned: list[frozenset[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pinned: dict[int, frozenset[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Older builds of torch do not say where a GPU is."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="GPU"))
     use_near_processors(torch.device("cuda", 0), _sys(tmp_path, "1", "24-31"))
-    assert pinned == []
+    assert not pinned
