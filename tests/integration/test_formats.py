@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import struct
@@ -25,12 +24,14 @@ from tidemill.errors import FatalError, TidemillError
 from tidemill.formats import check_format, read_json
 from tidemill.params.document import seal
 from tidemill.params.stored import read_params
+from tidemill.params.version import Params
 from tidemill.replay import ItemWindow, ReplayClient, ReplayWriter, Server, import_table
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.folder import digest_of
 from tidemill.scores import read_scores
 from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog
 from tidemill.services.evaluator.run_logs import WallClock
+from tidemill.services.learner.checkpoint.format import Checkpoint
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.tools.sweep.journal import Journal
 
@@ -223,11 +224,27 @@ def test_what_is_no_number_of_a_format_is_refused(number: object) -> None:
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe\x00\n", b"[" * 5000 + b"\n", b"null\n", b"[]\n", b"5\n", bytes(64)])
 @pytest.mark.parametrize("kind", _READERS)
 def test_damaged_file_is_read_around_or_refused_by_name(kind: str, damage: bytes, tmp_path: Path) -> None:
-    """Other errors than Tidemill's would end the process with a traceback."""
-    old = Path(shutil.copytree(OLD[-1], tmp_path / "old"))
+    """Other errors than Tidemill's would end the process with a traceback.
+
+    What is read instead is what the files beside it have: a copy, an earlier checkpoint, or nothing.
+    """
+    old, newer = (Path(shutil.copytree(OLD[-1], tmp_path / name)) for name in ("old", "newer"))
     make, read = _READERS[kind]
-    make(old).write_bytes(damage)
-    with contextlib.suppress(TidemillError):
+    file = old / make(newer).relative_to(newer)
+    file.write_bytes(damage)  # this one alone: `make` may give others a later format, too
+    opened: object
+    try:
         opened = read(old)
-        if isinstance(opened, Server):
+    except TidemillError as error:
+        opened = error
+    match opened:
+        case TidemillError():
+            assert str(file) in str(opened)
+        case Server():
             opened.close()
+        case Params():
+            assert opened.number == 4
+        case (_, Checkpoint() as earlier):
+            assert earlier.counters["learner_steps"] == 145
+        case dict() | list() | None:
+            assert opened in ({}, [])
