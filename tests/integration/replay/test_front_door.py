@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -406,6 +407,7 @@ def _taken(dataset: ReplayDataset) -> ReplayBatch | None:
 
 def test_no_server_is_said_at_once() -> None:
     """The writer refuses to begin, the dataset's batch does not come, each within its time."""
+    began_s = time.monotonic()
     with pytest.raises(Unavailable, match=naming("127.0.0.1:1 0.2")):
         ReplayWriter("127.0.0.1:1", steps_table(), timeout_s=0.2)
     with (
@@ -413,6 +415,7 @@ def test_no_server_is_said_at_once() -> None:
         pytest.raises(Unavailable, match=naming("127.0.0.1:1")),
     ):
         next(dataset)
+    assert time.monotonic() - began_s < WAIT_S
 
 
 def test_priorities_never_reach_the_next_item_of_a_slot(server: LocalServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -211,8 +212,10 @@ def test_missing_ranks_are_waited_for_no_longer_than_said() -> None:
         shared, mirror, name = _opened(1, stack)
         with ThreadPoolExecutor() as pool:
             fetched = pool.submit(fetch_mirror, name, SIGNATURE, WAIT_S)
+            began_s = time.monotonic()
             with pytest.raises(Unavailable, match=naming("2 4")):
                 shared.admit(mirror, 2, 2.0)
+            assert time.monotonic() - began_s < WAIT_S
             sampler, _ = fetched.result()
         with closing(sampler), pytest.raises(Unavailable):
             sampler.take(WAIT_S)

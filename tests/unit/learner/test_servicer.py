@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -10,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.naming import because, naming
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, ResourceExhausted, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, SourceStatus
@@ -149,5 +150,7 @@ def test_checkpoint_nobody_makes_is_not_waited_for_forever(control: Control) -> 
 
 def test_absent_learner_is_unavailable_within_the_deadline() -> None:
     """A call to an address where nothing listens ends."""
+    began_s = time.monotonic()
     with LearnerClient("127.0.0.1:1", deadline_s=0.5) as client, pytest.raises(Unavailable):
         client.get_status()
+    assert time.monotonic() - began_s < WAIT_S
