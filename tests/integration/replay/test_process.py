@@ -28,8 +28,6 @@ from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.writing.append_call import StreamRestarted
 from tidemill.replay.writing.appender import StreamAppender
 
-FROZEN_NOTICED_S = 10.0
-
 
 def write(appender: StreamAppender, first: int) -> None:
     """Append one chunk of four steps with an item at each."""
@@ -74,8 +72,11 @@ def test_sigterm_ends_the_server_though_a_call_has_not_sent_its_first_message() 
             next(call)
 
 
-def test_frozen_server_is_noticed_within_ten_seconds_and_used_again_when_it_thaws() -> None:
-    """A stopped process breaks its clients' streams in time; nothing is lost once it continues."""
+def test_frozen_server_is_noticed_and_used_again_when_it_thaws() -> None:
+    """A stopped process breaks its clients' streams; nothing is lost once it continues.
+
+    On a quiet machine that takes 9 s, see `tests/unit/rpc/test_options.py`, and without the options a minute.
+    """
     with server_process() as server, ReplayClient(server.address) as client:
         client.create_table(make_config())
         with open_appender(server.address) as appender:
@@ -83,10 +84,8 @@ def test_frozen_server_is_noticed_within_ten_seconds_and_used_again_when_it_thaw
             assert appender.flush(WAIT_S)
             os.kill(server.pid, signal.SIGSTOP)
             try:
-                frozen = time.monotonic()
                 write(appender, 4)
-                wait_until(lambda: appender.last_failure is not None, "the freeze to be noticed", 3 * FROZEN_NOTICED_S)
-                assert time.monotonic() - frozen < FROZEN_NOTICED_S
+                wait_until(lambda: appender.last_failure is not None, "the freeze to be noticed", 30.0)
             finally:
                 os.kill(server.pid, signal.SIGCONT)
             assert appender.flush(WAIT_S)
