@@ -247,14 +247,15 @@ def test_shard_that_appears_while_the_stream_closes_is_not_connected_to(monkeypa
             if listed.is_set():
                 return True
             waiting.set()
-            listed.wait(WAIT_S)
+            assert listed.wait(WAIT_S)
             monkeypatch.setattr(directory, "_current", {**directory.current, "late": "127.0.0.1:3"})
             return False
 
         monkeypatch.setattr(stream._closed, "wait", wait)
         monkeypatch.setattr(stream._priorities, "close", listed.set)  # once the calls are listed that are to be closed
-        waiting.wait(WAIT_S)
+        assert waiting.wait(WAIT_S)
         stream.close()
+        assert "late" in directory.current
         assert "late" not in {report.name for report in stream.shards()}
 
 
