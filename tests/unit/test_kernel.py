@@ -19,8 +19,8 @@ from lz4.block import _block
 from numpy.typing import NDArray
 
 from tests.support.encoded_batches import batch_of, damaged, without_kernel
+from tests.support.hostile_requests import GOOD, HOSTILE, fullest
 from tests.support.replay_messages import field, opening
-from tests.unit.replay import test_requests
 from tests.unit.test_codec import SIGNATURE, columns_of, with_block
 from tidemill import kernel
 from tidemill.errors import InvalidArgument
@@ -244,9 +244,9 @@ def passes(raw: bytes) -> bool:
 def test_requests_of_clients_fit() -> None:
     """The largest one, too; what a server must refuse does not."""
     most = requests.append_limits()
-    for message in (test_requests.GOOD, test_requests.fullest().SerializeToString(), opening().SerializeToString()):
+    for message in (GOOD, fullest().SerializeToString(), opening().SerializeToString()):
         assert kernel.append_fits(message, most)
-    for kind, raw, _ in (make() for make in test_requests.HOSTILE.values()):
+    for kind, raw, _ in (make() for make in HOSTILE.values()):
         if kind is pb.AppendRequest and raw:
             assert not kernel.append_fits(raw, most)
 

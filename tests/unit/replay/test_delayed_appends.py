@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
-from tests.unit.replay.log.logs import empty_replay
+from tests.unit.replay.logs import empty_replay
 from tidemill.config.services import StorageSettings
 from tidemill.replay.chunk import ItemBatch
 from tidemill.replay.table_config import RateLimiterConfig, TableUpdate

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.replay_streams import SIGNATURE, make_config, open_streams
-from tests.unit.replay.log.logs import open_log
+from tests.unit.replay.logs import open_log
 from tidemill.errors import FailedPrecondition
 from tidemill.services.replay.chunks.store import ChunkStore
 from tidemill.services.replay.state.streams import EPOCH_RANDOM_BITS, StreamRegistry, first_epoch

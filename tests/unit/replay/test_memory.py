@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
-from tests.unit.replay.log.logs import open_log
+from tests.unit.replay.logs import open_log
 from tidemill.errors import Reason, ResourceExhausted
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.sample_queue import SampleDemand, SampleQueue

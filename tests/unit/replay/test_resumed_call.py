@@ -13,7 +13,7 @@ import pytest
 from tests.support.naming import because, naming
 from tests.support.replay_messages import opening
 from tests.support.replay_streams import append, make_chunk, make_config, make_replay, open_streams
-from tests.unit.replay.log.logs import empty_replay
+from tests.unit.replay.logs import empty_replay
 from tidemill.config.services import StorageSettings
 from tidemill.errors import Reason, Unavailable
 from tidemill.services.replay.admission import AdmissionQueue

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
-from tests.unit.replay.log.logs import Log, open_log, unreadable
+from tests.unit.replay.logs import Log, open_log, unreadable
 from tidemill.arrays import Ints
 from tidemill.errors import DataLoss, FatalError, NotFound, Reason, Unavailable
 from tidemill.replay.batch import SampledBatch

@@ -18,7 +18,7 @@ from tests.support.replay_streams import (
     open_streams,
     steps_of,
 )
-from tests.unit.replay.log.logs import AtOnce, Log, open_log, sample_all, unreadable
+from tests.unit.replay.logs import AtOnce, Log, open_log, sample_all, unreadable
 from tidemill.config.services import StorageSettings
 from tidemill.errors import Unavailable
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig

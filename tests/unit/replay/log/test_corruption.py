@@ -20,7 +20,7 @@ from tests.support.replay_streams import (
     open_streams,
     steps_of,
 )
-from tests.unit.replay.log.logs import BlobBudget, Log, empty_replay, open_log, sample_all
+from tests.unit.replay.logs import BlobBudget, Log, empty_replay, open_log, sample_all
 from tidemill.config.services import StorageSettings
 from tidemill.errors import AlreadyExists, FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.naming import naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
-from tests.unit.replay.log.logs import Log, open_log, sample_all
+from tests.unit.replay.logs import Log, open_log, sample_all
 from tidemill.errors import NotFound
 from tidemill.services.replay.state.append import AppendSession
 

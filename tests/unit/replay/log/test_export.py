@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
-from tests.unit.replay.log.logs import AtOnce, Log, open_log, unreadable
+from tests.unit.replay.logs import AtOnce, Log, open_log, unreadable
 from tidemill.errors import NotFound, Reason, ResourceExhausted, Unavailable
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.services.replay.export import TableExport

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.naming import naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
-from tests.unit.replay.log.logs import Log, open_log, unreadable
+from tests.unit.replay.logs import Log, open_log, unreadable
 from tidemill.errors import FatalError
 from tidemill.replay.table_config import TableUpdate
 from tidemill.services.replay.log import inspect as inspect_log

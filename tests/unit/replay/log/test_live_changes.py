@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
-from tests.unit.replay.log.logs import Log, open_log, sample_all
+from tests.unit.replay.logs import Log, open_log, sample_all
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Reason
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableUpdate
 from tidemill.services.replay.tables.table import Table

@@ -20,7 +20,7 @@ from tests.support.replay_streams import (
     open_streams,
 )
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
-from tests.unit.replay.log.logs import Log, open_log
+from tests.unit.replay.logs import Log, open_log
 from tidemill.replay.table_config import TableConfig
 from tidemill.services.replay.log.frame import HEADER_BYTES, Kind, scan
 from tidemill.services.replay.log.open import read_folder

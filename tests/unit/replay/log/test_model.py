@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from tests.support.replay_streams import append, make_chunk, make_items, open_streams
-from tests.unit.replay.log.logs import Log, open_log, sample_all
+from tests.unit.replay.logs import Log, open_log, sample_all
 from tests.unit.replay.test_state_model import CONFIGS, TABLES, ReplayMachine
 from tidemill.replay.batch import SampledBatch
 from tidemill.services.replay.log.frame import scan

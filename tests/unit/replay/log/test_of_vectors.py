@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.replay_streams import SIGNATURE, append, make_config, make_items
-from tests.unit.replay.log.logs import open_log, sample_all
+from tests.unit.replay.logs import open_log, sample_all
 from tidemill.arrays import Array
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.codec import decode, encode

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
-from tests.unit.replay.log.logs import AtOnce, BlobBudget, Log, empty_replay, open_log, sample_all
+from tests.unit.replay.logs import AtOnce, BlobBudget, Log, empty_replay, open_log, sample_all
 from tidemill.errors import FatalError
 from tidemill.services.replay.log.blob_reader import BlobFiles, BlobReader
 from tidemill.services.replay.log.compactor import Compactor

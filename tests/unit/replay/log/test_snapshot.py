@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.naming import naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
-from tests.unit.replay.log.logs import open_log
+from tests.unit.replay.logs import open_log
 from tidemill.errors import FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 from tidemill.services.replay.log.segments import LogFolder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
-from tests.unit.replay.log.logs import Log, open_log
+from tests.unit.replay.logs import Log, open_log
 from tidemill.services.replay.tables.insertion_times import LOGGED_EVERY_S, InsertionTimes
 
 
