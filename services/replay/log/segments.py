@@ -278,9 +278,10 @@ def new_mark() -> bytes:
 
 
 def find_mark(folder: Path, files: Iterable[Path]) -> bytes | None:
-    """Return the mark that the heads of a log's files name most often; None if there are none.
+    """Return the mark that most of a log's files have in their heads; None if there are none.
 
-    Only what stands where a mark belongs is a candidate: the preamble's end and the first frame's start.
+    Only what stands where a mark belongs is a candidate: the preamble's end and the first frame's start. A file counts
+    once however often its head has a mark: one that a broken disk filled with a byte would outvote all the others.
     """
     heads = [_head(path) for path in files]
     places = (PREAMBLE_BYTES - MARK_BYTES, PREAMBLE_BYTES)
@@ -290,7 +291,7 @@ def find_mark(folder: Path, files: Iterable[Path]) -> bytes | None:
         candidates.add(newest.mark)
         heads.append(newest.mark)
     likely = sorted(mark for mark in candidates if len(mark) == MARK_BYTES and any(mark))
-    return max(likely, key=lambda mark: sum(head.count(mark) for head in heads), default=None)
+    return max(likely, key=lambda mark: sum(mark in head for head in heads), default=None)
 
 
 def check_formats(files: Iterable[Path], newest: NewestSegment | None) -> None:

@@ -172,6 +172,19 @@ def test_table_that_nothing_describes_costs_its_items_unless_a_snapshot_does(tmp
     corrupt.crash()
 
 
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"])
+def test_segment_filled_with_a_byte_costs_no_other_file(tmp_path: Path, byte: bytes) -> None:
+    """As broken disks leave them: its copies and a snapshot still describe the table, and what is lost is counted."""
+    log = filled(tmp_path)
+    log.snapshot()
+    log.crash()
+    (tmp_path / SEGMENT).write_bytes(byte * 4_096)
+    corrupt = open_log(tmp_path)
+    assert [table.config.name for table in corrupt.replay.tables] == ["t"]
+    assert (contents(corrupt), corrupt.recovered.dropped) == ([], 15)
+    corrupt.crash()
+
+
 def test_frame_hidden_in_a_column_is_not_found(tmp_path: Path) -> None:
     """Behind a corrupt header, an actor's bytes are not read as a record, even if it copied them from another log."""
     other = filled(tmp_path / "other", chunks=1)
