@@ -172,8 +172,9 @@ class LearnerSettings:
     layers stay on the CPU."""
     threads: int = -1
     """Torch threads on a CPU. 0: as many as the machine or container has processors. -1: the same, but at most 8, if
-    observations are images and this is the only learner, otherwise 1; it takes 1 for as long as updates are faster
-    so, which they are where other processes need the processors. With `run.deterministic` the default is 1."""
+    observations are images and this is the only learner, otherwise 1. Now and then it tries 1, and takes the
+    number with which updates are clearly faster: 1 where other processes need the processors. With
+    `run.deterministic` the default is 1."""
     updates_per_env_step: float = 1.0
     """Updates per agent decision, kept by the table's rate limiter. 0: as many as possible. The default depends on the
     algorithm: 0.25 for `dqn`, `d4pg`, `r2d2` and `sac_discrete`, 0 for algorithms that learn from rollouts."""

@@ -12,14 +12,16 @@ _log = structlog.get_logger(__name__)
 
 _TIMED = 5
 """Updates of which the median counts."""
-_LEAST_UPDATES, _MOST_UPDATES = 32, 4_096
+_LEAST_UPDATES, _MOST_UPDATES = 16, 4_096
 """Updates between two trials: twice as many after each trial that changes nothing."""
-_SLOWER = 1.5
-"""Updates that take so many times as long as at the last trial show that something else has changed."""
+_CHANGED = 1.5
+"""Updates so many times slower than at the last trial, or faster, show that other processes have ended or begun."""
+_GAIN = 0.9
+"""Share of the time at which another number of threads is worth a change: trials of equal ones vary by less."""
 
 
 class Threads:
-    """Computes updates with all threads or with one, whichever is faster, and tries the other now and then.
+    """Computes updates with all threads or with one, whichever is clearly faster, and tries the other now and then.
 
     The threads of a convolution wait for each other actively. Where another process wants the processors, such as the
     next run of a sweep, the one that is waited for often does not run: with two threads on two processors, updates of
@@ -34,36 +36,37 @@ class Threads:
             set_threads: Called with the number for the updates that follow.
         """
         self._set, self._now, self._other = set_threads, most, 1
-        self._interval, self._since, self._is_trial = _LEAST_UPDATES, 0, False
         self._times: list[float] = []
+        self._updates, self._interval, self._is_trial = 0, _LEAST_UPDATES, False
         self._expected = self._before = 0.0
         set_threads(most)
 
     def record(self, seconds: float) -> None:
         """Take the duration of an update that was made with the present number of threads."""
-        self._since += 1
+        self._updates += 1
         self._times.append(seconds)
         del self._times[:-_TIMED]
         if self._is_trial:
-            if self._since > _TIMED:  # the first one starts threads
+            if self._updates > _TIMED:  # the first one starts threads
                 self._decide(statistics.median(self._times))
-        elif self._since >= self._interval or (self._since >= _LEAST_UPDATES and self._has_slowed()):
+        elif self._updates >= self._interval or (self._updates >= _LEAST_UPDATES and self._has_changed()):
             self._before = statistics.median(self._times)
             self._begin(is_trial=True)
 
-    def _has_slowed(self) -> bool:
-        return statistics.median(self._times) > _SLOWER * self._expected
+    def _has_changed(self) -> bool:
+        median = statistics.median(self._times)
+        return not self._expected / _CHANGED <= median <= self._expected * _CHANGED
 
     def _begin(self, *, is_trial: bool) -> None:
-        self._is_trial, self._since = is_trial, 0
+        self._is_trial, self._updates = is_trial, 0
         self._now, self._other = self._other, self._now
         self._set(self._now)
 
     def _decide(self, median: float) -> None:
-        self._expected = min(median, self._before)
-        if median < self._before:
+        if median < _GAIN * self._before:
             _log.info("updates are faster with another number of threads", threads=self._now, instead_of=self._other)
-            self._is_trial, self._since, self._interval = False, 0, _LEAST_UPDATES
+            self._is_trial, self._updates = False, 0
+            self._expected, self._interval = median, _LEAST_UPDATES
         else:
             self._begin(is_trial=False)
-            self._interval = min(2 * self._interval, _MOST_UPDATES)
+            self._expected, self._interval = self._before, min(2 * self._interval, _MOST_UPDATES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from tidemill.envs.make import spec_of
 from tidemill.errors import FatalError
 from tidemill.rl.agents.dqn import DQNAgent
 from tidemill.rl.agents.hindsight import HindsightAgent
+from tidemill.rl.agents.interface import Agent
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.services.learner import learner
 from tidemill.services.learner.learner import Learner, learning_agent
@@ -89,3 +90,33 @@ def test_learner_that_a_full_gpu_refuses_says_what_is_free(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**28 * device.index, 79 * 2**30))
     with pytest.raises(FatalError, match=naming("0.2 79.0 GiB agent.batch_size")):
         on_gpu[0]._build()
+
+
+@pytest.mark.parametrize(
+    "settings, most, chooses",
+    [
+        ({}, 4, True),
+        ({}, 1, False),
+        ({"learner": {"threads": 4}}, 4, False),
+        ({"agent": {"compile": "default"}}, 4, False),
+    ],
+)
+def test_threads_are_chosen_while_training_unless_their_number_is_given(
+    settings: dict[str, Any], most: int, chooses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are they where another number would compile the update again."""
+
+    def build(config: LearnerConfig, *rest: Any) -> Agent:  # noqa: ANN401
+        return learning_agent(replace(config, agent=replace(cast(DQNConfig, config.agent), compile="none")), *rest)
+
+    monkeypatch.setattr(learner, "torch_threads", lambda *_: most)
+    monkeypatch.setattr(learner, "learning_agent", build)
+    for changes_process in ("flush_denormals", "seed_rng"):
+        monkeypatch.setattr(learner, changes_process, lambda *_: None)
+    set_to: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    agent = {"algorithm": "dqn", **settings.get("agent", {})}
+    config = from_document(LearnerConfig, {"env": {"id": "CartPole-v1"}, **settings, "agent": agent})
+    made = Learner(config, threading.Event())._build()
+    assert (made.threads is not None, set(set_to)) == (chooses, {most})

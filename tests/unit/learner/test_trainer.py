@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from tidemill.services.learner.status import metrics
 from tidemill.services.learner.status.control import Control
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.progress import Progress
+from tidemill.services.learner.training.threads import Threads
 from tidemill.services.learner.training.trainer import Limits, Trainer, TrainerOutputs
 
 _WAIT_S = 120.0
@@ -249,6 +251,17 @@ def test_table_without_priorities_gets_none(tmp_path: Path, scenes: list[_Scene]
         scene.clock,
     ).run()
     assert scene.priorities.keys == []
+
+
+def test_threads_are_told_how_long_each_update_was(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """They choose by it how many make the next."""
+    scene = _scene(scenes, tmp_path, Limits(max_learner_steps=3), batches=3)
+    told: list[float] = []
+    threads = Mock(spec=Threads, record=told.append)
+    outputs = TrainerOutputs(None, scene.publisher, scene.checkpointer, threads=threads)
+    arguments = (scene.control, scene.counters, scene.progress, Limits(3), scene.clock)
+    Trainer(scene.agent, scene.source, outputs, *arguments).run()
+    assert len(told) == 3
 
 
 def test_missing_batches_are_waited_for_until_stopped(tmp_path: Path, scenes: list[_Scene]) -> None:
