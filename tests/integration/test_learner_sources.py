@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
@@ -12,12 +13,14 @@ from tests.support.demonstrations import demonstrations, write_demonstrations
 from tests.support.feeder import SPEC, TABLE
 from tests.support.learner_cluster import LearnerCluster
 from tests.support.naming import naming
+from tests.support.waiting import WAIT_S
 from tidemill.errors import ConfigError, FatalError
 from tidemill.replay import (
     RateLimiterConfig,
     SelectorConfig,
     SelectorKind,
 )
+from tidemill.replay.transfer.filling import Rows, fill_table
 from tidemill.types import signature_of
 
 _HALF = ("--learner.sources", "demos", "{fraction: 0.5}", "--agent.batch-size", "32")
@@ -130,4 +133,35 @@ def test_source_without_a_table(cluster: LearnerCluster) -> None:
     failure = learner.wait()
     assert isinstance(failure, ConfigError)
     with pytest.raises(ConfigError, match=naming(f"learner.sources.demos.table 'demos' ['{TABLE}']")):
+        raise failure
+
+
+def _imported_rows() -> Rows:
+    """Yield episodes of five decisions that are terminated, as an import does."""
+    for _ in range(8):
+        for number in range(6):
+            row = {
+                "observation": np.zeros(4, np.float32),
+                "action": np.int64(0),
+                "reward": np.float32(0),
+                "terminated": np.bool_(number == 4),
+                "truncated": np.bool_(False),
+                "is_first": np.bool_(number == 0),
+            }
+            yield row, number == 5
+
+
+@pytest.mark.parametrize("history", [0, 1])
+def test_source_made_without_the_history_of_a_stack_ends_the_learner(cluster: LearnerCluster, history: int) -> None:
+    """Its items are as long as they must be, but act at the last observation of an episode."""
+    made = {"item_steps": 3 - history, "history": history}
+    fill_table(cluster.replay, "demos", _imported_rows(), name="d", steps=40, **made, sampler=None, timeout_s=WAIT_S)
+    learner = cluster.start_learner(*_HALF, "--env.observation-stack", "2")
+    cluster.feed()
+    if history:
+        cluster.wait_for_status(lambda s: s.learner_steps >= 20, "20 updates")
+        return
+    failure = learner.wait()
+    assert isinstance(failure, ConfigError)
+    with pytest.raises(ConfigError, match=naming("learner.sources.demos --history 1 --item-steps 2")):
         raise failure

@@ -23,7 +23,7 @@ from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
 from tidemill.services.learner.data.decoder import ToDevice, decoded_later
 from tidemill.services.learner.data.sampling import LearnerRows, mirror_device
-from tidemill.services.learner.data.sources import Mixture, joined_columns
+from tidemill.services.learner.data.sources import Mixture, joined_columns, refusing_undecided
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.divergence import check_finite
@@ -114,6 +114,8 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         device=mirror_device(config, agent, device),
     )
 
+    to_device = ToDevice(agent, device, lambda: rows.on_device, mixture.weights if mixture is not None else (1.0,))
+
     def count(sample: SampledBatch) -> None:
         for shard, stored in sample.stored.items():
             counters.observe(stored, shard)
@@ -123,7 +125,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         table if mixture is None else mixture.tables,
         batch_size,
         beta=lambda: importance_sampling_exponent(config.table, learner_steps(), by_priority),
-        transform=ToDevice(agent, device, lambda: rows.on_device, mixture.weights if mixture is not None else (1.0,)),
+        transform=refusing_undecided(to_device, tuple(config.learner.sources), agent.window.history),
         join=joined_columns,
         decoding=Decoding(
             threads=threads,

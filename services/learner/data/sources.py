@@ -14,10 +14,12 @@ from torch import Tensor
 
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.sources import SourceSettings, fractions_of
+from tidemill.errors import ConfigError
 from tidemill.learner.source_table import find_source
 from tidemill.learner.status import SourceStatus
 from tidemill.replay.sampling.mixture import TableAt
 from tidemill.replay.sampling.replay_batch import ReplayBatch
+from tidemill.replay.sampling.sample_decoder import ItemRows, Transform
 from tidemill.replay.shares import split_batch
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.rl.transitions import gather_frame_stacks
@@ -108,6 +110,38 @@ def open_sources(config: LearnerConfig, table: TableConfig) -> Mixture:
         weights.append(source.weight)
         prioritized.append(found.sampler.kind is SelectorKind.PRIORITIZED)
     return Mixture(tables, tuple(weights), frozenset(number for number, is_so in enumerate(prioritized) if is_so))
+
+
+def refusing_undecided(transform: Transform, sources: Sequence[str], history: int) -> Transform:
+    """Return a transform that raises ConfigError for an item of a source whose first action nobody took.
+
+    A table's configuration has the sum of history and steps only. Items of the same length that were made without a
+    history have their decision in an earlier row, and the agent would learn from the row behind the end of an episode.
+
+    Args:
+        transform: Makes the columns of batches.
+        sources: Names of the sources, which are the tables from number 1 on.
+        history: Rows of an item before its first action. Without any there is nothing to confuse.
+    """
+    if not (sources and history):
+        return transform
+
+    def checked(rows: ItemRows) -> Mapping[str, Any]:
+        if rows.table:
+            before, acting = rows.index[:, history - 1], rows.index[:, history]
+            ended = rows.columns["terminated"][before] | rows.columns["truncated"][before]
+            # the rows are the same where an item is padded because a stream starts with it
+            if (ended & ~rows.columns["is_first"][acting] & (before != acting)).any():
+                raise ConfigError(
+                    f"learner.sources.{sources[rows.table - 1]}: items start to act at an episode's last observation, "
+                    f"must have {history} steps of history before their decision: import the data again with "
+                    f"--history {history} and --item-steps {rows.index.shape[1] - history}, or write it with "
+                    f"ItemWindow({rows.index.shape[1] - history}, history={history}, across_episodes=True) and "
+                    "is_decision=False for an episode's last observation"
+                )
+        return transform(rows)
+
+    return checked
 
 
 def own_items(config: LearnerConfig, rank: RankInfo) -> int:

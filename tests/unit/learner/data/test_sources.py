@@ -6,18 +6,21 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from prometheus_client import REGISTRY
 
 from tests.support.learner_fakes import FakeAgent
+from tests.support.naming import naming
 from tidemill.config.sources import SourceSettings
+from tidemill.errors import ConfigError
 from tidemill.learner.status import SourceStatus
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.sampling.sample_decoder import ItemRows
 from tidemill.rl.transitions import FRAMES, ROWS
 from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT, Batch, ToDevice
 from tidemill.services.learner.data.device import DeviceBatch
-from tidemill.services.learner.data.sources import SourceReports, joined_columns
+from tidemill.services.learner.data.sources import SourceReports, joined_columns, refusing_undecided
 
 _FRAMES = torch.arange(60.0).reshape(20, 3)
 
@@ -89,3 +92,55 @@ def test_weight_of_a_source_multiplies_those_of_its_items() -> None:
             table=table,
         )
         assert transform(rows)[WEIGHT].tolist() == expected
+
+
+_LAST_OBSERVATION = 3
+"""Row of it in two episodes of three and two decisions: 0 1 2 (3) 4 5 (6)."""
+
+
+def _items(table: int, *first_rows: int) -> ItemRows:
+    """Return items of three rows from each of some rows on; from -1 on one that is padded where its stream starts."""
+    return ItemRows(
+        columns={
+            "terminated": np.array([0, 0, 1, 0, 0, 0, 0], np.bool_),
+            "truncated": np.array([0, 0, 0, 0, 0, 1, 0], np.bool_),
+            "is_first": np.array([1, 0, 0, 0, 1, 0, 0], np.bool_),
+        },
+        index=np.maximum(np.array(first_rows)[:, None] + np.arange(3), 0),
+        weights=np.ones(len(first_rows), np.float32),
+        payloads=(),
+        table=table,
+    )
+
+
+@pytest.mark.parametrize("table", [0, 1, 2])
+def test_item_of_a_source_that_acts_at_a_last_observation_is_refused(table: int) -> None:
+    """With a history of 1 the second row is the first action; the run's own items are not looked at."""
+    names = ("demos", "yesterday")
+    transform = refusing_undecided(lambda rows: {"index": rows.index}, names, 1)
+    decisions = _items(table, -1, 0, 1, 3, 4)
+    assert transform(decisions)["index"] is decisions.index
+    wrong = _items(table, 0, _LAST_OBSERVATION - 1)
+    if table == 0:
+        assert transform(wrong)["index"] is wrong.index
+        return
+    with pytest.raises(ConfigError, match=naming(f"learner.sources.{names[table - 1]} --history 1 --item-steps 2")):
+        transform(wrong)
+
+
+def test_padded_item_may_begin_with_the_end_of_an_episode() -> None:
+    """A source whose first rows were evicted begins anywhere."""
+    columns = {
+        "terminated": np.ones(3, np.bool_),
+        "truncated": np.zeros(3, np.bool_),
+        "is_first": np.zeros(3, np.bool_),
+    }
+    rows = dataclasses.replace(_items(1, -1), columns=columns)
+    assert refusing_undecided(lambda rows: {"index": rows.index}, ("demos",), 1)(rows)["index"] is rows.index
+
+
+def test_items_without_a_history_are_not_looked_at() -> None:
+    """Nor those of a run without sources: the transform is left as it is."""
+    transform = ToDevice(FakeAgent(), torch.device("cpu"))
+    assert refusing_undecided(transform, ("demos",), 0) is transform
+    assert refusing_undecided(transform, (), 3) is transform
