@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,11 @@ class _Loop:
 
     def _stop_runs(self) -> None:
         """Stop the runs, each in the time that its launcher gives its services."""
-        configs = [load_config(self._plan.config(run.trial.values)) for run in self._running]
-        services_s = max((longest_stop_s(config.launcher) for config in configs), default=0.0)
+        services_s = 0.0
+        for run in self._running:
+            with suppress(ConfigError):  # of values that do not go together, for which a launcher starts no service
+                config = load_config(self._plan.config(run.trial.values))
+                services_s = max(services_s, longest_stop_s(config.launcher))
         for run in stop(self._running, services_s):
             folder = run_folder(self._folder, run.trial, run.seed)
             print(f"{folder} did not end in time and was killed; it continues from its last checkpoint", flush=True)

@@ -193,6 +193,20 @@ def test_runs_of_a_stopped_sweep_have_the_time_that_their_launchers_give_to_four
     assert "trial-0000/seed-1 did not end in time and was killed" in capsys.readouterr().out
 
 
+def test_stopped_sweep_stops_a_run_whose_settings_are_wrong(
+    swept: Callable[..., tuple[int, Runs]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values that are each allowed may not go together; the run has not ended yet because of it."""
+    stopped = Mock(return_value=[])
+    monkeypatch.setattr(command, "stop_event", lambda: Mock(is_set=Mock(side_effect=chain([False], repeat(True)))))
+    monkeypatch.setattr(command, "stop", stopped)
+    monkeypatch.setattr(command, "propose", lambda *_: {"table.min_size": 5000, "table.max_items": 1000})
+    assert swept(1, [1], fails=lambda *_: True) == (0, [(0, 1)])
+    (run,), services_s = stopped.call_args.args
+    assert (run.trial.number, services_s) == (0, 0.0)
+    assert "stopped; the same command continues it" in capsys.readouterr().out
+
+
 def test_run_that_does_not_end_in_time_is_killed() -> None:
     """Those that were killed are returned."""
     in_time = Mock()
