@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import os
+import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -153,6 +154,8 @@ class Place:
     """Position of a logger in a run's records, and its name for the run."""
 
     id: str = ""
+    key: str = ""
+    """Random, to tell runs apart: a logger may give two runs the same id."""
     folder: str = ""
     """Path of the run when it was sent, by which a copy is known."""
     metrics_bytes: int = 0
@@ -194,6 +197,7 @@ class Follower:
         config = read_document(folder / "config.yaml")
         self._logger: RunLogger = make_logger(name, LoggedRun(folder.name, folder.resolve(), config, self._place.id))
         self._place.id, self._place.folder = self._logger.id, str(folder.resolve())
+        self._place.key = self._place.key or secrets.token_hex(8)
         with _writing(self._file.parent):
             self._file.parent.mkdir(exist_ok=True)
             self._write_place()
@@ -209,7 +213,7 @@ class Follower:
         Raises:
             FailedPrecondition: The folder holds another run now, or none.
         """
-        if not self._file.exists() or _read_place(self._file).id != self.id:
+        if _read_place(self._file).key != self._place.key:
             raise self._started_again()
         sent = self._send_lines(self._folder / METRICS)
         for curves in sorted((self._folder / CURVES).glob("*.jsonl")):
@@ -294,7 +298,7 @@ def _is_copy(run: Path, name: str, place: Place) -> bool:
         return (
             bool(place.folder)
             and not original.samefile(run)
-            and _read_place(_file_of(original, name, ".json")).id == place.id
+            and _read_place(_file_of(original, name, ".json")).key == place.key
         )
     return False
 

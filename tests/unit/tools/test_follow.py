@@ -49,6 +49,25 @@ class Recorder(RunLogger):
             file.write(json.dumps(record) + "\n")
 
 
+class Unnamed(Recorder):
+    """Has the same id for all runs."""
+
+    id = ""
+
+    def __init__(self, run: LoggedRun) -> None:
+        """Take up the run that was sent before."""
+        self._folder = run.folder
+
+
+class Named(Unnamed):
+    """Has the same id for runs of the same name."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        """Take up the run that was sent before."""
+        super().__init__(run)
+        self.id = run.id or run.name
+
+
 NAME = f"{__name__}:Recorder"
 
 
@@ -183,6 +202,30 @@ def test_copy_of_a_run_is_sent_as_another_run_and_a_renamed_run_as_the_same(
     assert (follower.id, _steps(other)) == (("new-b-0.5", [1, 2]) if is_copied else ("new-a-0.5", [2]))
     assert (f"{other} is a copy of {original}; it is sent as another run" in capsys.readouterr().out) == is_copied
     assert Follower(other, NAME).send_new() == 0
+
+
+@pytest.mark.parametrize("logger", [Named, Unnamed])
+def test_renamed_run_and_a_new_one_at_its_path_are_told_apart_if_their_loggers_have_the_same_id(
+    tmp_path: Path, logger: type[Recorder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The renamed one is continued, as `--fresh` leaves it; its follower does not continue the new one."""
+    run, renamed, name = tmp_path / "q", tmp_path / "q-1", f"{__name__}:{logger.__name__}"
+    run.mkdir()
+    (run / "config.yaml").write_text("agent: {}\n")
+    _append(run, _line(1) + _line(2))
+    follower = Follower(run, name)
+    follower.send_new()
+    run.rename(renamed)
+    run.mkdir()
+    (run / "config.yaml").write_text("agent: {}\n")
+    _append(run, _line(3) * 3)
+    Follower(run, name)
+    with pytest.raises(FailedPrecondition, match="was started again"):
+        follower.send_new()
+    _append(renamed, _line(4))
+    assert Follower(renamed, name).send_new() == 1
+    assert (_steps(renamed), _sent(run)) == ([1, 2, 4], [])
+    assert "is a copy" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("is_logged", [False, True])
