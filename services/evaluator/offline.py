@@ -170,10 +170,10 @@ def _check_video(file: Path) -> None:
         raise ConfigError(
             f"--video is {file}, allowed: a name that ends in .mp4; the pictures are in the PNG next to it"
         )
-    for written in (file, file.with_suffix(".png")):
-        if written.is_dir():
-            raise ConfigError(f"--video cannot be written to {file} ({written} is a folder); choose another file")
     try:
+        for written in (file, file.with_suffix(".png")):
+            if written.is_dir():
+                raise ConfigError(f"--video cannot be written to {file} ({written} is a folder); choose another file")
         file.parent.mkdir(parents=True, exist_ok=True)
         _try_writing(file.parent)
     except OSError as error:
@@ -183,9 +183,9 @@ def _check_video(file: Path) -> None:
 def _check_report(output: Path | None, run: Path) -> None:
     """Raise a `ConfigError` before any episode is played if the report cannot be written."""
     file = output or run / _REPORTS
-    if output and output.is_dir():
-        raise _no_report(file, "it is a folder")
     try:
+        if output and output.is_dir():
+            raise _no_report(file, "it is a folder")
         _try_writing(output.parent if output else file)
     except OSError as error:
         raise _no_report(file, error.strerror) from error

@@ -116,9 +116,9 @@ def test_wrong_wish_is_told_with_its_value(
 
 
 def test_video_that_cannot_be_written_is_told_before_any_episode(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the file and the reason: a folder, also where the pictures go, or a file above it."""
+    """With the file and the reason: a folder, also where the pictures go, a file above it, or a name too long."""
     (run / "pictures.png").mkdir()
-    for file in (run / "config.yaml" / "film.mp4", run, run / "pictures.mp4"):
+    for file in (run / "config.yaml" / "film.mp4", run, run / "pictures.mp4", run / ("f" * 300) / "film.mp4"):
         assert main([str(run), "--video", str(file)]) == 2
         assert f"--video cannot be written to {file} (" in capsys.readouterr().err
     assert not (run / "evaluations").exists()
@@ -127,8 +127,8 @@ def test_video_that_cannot_be_written_is_told_before_any_episode(run: Path, caps
 def test_report_that_cannot_be_written_is_told_before_any_episode(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the file and the reason: a folder, a file above it, or a file where the run's reports go."""
-    for file in (run / "config.yaml" / "report.json", run):
+    """With the file and the reason: a folder, a file above it, a name too long, or a file where the reports go."""
+    for file in (run / "config.yaml" / "report.json", run, run / ("f" * 300) / "report.json"):
         assert main([str(run), "--output", str(file)]) == 2
         told = capsys.readouterr()
         assert f"the report cannot be written to {file} (" in told.err
