@@ -31,6 +31,7 @@ from tidemill.services.launcher.run.folder import (
     check_free,
     check_is_run,
     check_names_run,
+    is_running,
     with_run_paths,
 )
 from tidemill.services.launcher.run.free_ports import check_free_ports
@@ -269,9 +270,15 @@ def remove_leftover_sockets(folder: RunFolder) -> None:
     """Remove what a launcher left that was killed before it could."""
     with contextlib.suppress(TidemillError):  # it is not there, or empty after a loss of power
         document = read_document(folder.cluster_file)
-        run = document.get("run", {})
-        if Path(run.get("root", ""), run.get("name", "")) != folder.path.resolve():
-            return  # of the run that this one was copied from, which may be running
-        address = str(document.get("evaluator", {}).get("server", {}).get("address", ""))
-        if left := socket_folder_of(address):
+        left, run = _sockets_of(document), document.get("run", {})
+        # Another path is that of the run that this one was copied from, or this run's own before it was renamed.
+        original = Path(run.get("root", ""), run.get("name", ""))
+        may_be_copy = original != folder.path.resolve() and is_running(original)
+        if may_be_copy and _sockets_of(read_document(original / folder.cluster_file.name)) == left:
+            return
+        if left:
             remove_socket_folder(left)
+
+
+def _sockets_of(cluster: Mapping[str, Any]) -> Path | None:
+    return socket_folder_of(str(cluster.get("evaluator", {}).get("server", {}).get("address", "")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -106,6 +107,23 @@ def test_sockets_of_a_killed_launcher_are_removed_if_they_can_be_found(tmp_path:
         remove_leftover_sockets(folder)
     assert sockets.exists() == (not is_whole)
     remove_socket_folder(sockets)
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_sockets_of_a_killed_launcher_are_removed_if_its_folder_was_renamed(tmp_path: Path, is_followed: bool) -> None:
+    """Also if another run, with its own sockets, is running at the path before."""
+    config = RunConfig(run=RunSettings(root=str(tmp_path)))
+    sockets, others = make_socket_folder(), make_socket_folder()
+    renamed = tmp_path / "renamed"
+    with RunFolder.create(config, fresh=False) as folder:
+        folder.write_cluster(with_addresses(config, sockets))
+        folder.path.rename(renamed)
+    with contextlib.ExitStack() as stack:
+        if is_followed:
+            stack.enter_context(RunFolder.create(config, fresh=False)).write_cluster(with_addresses(config, others))
+        remove_leftover_sockets(stack.enter_context(RunFolder.open(renamed)))
+    assert (sockets.exists(), others.exists()) == (False, True)
+    remove_socket_folder(others)
 
 
 def test_sockets_of_the_run_that_a_folder_was_copied_from_are_left(tmp_path: Path) -> None:
