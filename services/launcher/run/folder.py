@@ -21,6 +21,7 @@ from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, Fata
 from tidemill.file_lock import open_locked, unlock
 from tidemill.installation import typed, versions
 from tidemill.params.run_end import RESULT, clear_divergence, set_result_aside
+from tidemill.scores import EVALUATING
 
 _CONFIG, _LOCK = "config.yaml", ".lock"
 _MISSING = (FileNotFoundError, NotADirectoryError)
@@ -134,6 +135,7 @@ class RunFolder(Closing):
 
     def set_end_aside(self) -> None:
         """Keep the previous result under a number, and forget how the run ended: it continues."""
+        (self.path / EVALUATING).unlink(missing_ok=True)  # of an evaluator that was killed
         self._restored_file.unlink(missing_ok=True)
         (self.path / RANK_FAILURE).unlink(missing_ok=True)
         clear_divergence(self.path)

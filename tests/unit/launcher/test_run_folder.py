@@ -20,6 +20,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings, LearnerSettings, ReplaySettings, StorageSettings
 from tidemill.config.sources import SourceSettings
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError
+from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.launcher.commands.control import status
 from tidemill.services.launcher.commands.train import resume
 from tidemill.services.launcher.run.folder import (
@@ -33,6 +34,7 @@ from tidemill.services.launcher.run.folder import (
     write_config,
 )
 from tidemill.services.launcher.run.paths import check_finds_log, check_new_log, with_absolute_log
+from tidemill.services.launcher.view.poller import describe_evaluating
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.tools.export import export
 from tidemill.services.tools.log import log
@@ -249,6 +251,15 @@ def test_failure_of_a_rank_is_forgotten_when_the_run_is_resumed(tmp_path: Path) 
         assert folder.read_rank_failure() == "lost rank 1"
         folder.set_end_aside()
         assert folder.read_rank_failure() == ""
+
+
+def test_evaluation_that_was_cut_short_is_forgotten_when_the_run_is_resumed(tmp_path: Path) -> None:
+    """Its evaluator was killed; that of the new session may take long to start."""
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
+        ProgressFile(folder.path).write(7, 3, 30)
+        assert describe_evaluating(folder.path)
+        folder.set_end_aside()
+        assert describe_evaluating(folder.path) == ""
 
 
 def test_settings_follow_a_folder_that_was_moved(tmp_path: Path) -> None:
