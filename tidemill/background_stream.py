@@ -23,7 +23,8 @@ class BackgroundStream:
     """A stream whose file a thread writes to.
 
     A pipe that is full or a terminal that was stopped by Ctrl-S holds up the thread alone. What it does not take waits;
-    beyond a bound the oldest whole parts are lost.
+    beyond a bound the oldest whole parts are lost. At the end of the process all that waits is lost, the newest parts
+    included, once the file has taken nothing for some seconds.
     """
 
     def __init__(self, stream: TextIO) -> None:
