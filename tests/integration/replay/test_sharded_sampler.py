@@ -289,3 +289,15 @@ def test_queue_over_shards_gives_each_item_once() -> None:
             assert Counter(drawn) == Counter((s, i) for s in range(3) for i in range(len(priorities_of(s))))
             assert [server.replay.find("t").size for server in servers] == [0, 0, 0]
             assert stream.take(0.0) is None
+
+
+def test_queue_whose_items_all_go_to_one_shard_gives_a_batch_larger_than_its_part() -> None:
+    """Its server takes more items while a draw waits for them, although the writer's shard is full."""
+    limiter = RateLimiterConfig(queue_size=8)
+    config = make_config(sampler=KINDS[SelectorKind.FIFO], max_items=40, max_times_sampled=1, limiter=limiter)
+    with local_shards(2, config) as servers:
+        writer = threading.Thread(target=fill, args=(servers[0].address, 0, [1.0] * 24), daemon=True)
+        writer.start()
+        with sampling([s.address for s in servers], config, 12) as stream:
+            assert [sorted(items_of(taken(stream)))[-1] for _ in range(2)] == [(0, 11), (0, 23)]
+        writer.join()

@@ -92,6 +92,31 @@ def test_shard_that_takes_no_more_items_reaches_the_minimum(queue_size: int, tak
     assert union.plan(4) is not None
 
 
+def test_full_queue_is_asked_for_the_items_that_a_batch_lacks() -> None:
+    """Its writers wait for samples, and its server admits more only for a draw that waits for them."""
+    limiter = RateLimiterConfig(queue_size=1000)
+    config = make_config(max_items=2000, limiter=limiter, max_times_sampled=1)
+    union = ShardedTable(config, 2, np.random.default_rng(1))
+    for shard in ("a", "b"):
+        union.join(shard)
+    union.answered(Draw("b", 0, 0), 100, 100.0, 0.0)
+    union.answered(Draw("a", 0, 0), 499, 499.0, 0.0)
+    assert union.plan(900) is None, "writers of the shard can continue"
+    union.answered(Draw("a", 0, 0), 500, 500.0, 0.0)
+    assert union.plan(1200) is None, "the shard never has so many"
+    plan = planned(union, 900)
+    assert {draw.shard: draw.items for draw in plan.draws} == {"a": 800, "b": 100}
+    for draw in plan.draws:
+        union.asked(draw)
+    assert union.plan(900) is None
+    assert union.is_held_back, "the other shard is still watched"
+    waiting = next(draw for draw in plan.draws if draw.shard == "a")
+    union.answered(Draw("b", 100, 0), 399, 399.0, 0.0)
+    assert union.may_wait(waiting)
+    union.answered(Draw("b", 0, 0), 300, 300.0, 0.0)
+    assert not union.may_wait(waiting), "all writers moved to the other shard, which can make up for what is lacking"
+
+
 def test_samples_are_counted_without_a_ratio() -> None:
     """A ratio may be set while the table is in use: its writers wait for samples that this reader counts."""
     assert sum(draw.counted or 0 for draw in planned(union_of({"a": (4, 4.0, 0.0)}), 4).draws) == 4

@@ -134,6 +134,7 @@ class ShardedTable:
             shard_items=min(part.rate_limiter.queue_size or part.max_items, part.max_items),
             is_queue=self._exhaustible,
         )
+        self._takes_beyond_queue = part.max_items if self._exhaustible and part.rate_limiter.queue_size else 0
         self._states: dict[str, ShardState] = {}
         self._lacks_items = False  # at the last plan
 
@@ -193,7 +194,7 @@ class ShardedTable:
         weights = {shard: self._available_weight(state) for shard, state in self._states.items()}
         self._lacks_items = not sum(weights.values()) > 0 or self._most_items(weights) < batch_size
         if self._lacks_items:
-            return None
+            return self._plan_of_full(weights, batch_size)
         # counted without a ratio, too: one may be set while the table is in use
         return Plan(weights, self._draws(weights, batch_size, counted=batch_size))
 
@@ -214,7 +215,8 @@ class ShardedTable:
     def may_wait(self, draw: Draw) -> bool:
         """True if a draw may wait for new items: other readers took those it was to get, and no shard has as many."""
         others = sum(self._cap(shard) for shard in self._states if shard != draw.shard)
-        return self._exhaustible and others < draw.items
+        beyond = draw.items - self._states[draw.shard].left  # asked for before it was there
+        return self._exhaustible and others < (beyond if beyond > 0 else draw.items)
 
     def probe(self, shard: str) -> Draw:
         """A draw of no items, by which a live shard reports the state of its table.
@@ -226,7 +228,22 @@ class ShardedTable:
         return Draw(shard, 0, 0 if self._limit.reached else max(math.ceil(diff), 0))
 
     def _draws(self, weights: Mapping[str, float], items: int, counted: int) -> tuple[Draw, ...]:
-        parts = dict(zip(weights, self._split(weights, items), strict=True))
+        return self._counted(dict(zip(weights, self._split(weights, items), strict=True)), counted)
+
+    def _plan_of_full(self, weights: Mapping[str, float], batch_size: int) -> Plan | None:
+        """Plan a batch that lacks items from the shards whose queue is full; None if there is none, or no room there.
+
+        Their writers wait for samples. A server admits more of their items only for a draw that waits for these.
+        """
+        parts = {shard: self._cap(shard) for shard, weight in weights.items() if weight > 0}
+        lacking = batch_size - sum(parts.values())
+        for shard, cap in parts.items():
+            if cap >= self._limit.shard_items:
+                parts[shard] += (more := max(min(lacking, self._takes_beyond_queue - cap), 0))
+                lacking -= more
+        return Plan(weights, self._counted(parts, batch_size)) if not lacking else None
+
+    def _counted(self, parts: dict[str, int], counted: int) -> tuple[Draw, ...]:
         counting = max(self._states, key=lambda shard: (self._states[shard].expected_diff, parts.get(shard, 0)))
         parts.setdefault(counting, 0)
         draws = (Draw(shard, count, counted if shard == counting else 0) for shard, count in parts.items())
