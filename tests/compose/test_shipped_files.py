@@ -159,14 +159,23 @@ def test_prometheus_finds_every_inference_service() -> None:
 
 
 def test_guide_says_what_another_shard_has_of_its_own() -> None:
-    """Blocks of shards differ in a number that a copy has to change, in the plain file as well."""
+    """Blocks of shards differ in a number that a copy has to change, in the plain file as well.
+
+    The copy is in the same file: its anchors are not known in an override file.
+    """
     guide = (ROOT / "docs/operations.md").read_text().partition("\n### Replay shards\n")[2].partition("\n## ")[0]
     for file in (COMPOSE[0], COMPOSE[2]):
-        first, second = (yaml.safe_load(file.read_text())["services"][f"replay-{n}"]["entrypoint"] for n in (0, 1))
+        text = file.read_text()
+        first, second = (yaml.safe_load(text)["services"][f"replay-{n}"]["entrypoint"] for n in (0, 1))
         (place,) = (i for i, (one, other) in enumerate(zip(first, second, strict=True)) if one != other)
         assert second[place] == "1"
         assert f'`{second[place - 1]} "2"`' in guide
         assert f"`{file.name}`" in guide
+        (block,) = re.findall(r"^  replay-1:\n(?:    .*\n)+", text, re.MULTILINE)
+        copy = block.replace("replay-1", "replay-2").replace('"1"', '"2"')
+        third = yaml.safe_load(text.replace(block, block + copy))["services"]["replay-2"]
+        assert third["entrypoint"] == [*second[:place], "2", *second[place + 1 :]]
+    assert "override file" not in guide
 
 
 def test_image_for_gpus_states_the_cuda_that_it_holds() -> None:
