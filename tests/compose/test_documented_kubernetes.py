@@ -50,10 +50,20 @@ def own_run(kubernetes: Path) -> list[Object]:
 
 
 def test_first_commands_need_no_operator_and_no_gpu(kubernetes: Path) -> None:
-    """What they apply is of kinds that every cluster has, and brings each Secret that a pod mounts."""
-    folders = re.findall(r"^kubectl apply -k deploy/kubernetes/(\S+)$", _PAGE.partition("\n## ")[0], re.MULTILINE)
-    found = [item for folder in folders for item in objects(kubernetes / folder)]
+    """What they apply is of kinds that every cluster has, and brings each Secret that a pod mounts.
+
+    Images come from the registry by a layer above the base, which overlays take as it is: they match its names.
+    """
+    root = kubernetes.parents[1]
+    (root / "first-run").mkdir()
+    (root / "first-run/kustomization.yaml").write_text(_block(_PAGE, "yaml", "# first-run/kustomization.yaml"))
+    folders = re.findall(r"^kubectl apply -k (\S+)$", _PAGE.partition("\n## ")[0], re.MULTILINE)
+    assert "first-run" in folders
+    found = [item for folder in folders for item in objects(root / folder)]
     check_valid(found)
+    images = [container["image"] for pod in pods(found).values() for container in pod["containers"]]
+    assert all(re.fullmatch(r"registry\.example/tidemill-[a-z]+:latest", image) for image in images)
+    assert "`deploy/kubernetes/base/kustomization.yaml`" not in _PAGE
     assert {item["kind"] for item in found} & {*CUSTOM_KINDS, "HorizontalPodAutoscaler"} == set()
     assert not any("nvidia.com/gpu" in str(pod) for pod in pods(found).values())
     secrets = {item["metadata"]["name"] for item in found if item["kind"] == "Secret"}
