@@ -205,9 +205,13 @@ def check_addresses(config: RunConfig) -> None:
     names = ["replay"] if config.launcher.replay else []
     here = [(name, getattr(_DEFAULT.cluster, name)) for name in (*names, "params", "learner")]
     options = " ".join(f"--cluster.{name} {default[0] if name == 'replay' else default}" for name, default in here)
+    also = ""
+    if inference := config.cluster.inference:  # refused here only: by itself it may be meant
+        options += " --cluster.inference ''"
+        also = f"; cluster.inference is {' '.join(inference)!r}, and without it each actor runs the network itself"
     raise ConfigError(
         f"{' and '.join(elsewhere)}, but this command starts these services on this machine: add {options}, or set the "
-        "address that each listens at as well, such as --paramserver.server.address"
+        f"address that each listens at as well, such as --paramserver.server.address{also}"
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,16 +15,18 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.naming import naming
-from tidemill.config.load import load_config
+from tidemill.config.load import load, load_config
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import StorageSettings
+from tidemill.config.yaml_text import written
 from tidemill.errors import ConfigError, FatalError
 from tidemill.services.launcher.commands.summary import describe_restored
 from tidemill.services.launcher.commands.train import remove_leftover_sockets
 from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import RunFolder
 from tidemill.services.launcher.run.paths import (
+    check_addresses,
     check_simulators,
     make_socket_folder,
     remove_socket_folder,
@@ -82,6 +85,21 @@ def test_only_what_is_wrong_with_a_run_of_simulators_is_named(
     with pytest.raises(ConfigError, match=naming(message)) as refused:
         check_simulators(config)
     assert right not in str(refused.value)
+
+
+@pytest.mark.parametrize("inference", [[], ["inference-0.inference:7406"]])
+def test_run_of_another_cluster_is_told_how_to_reach_what_is_started_here(inference: list[str], tmp_path: Path) -> None:
+    """With the options that it names it is not refused, and nothing is looked for elsewhere."""
+    cluster = {"params": "paramserver:7402", "learner": "learner:7403", "inference": inference}
+    document = {"cluster": cluster}
+    with pytest.raises(ConfigError) as refused:
+        check_addresses(load_config(document))
+    assert ("cluster.inference is 'inference-0.inference:7406'" in str(refused.value)) == bool(inference)
+    options = str(refused.value).partition(" add ")[2].partition(", or ")[0]
+    (file := tmp_path / "config.yaml").write_text(written(document))
+    config = load(RunConfig, shlex.split(options), prog="resume", description="", file=file)
+    check_addresses(config)
+    assert config.cluster == RunConfig().cluster
 
 
 def test_machine_without_a_temporary_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
