@@ -407,6 +407,21 @@ def test_simulators_reach_the_inference_service_alone(
     assert allowed == ["simulator", "evaluator"]
 
 
+def test_check_of_simulators_alone_asks_nothing_for_actors(
+    kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their initial priorities come from the service; the refusal names the setting by which the check knows that."""
+    found = with_components(kubernetes, "base", ["inference", "simulators"], tmp_path)
+    values, specs = told_values(found), pods(found)
+    monkeypatch.chdir(ROOT)
+    for name in ("learner", "evaluator"):
+        words = [*words_of(specs[name]["initContainers"][0], values), "--run.root", str(tmp_path)]
+        words += ["--env.id", "Pendulum-v1", "--agent.algorithm", "sac", "--table.sampler", "prioritized"]
+        with pytest.raises(ConfigError, match=naming("actor.inference_fallback 'local' launcher.actors 0")):
+            check(words)
+        assert check([*words, "--launcher.actors", "0"]) == 0
+
+
 def test_each_gpu_has_an_inference_service(kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many pods as the actors know of, each with a GPU to itself, on nodes that are kept for those."""
     found = with_components(kubernetes, "overlays/single-node", ["inference", "inference-gpus"], tmp_path)

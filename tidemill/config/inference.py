@@ -65,7 +65,8 @@ def _check_priorities(settings: Any, is_set: str) -> None:  # noqa: ANN401 - as 
     check_that(
         not needs_own or settings.actor.inference_fallback == "local",
         f"{is_set} and table.sampler is 'prioritized', but initial priorities of agent.algorithm {agent.algorithm!r} "
-        "need the parameters in the actor: set actor.inference_fallback to 'local'",
+        "need the parameters in the actor: set actor.inference_fallback to 'local', or launcher.actors to 0 if "
+        "simulators alone play",
     )
 
 

@@ -38,5 +38,6 @@ def check_remote(policy: Policy, *, prioritized: bool, max_policy_lag: int, keep
     if prioritized and split.priority_uses_params and not keeps_params:
         raise ConfigError(
             f"table.sampler is 'prioritized' and an inference service acts for the actors, but initial priorities of "
-            f"agent.algorithm {algorithm!r} need the parameters in the actor: set actor.inference_fallback to 'local'"
+            f"agent.algorithm {algorithm!r} need the parameters in the actor: set actor.inference_fallback to 'local', "
+            "or launcher.actors to 0 if simulators alone play"
         )
