@@ -84,6 +84,22 @@ def test_share_of_a_batch_is_left_to_the_learner(tmp_path: Path) -> None:
     assert code == 0, output
 
 
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--learner.device", "cuda:0"], "a learner.device that the learners cannot share"),
+        (["--run.deterministic"], "run.deterministic with several learners"),
+    ],
+)
+def test_what_several_learners_cannot_have_is_left_to_them(arguments: list[str], words: str, tmp_path: Path) -> None:
+    """An engine decides how many there are, and the help says that nobody checks it before."""
+    code, output = _checked(tmp_path, *arguments)
+    assert code == 0, output
+    with launched("check", "--help") as command:
+        assert command.wait() == 0
+    assert words in " ".join(command.output.split())
+
+
 def test_run_that_has_trained_keeps_its_environment_and_algorithm(tmp_path: Path) -> None:
     """A name that another task has is refused by both tasks' names, before the services would compare columns."""
     assert _checked(tmp_path)[0] == 0

@@ -17,9 +17,9 @@ _ABOUT = """Check the settings of a cluster that an engine starts service by ser
 
 It tries one environment and writes ROOT/NAME/config.yaml, which `tidemill evaluate`, `export`, `log` and `plot` read.
 If a setting is wrong it writes nothing and exits with 2. It refuses what `tidemill train` refuses, except what only the
-services know, which report it when they start: tables of learner.sources, a batch that the learners cannot share or
-that is larger than the replay service allows, evaluator.source `simulators` without simulators, and an error in the
-update of your own algorithm."""
+services know, which report it when they start: tables of learner.sources, a batch or a learner.device that the
+learners cannot share, run.deterministic with several learners, a batch that is larger than the replay service allows,
+evaluator.source `simulators` without simulators, and an error in the update of your own algorithm."""
 
 
 def check(argv: Sequence[str]) -> int:
