@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +35,9 @@ from tidemill.settings.argument_parser import ArgumentParser
 _POLL_S = 0.5
 _FAILURES_TO_STOP = 3
 """So many runs that failed before any has succeeded will not be followed by a good one."""
+
+_START_S = 10.0
+"""So long the shared replay service may take to start before it is told that runs wait for it, in seconds."""
 
 _CHANGEABLE = ("trials", "parallel")
 """Settings of a sweep that may differ when it is continued."""
@@ -92,6 +97,7 @@ class _Loop:
         self._forks: ForkClient | None = None
         self._failures = 0
         self._awaited = Path()
+        self._unemptied_since_s: dict[Path, float] = {}
         self._stop = stop_event()
 
     def run(self) -> int:
@@ -136,7 +142,7 @@ class _Loop:
                 self._awaited = folder
                 return True
             has_ended = (folder / RESULT).exists()
-            if (has_ended or not has_trained(folder)) and not self._is_empty(trial, seed):
+            if (has_ended or not has_trained(folder)) and not self._is_empty(trial, seed, folder):
                 return True  # until the service, which may be starting, has removed what an earlier session left
             if has_ended:  # while nobody looked
                 self._take_in(trial, seed, failed=False)
@@ -173,9 +179,20 @@ class _Loop:
         write_results(self._plan, self._journal.trials, self._folder / "results.csv")
         return score
 
-    def _is_empty(self, trial: Trial, seed: int) -> bool:
-        """Empty the table of a run if runs share a replay service; return whether it is empty."""
-        return self._shared is None or self._shared.empty(run_name(trial, seed))
+    def _is_empty(self, trial: Trial, seed: int, folder: Path) -> bool:
+        """Empty the table of a run if runs share a replay service; return whether it is empty.
+
+        If it is not for a while, the reason is printed once.
+        """
+        if self._shared is None or self._shared.empty(run_name(trial, seed)):
+            return True
+        now_s = time.monotonic()
+        if now_s - self._unemptied_since_s.setdefault(folder, now_s) >= _START_S:
+            log = self._folder / "replay.log"
+            problem = self._shared.problem
+            print(f"{folder} waits for the replay service to empty its table: {problem}, see {log}", flush=True)
+            self._unemptied_since_s[folder] = math.inf
+        return False
 
     @property
     def _has_failed(self) -> bool:

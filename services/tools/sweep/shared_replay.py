@@ -37,6 +37,8 @@ class SharedReplay:
         """
         self._folder, self._config, self._runs = folder, config, runs
         self._restarts = 0
+        self.problem = ""
+        """Why the last table that was to be emptied was not; empty if it was."""
         self.keeps_items = not load_config(config).replay.storage.memory_only
         """Whether a later session finds the items of this one."""
 
@@ -80,12 +82,14 @@ class SharedReplay:
 
     def empty(self, name: str) -> bool:
         """Remove the items of a run; return whether it has none, False while the service cannot remove them."""
+        self.problem = ""
         try:
             with ReplayClient(self._address) as client:
                 client.reset_table(name)
         except NotFound:  # it never had a table
             return True
-        except TidemillError:
+        except TidemillError as error:
+            self.problem = str(error)
             return False
         return True
 

@@ -33,8 +33,10 @@ def test_table_counts_as_empty_once_the_service_has_answered(tmp_path: Path, mon
     monkeypatch.setattr(subprocess, "Popen", Mock())
     with SharedReplay(tmp_path, {}, 2) as shared, local_server() as server:
         assert not shared.empty("trial_0000_seed_1")
+        assert "replay.sock" in shared.problem
         monkeypatch.setattr(shared_replay, "ReplayClient", lambda _: ReplayClient(server.address))
         assert shared.empty("trial_0000_seed_1")
+        assert not shared.problem
 
 
 def test_service_that_cannot_be_started_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -158,6 +159,26 @@ def test_run_whose_folder_was_deleted_starts_with_an_empty_table(
     shared.empty.side_effect = [False, True, True]
     assert swept(1, [1], fails=lambda *_: False, share_replay=True) == (0, [(0, 1)])
     assert shared.empty.call_args_list == [_FIRST] * 3
+
+
+@pytest.mark.parametrize("start_s, told", [(0.0, 1), (math.inf, 0)])
+def test_run_that_waits_for_an_empty_table_says_why_once(
+    swept: Callable[..., tuple[int, Runs]],
+    shared: MagicMock,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    start_s: float,
+    told: int,
+) -> None:
+    """Not while the service may still be starting."""
+    monkeypatch.setattr(command, "_START_S", start_s)
+    shared.problem = "no space left on device"
+    shared.empty.side_effect = [False, False, True, True]
+    assert swept(1, [1], fails=lambda *_: False, share_replay=True) == (0, [(0, 1)])
+    said = (
+        "seed-1 waits for the replay service to empty its table: no space left on device, see sweeps/sizes/replay.log"
+    )
+    assert capsys.readouterr().out.count(said) == told
 
 
 def test_shared_table_of_a_run_that_ended_unnoticed_is_emptied_once_the_service_is_there(
