@@ -9,6 +9,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support.proxy import Proxy
 from tests.support.replay_service import items_of, open_appender, rpc_count
@@ -301,3 +302,16 @@ def test_queue_whose_items_all_go_to_one_shard_gives_a_batch_larger_than_its_par
         with sampling([s.address for s in servers], config, 12) as stream:
             assert [sorted(items_of(taken(stream)))[-1] for _ in range(2)] == [(0, 11), (0, 23)]
         writer.join()
+
+
+@pytest.mark.parametrize("batch_size, told", [(20, 0), (21, 1)])
+def test_batch_that_no_shard_can_give_alone_is_told(batch_size: int, told: int) -> None:
+    """If all writers are on one of the shards, such a batch never comes."""
+    config = make_config(sampler=KINDS[SelectorKind.FIFO], max_items=40, max_times_sampled=1)
+    with (
+        capture_logs() as logs,
+        local_shards(2, config) as servers,
+        sampling([server.address for server in servers], config, batch_size),
+    ):
+        pass
+    assert [line["event"] for line in logs].count("each batch needs items of several replay shards") == told

@@ -563,9 +563,14 @@ class SampleStream:
 
 
 def _largest_draw(part: TableConfig, batch_size: int, without_replacement: bool) -> int:
-    """Return the most items of a batch that a shard's part of the table can give."""
+    """Return the most items of a batch that a shard's part of the table can give; warn if that is not all."""
     is_limited = without_replacement or part.max_times_sampled
-    return min(batch_size, part.max_items) if is_limited else batch_size
+    if not is_limited or batch_size <= part.max_items:
+        return batch_size
+    _log.warning(  # while all writers are on one of them, the reader waits
+        "each batch needs items of several replay shards", batch_size=batch_size, max_items_of_a_shard=part.max_items
+    )
+    return part.max_items
 
 
 def _check_servers(servers: ShardDirectory, *, takes_one: bool) -> None:
