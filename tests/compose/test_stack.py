@@ -10,6 +10,7 @@ import re
 import subprocess
 import tarfile
 import urllib.error
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -150,8 +151,7 @@ def test_status_page_shows_the_cluster_and_its_buttons_need_the_token(stack: Sta
     until(lambda: states(url) == all_of_them, "the page finds every process", lambda: str(states(url)))
     assert "serving" in str(shown(url)["logs"]["replay-1"])
     assert shown(url)["logs"]["actor-1"]
-    assert shown(url)["learner_steps"] > 0
-    assert shown(url)["scores"]
+    until(lambda: shown(url)["learner_steps"] > 0 and shown(url)["scores"], "it shows updates and scores")
     assert "checkpoint of" in press(url, "checkpoint")
     with pytest.raises(urllib.error.HTTPError, match=naming("403")):
         press(f"{url[:-1]}{'a' if url[-1] == 'b' else 'b'}", "checkpoint")
@@ -301,11 +301,19 @@ def test_actors_are_scaled_while_the_cluster_runs(stack: Stack) -> None:
 
 def test_actor_that_crashes_comes_back(stack: Stack) -> None:
     """A killed actor is started again and acts; what the others do is not disturbed."""
+    stack.up(actors=3)
+    url = re.findall(r"http://127\.0\.0\.1:\d+/#[\w-]+", stack.logs("page"))[-1]
+    actors, now = {"actor-0", "actor-1", "actor-2"}, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+    def has_seen_all() -> bool:  # only then can it tell that one of them was restarted
+        logs = shown(url)["logs"]
+        return logs.keys() >= actors and all(logs[actor] and max(logs[actor]) > now for actor in actors)
+
+    until(has_seen_all, "the page has asked each of three actors", stack.describe)
     steps = stack.value(_STEPS)
     stack.crash("actor")
     until(lambda: stack.targets("actor") == 3, "three actors again", stack.describe)
     assert stack.until_above(_STEPS, steps) > steps
-    url = re.findall(r"http://127\.0\.0\.1:\d+/#[\w-]+", stack.logs("page"))[-1]
 
     def restarts() -> int:
         return sum(row["restarts"] for row in shown(url)["processes"] if row["name"].startswith("actor"))
