@@ -18,6 +18,7 @@ import torch
 from tidemill.acting.writer import open_writer
 from tidemill.config.sections import InferenceConfig
 from tidemill.config.services import InferenceSettings
+from tidemill.errors import FailedPrecondition, InvalidArgument
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import Params
 from tidemill.replay.shards.readiness import wait_for_replay
@@ -77,20 +78,33 @@ def open_curves(config: InferenceConfig) -> SimulatorCurves | None:
 def open_simulator_writer(
     config: InferenceConfig, spec: EnvSpec, policy: Policy, name: str, epoch: int, stop: threading.Event
 ) -> ReplayWriter | None:
-    """Return the writer of all simulators once the table is there; None if `stop` was set before."""
+    """Return the writer of all simulators once the table is there; None if `stop` was set before.
+
+    It continues the streams of an epoch; if it cannot, it opens new ones, and the episodes end.
+    """
     cluster = config.cluster
     if not wait_for_replay("cluster.replay", cluster.replay, cluster.connect_timeout_s, stop):
         return None
-    return open_writer(
-        config,
-        name,
-        spec.frame_stack,
-        policy.initial_priority,
-        stop,
-        num_envs=config.inference.simulators,
-        max_in_flight_chunks=_CHUNKS_IN_FLIGHT,
-        epoch=epoch,
-    )
+
+    def opened(epoch: int) -> ReplayWriter | None:
+        return open_writer(
+            config,
+            name,
+            spec.frame_stack,
+            policy.initial_priority,
+            stop,
+            num_envs=config.inference.simulators,
+            max_in_flight_chunks=_CHUNKS_IN_FLIGHT,
+            epoch=epoch,
+        )
+
+    try:
+        return opened(epoch)
+    except (InvalidArgument, FailedPrecondition) as error:  # of several shards, or of streams that are others now
+        if not epoch:
+            raise
+        _log.warning("cannot continue the episodes of simulators, which begin new ones", reason=str(error))
+        return opened(0)
 
 
 def exploration_seeds(config: InferenceConfig, writer: ReplayWriter) -> tuple[int, ...]:

@@ -304,7 +304,6 @@ class Simulators:
             seat.place = Place(
                 self._writer.epoch, seat.slot, int(self._writer.next_steps[seat.slot]), secrets.token_bytes(16)
             )
-            self._identity.keep(seat.place.epoch)
             if self._evaluation is not None and seen.reported is None and self._evaluation.takes():
                 seat.episode.evaluation, seat.episode.evaluate = self._evaluation, True
             is_kept = not (seen.evaluate or seat.episode.evaluate)
@@ -347,6 +346,7 @@ class Simulators:
             async with self._writing:
                 for row in rows:
                     await self._append(seat, row)
+            self._identity.keep(self._writer.epoch)  # another one once the replay service has lost the streams
         except TidemillError as error:
             self._on_error(error)
             raise Unavailable(

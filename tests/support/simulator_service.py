@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.inference_service import FixedParams, state_of
 from tests.support.waiting import WAIT_S
-from tidemill.acting.writer import open_writer
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import InferenceConfig
 from tidemill.config.services import InferenceSettings
@@ -38,7 +37,7 @@ from tidemill.services.inference.batcher import Batcher
 from tidemill.services.inference.episode import Episode
 from tidemill.services.inference.forward_thread import ForwardThread
 from tidemill.services.inference.metrics import Metrics, SimulatorCurves, SimulatorMetrics
-from tidemill.services.inference.open_simulators import exploration_seeds, make_explorer
+from tidemill.services.inference.open_simulators import exploration_seeds, make_explorer, open_simulator_writer
 from tidemill.services.inference.resume_token import Identity
 from tidemill.services.inference.simulator_servicer import SimulatorServicer
 from tidemill.services.inference.simulators import Simulators
@@ -87,7 +86,7 @@ def create_table(address: str, config: AgentConfig, spec: EnvSpec, **settings: A
 
 @contextmanager
 def local_simulators(
-    replay: str,
+    replay: str | tuple[str, ...],
     config: AgentConfig,
     spec: EnvSpec,
     *,
@@ -96,6 +95,7 @@ def local_simulators(
     slots_per_caller: int = 4,
     grace_s: float = 60.0,
     timeout_s: float = 60.0,
+    max_wait_s: float = 0.002,
     identity: Path | None = None,
     sampler: str = "uniform",
     name: str = "simulators",
@@ -103,7 +103,7 @@ def local_simulators(
     run: Path | None = None,
     versions: Mapping[int, Params] | None = None,
 ) -> Iterator[LocalSimulators]:
-    """Serve simulators, whose steps a table of the replay server at `replay` takes; curves go to a run's folder.
+    """Serve simulators, whose steps a table of the replay servers at `replay` takes; curves go to a run's folder.
 
     `versions` are those that can be evaluated.
     """
@@ -113,25 +113,16 @@ def local_simulators(
     registry = CollectorRegistry()
     watcher: Any = params
     evaluating = build_policy(config, spec)
-    forward = ForwardThread(policy, watcher, Batcher(64, 0.002), Metrics(registry), errors.append, evaluating)
+    forward = ForwardThread(policy, watcher, Batcher(64, max_wait_s), Metrics(registry), errors.append, evaluating)
     kept = Identity(identity)
     settings = InferenceConfig(
         agent=config,
         inference=InferenceSettings(index=index, simulators=slots),
-        cluster=ClusterSettings(replay=(replay,)),
+        cluster=ClusterSettings(replay=(replay,) if isinstance(replay, str) else replay),
         table=TableSettings(name=TABLE, chunk_length=CHUNK, sampler=sampler),  # type: ignore[arg-type]
     )
     stop = threading.Event()
-    writer = open_writer(
-        settings,
-        name,
-        spec.frame_stack,
-        policy.initial_priority,
-        stop,
-        num_envs=slots,
-        max_in_flight_chunks=2,
-        epoch=kept.epoch,
-    )
+    writer = open_simulator_writer(settings, spec, policy, name, kept.epoch, stop)
     assert writer is not None
 
     seeds = exploration_seeds(settings, writer)
@@ -146,7 +137,7 @@ def local_simulators(
         slots=slots,
         slots_per_caller=slots_per_caller,
         grace_s=grace_s,
-        max_wait_s=0.002,
+        max_wait_s=max_wait_s,
         device=torch.device("cpu"),
         rng=np.random.default_rng(seeds),
         curves=None if run is None else SimulatorCurves(run, "inference-0", every_s=0.0),

@@ -19,10 +19,11 @@ from tests.support.batches import CASES
 from tests.support.inference_service import params_of, state_of
 from tests.support.naming import because, naming
 from tests.support.params_service import free_address
-from tests.support.replay_service import local_server
+from tests.support.replay_service import local_server, server_process
 from tests.support.simulator_service import CHUNK, create_table, local_simulators, stored_items
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, Reason, ResourceExhausted, Unavailable
+from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
 from tidemill.rl.agents.build import build_agent
@@ -33,6 +34,7 @@ from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rpc import open_calls
 from tidemill.rpc.channel import open_channel
 from tidemill.rpc.status import translated
+from tidemill.services.inference.resume_token import Identity
 from tidemill.services.launcher.view.curves import training_return
 from tidemill.simulator import client as client_module
 from tidemill.simulator.client import SimulatorClient
@@ -432,6 +434,49 @@ def test_service_that_is_restarted_loses_and_doubles_no_step(kept: bool, tmp_pat
         seen = {int(step) for step in items["observation"][:, :, 1].reshape(-1)}
         assert seen == set(range(40))
         assert len(firsts) >= 40 - 2  # an item across the restart is not made
+
+
+@pytest.mark.parametrize("change", ["shards", "slots", "superseded"])
+def test_service_that_cannot_continue_its_streams_begins_new_ones(change: str, tmp_path: Path) -> None:
+    """Of several servers, with another number of slots, or behind a newer writer: the client begins another episode."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(local_server()) for _ in range(2 if change == "shards" else 1)]
+        replay, address = tuple(server.address for server in servers), free_address()
+        for each in replay:
+            create_table(each, _DQN, _SPEC)
+        client = stack.enter_context(SimulatorClient(address, _SPEC, timeout_s=WAIT_S))
+        with local_simulators(replay, _DQN, _SPEC, address=address, identity=tmp_path / "kept") as service:
+            _begin(client, 30)
+            service.flush()
+        if change == "superseded":
+            with local_simulators(replay, _DQN, _SPEC) as newer, SimulatorClient(newer.address, _SPEC) as another:
+                _play(another, 0, 10)
+                newer.flush()
+        slots = 8 if change == "slots" else 4
+        with local_simulators(replay, _DQN, _SPEC, address=address, identity=tmp_path / "kept", slots=slots) as service:
+            assert client.step(np.array([0, 30], np.float32), 1.0) is None
+            assert service.writer.stored_steps.sum() == 0
+            _play(client, 1, 10)
+            service.flush()
+            assert service.writer.stored_steps.sum() >= 10
+
+
+def test_streams_that_took_the_place_of_lost_ones_are_known_to_a_restarted_service(tmp_path: Path) -> None:
+    """From their first step on, though the episode began before the replay server lost the former ones."""
+    with server_process() as replay, ExitStack() as stack:
+        table = create_table(replay.address, _DQN, _SPEC)
+        service = stack.enter_context(local_simulators(replay.address, _DQN, _SPEC, identity=tmp_path / "kept"))
+        client = stack.enter_context(SimulatorClient(service.address, _SPEC))
+        _begin(client, 2 * CHUNK)
+        lost = service.writer.epoch
+        replay.close()
+        replay.start()
+        with ReplayClient(replay.address) as creates:
+            creates.create_table(table)
+        wait_until(lambda: service.writer.epoch != lost, "the new streams")
+        for step in range(2 * CHUNK, 4 * CHUNK):
+            client.step(np.array([0, step], np.float32), 1.0)
+        assert Identity(tmp_path / "kept").epoch == service.writer.epoch
 
 
 def _explored(replay: str, identity: Path, name: str = "simulators", index: int = 0) -> tuple[int, ...]:

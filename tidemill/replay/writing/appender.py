@@ -87,7 +87,9 @@ class StreamAppender(Closing):
         self._directory = addresses if isinstance(addresses, ShardDirectory) else ShardDirectory(addresses)
         self._is_alone = not self._directory.is_sharded
         if state is not None and not self._is_alone:
-            raise InvalidArgument("state is given, must be None with several servers")
+            if self._owns_directory:
+                self._directory.close()
+            raise InvalidArgument("state or epoch is given, allowed: neither with several servers")
         self._env_count = env_count
         self._max_message_bytes = max_message_bytes
         self._lock = threading.Lock()  # guards the placement and the probe
