@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -68,7 +68,7 @@ class Seat:
         newest: What was done at the newest step.
         calls: How many calls the client has made for this seat; only the newest one may play.
         is_eager: Whether batches wait for it: its last step came sooner than they wait at most.
-        answered_s: When the last answer went.
+        patience: Runs from an answer for as long as batches wait at most.
         is_resumable: Whether the client may have the token of the episode, and so come back for it.
         under_way: The step or the end of the episode that is worked on.
         expiry: Ends the episode when the client does not come back.
@@ -84,7 +84,7 @@ class Seat:
     newest: Choice | None = None
     calls: int = 1
     is_eager: bool = False
-    answered_s: float = float("-inf")
+    patience: asyncio.TimerHandle | None = field(default=None, repr=False)
     is_resumable: bool = False
     under_way: asyncio.Task[Any] | None = None
     expiry: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -199,20 +199,21 @@ class Simulators:
         """
         if call != seat.calls:
             raise Unavailable("another call continues this episode", reason=Reason.CALL_REPLACED)
-        self._count_eager(seat)
+        self._set_eager(seat, is_eager=seat.patience is not None)
         # finished whatever becomes of the call, so that a repeated step is known to be one
         task = self._begun(self._play(seat, seen))
         seat.under_way = task
         choice: Choice = await asyncio.shield(task)
         seat.is_resumable = True
-        seat.answered_s = time.monotonic()
+        wait_no_more = partial(self._set_eager, seat, is_eager=False)
+        seat.patience = asyncio.get_running_loop().call_later(self._max_wait_s, wait_no_more)
         return choice
 
     def leave(self, seat: Seat, call: int, *, at_once: bool) -> None:
         """Let a client go, whose call has ended; it may come back for its episode unless that ends at once."""
+        self._set_eager(seat, is_eager=False)
         if call != seat.calls or self._seats.get(seat.slot) is not seat:
             return
-        self._set_eager(seat, is_eager=False)
         is_kept = seat.is_resumable and seat.episode is not None and not (seat.episode.is_over or seat.episode.evaluate)
         if at_once or not is_kept:
             self._end(seat)
@@ -418,10 +419,10 @@ class Simulators:
         async with self._point:
             await asyncio.to_thread(curves.write, self._writer.env_steps, self._learner_steps)
 
-    def _count_eager(self, seat: Seat) -> None:
-        self._set_eager(seat, is_eager=time.monotonic() - seat.answered_s <= self._max_wait_s)
-
     def _set_eager(self, seat: Seat, *, is_eager: bool) -> None:
+        if seat.patience is not None:
+            seat.patience.cancel()
+            seat.patience = None
         if is_eager != seat.is_eager:
             seat.is_eager = is_eager
             self._forward.count_actors(1 if is_eager else -1)
