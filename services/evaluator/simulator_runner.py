@@ -12,7 +12,7 @@ import structlog
 from tidemill.config.evaluation import check_policy
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.make import spec_of
-from tidemill.errors import ConfigError, Unavailable
+from tidemill.errors import ConfigError, FailedPrecondition, Reason, Unavailable
 from tidemill.params.version import Params
 from tidemill.rpc.channel import open_channel
 from tidemill.services.evaluator.episode_runner import epsilon_of
@@ -53,21 +53,29 @@ class SimulatorRunner:
     def run(
         self, params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool] = lambda: False
     ) -> Evaluation | None:
-        """Have as many episodes played as there are seeds; None if it was stopped before the last ended.
+        """Have as many episodes played as there are seeds; None if it was stopped, or the run ended, before.
 
         The clients draw the beginnings of their episodes, so the seeds of the evaluation only number them.
 
         Raises:
             EpisodesFailed: No client played an episode to its end.
         """
-        count = len(seeds)
+        count, is_told = len(seeds), False
         try:
             while not is_stopped():
                 self._progress.write(params.number, 0, count)
                 try:
                     return self._evaluated(params, count, is_stopped)
+                except FailedPrecondition as error:
+                    if error.reason is not Reason.EVALUATION_OVER:
+                        raise
+                    # asked by an evaluator that this one replaces: it is told soon that training has ended
+                    _log.warning("version not evaluated", version=params.number, reason=str(error))
+                    return None
                 except Unavailable as error:
-                    _log.warning("evaluation restarted", version=params.number, reason=str(error))
+                    if not is_told:
+                        _log.warning("evaluation lost, trying again", version=params.number, reason=str(error))
+                    is_told = True
                     self.close()
                     time.sleep(_RETRY_S)
             return None
