@@ -6,6 +6,7 @@ The run's folder says how it ended, and whether its learner has diverged.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -113,18 +114,18 @@ class RunEnd(Closing):
         Raises:
             TidemillError: The parameter server was unavailable for that long, or keeps no version.
         """
-        backoff, waited_s = Backoff(), 0.0
+        backoff, deadline_s = Backoff(), time.monotonic() + timeout_s
         while True:
             try:
                 self._set(version)
                 return
             except TidemillError as error:
-                if waited_s >= timeout_s or self._closing.is_set():
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or self._closing.is_set():
                     raise
-                pause_s = backoff.next_s()
+                pause_s = min(backoff.next_s(), left_s)
                 _log.warning("cannot mark the run as over, retrying", reason=str(error), retry_in_s=pause_s)
                 self._closing.wait(pause_s)
-                waited_s += pause_s
 
     def close(self) -> None:
         """End the thread. May be called twice."""

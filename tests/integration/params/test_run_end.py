@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests.support.naming import naming
 from tests.support.params_service import LocalServer, local_server, publish
 from tests.support.waiting import WAIT_S
 from tidemill.config.run import RunSettings
-from tidemill.errors import NotFound
+from tidemill.errors import NotFound, Unavailable
 from tidemill.params.client import ParamsClient
 from tidemill.params.run_end import RunEnd
 
@@ -73,3 +74,19 @@ def test_end_holds_for_one_target_and_one_set_of_limits() -> None:
         RunSettings(target_return=200.0, max_env_steps=1000, max_learner_steps=10),
     ]
     assert len({run.end_tag for run in (ended, *others)}) == 6
+
+
+def test_marking_takes_no_longer_than_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of a server that does not answer count, not only the pauses between them."""
+    calls = 0
+
+    def slow(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.25)
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(RunEnd, "_set", slow)
+    with RunEnd("127.0.0.1:1", TAG) as learner, pytest.raises(Unavailable):
+        learner.mark(1.0)
+    assert calls <= 4  # of which four take a second
