@@ -54,8 +54,8 @@ and other variables say how clients reach secured servers ([Operations](../opera
 """
 _SERVER = """## SERVICE.server
 
-The settings of `replay.server`, `paramserver.server`, `learner.server`, `actor.server` and `evaluator.server`. The
-section of each service has the defaults that differ.
+The settings of `replay.server`, `paramserver.server`, `inference.server`, `learner.server`, `actor.server` and
+`evaluator.server`. The section of each service has the defaults that differ.
 """
 _NONE = "none"
 

@@ -421,7 +421,7 @@ class Decision(_message.Message):
     stored_steps: _builtins.int
     """Number of leading steps of the episode whose transitions survive a restart of the service. A client that must lose
     nothing keeps all later steps, which are few. Steps of an episode that is over cannot be sent again: if the service
-    is killed, its newest ones are lost.
+    is stopped or killed, its newest ones are lost.
     """
     @_builtins.property
     def action(self) -> Global___Action:
