@@ -38,18 +38,18 @@ class Opening:
     noise_seed: int = 0
 
     @property
-    def shape(self) -> tuple[object, ...]:
-        """Everything that an actor and its service must agree on."""
+    def shape(self) -> dict[str, object]:
+        """Everything that an actor and its service must agree on, by name."""
         spec = self.spec
-        return (
-            self.algorithm,
-            spec.observation_shape,
-            spec.observation_dtype,
-            spec.frame_stack,
-            spec.num_actions,
-            spec.action_shape,
-            self.recurrent_state_size,
-        )
+        return {
+            "algorithm": self.algorithm,
+            "observation_shape": spec.observation_shape,
+            "observation_dtype": spec.observation_dtype,
+            "frame_stack": spec.frame_stack,
+            "num_actions": spec.num_actions,
+            "action_shape": spec.action_shape,
+            "recurrent_state_size": self.recurrent_state_size,
+        }
 
 
 class Seen(NamedTuple):
@@ -202,17 +202,8 @@ def unpack_answer(response: pb.ActResponse, num_envs: int) -> Answer:
 
 def agreement(mine: Opening, theirs: Opening) -> Iterable[str]:
     """Yield how an actor's opening differs from what the service acts for; nothing if it does not."""
-    names = (
-        "algorithm",
-        "observation_shape",
-        "observation_dtype",
-        "frame_stack",
-        "num_actions",
-        "action_shape",
-        "recurrent_state_size",
-    )
-    for name, own, other in zip(names, mine.shape, theirs.shape, strict=True):
-        if own != other:
+    for name, own in mine.shape.items():
+        if own != (other := theirs.shape[name]):
             yield f"{name} is {other!r}, this service's is {own!r}"
 
 

@@ -12,17 +12,14 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from tidemill.errors import InvalidArgument, ResourceExhausted
-from tidemill.params.version import ParamsMetadata
-
-MAX_BYTES = 1024**3
-"""Largest blob that is packed or unpacked unless another limit is given, in bytes."""
+from tidemill.params.version import MAX_BLOB_BYTES, ParamsMetadata
 
 
 def pack(
     state: Mapping[str, NDArray[np.generic]],
     metadata: ParamsMetadata | None = None,
     *,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int = MAX_BLOB_BYTES,
 ) -> bytes:
     """Return named arrays as the bytes of a safetensors file.
 
@@ -48,7 +45,7 @@ def pack(
         raise InvalidArgument(f"the parameters cannot be stored as safetensors: {error}") from error
 
 
-def unpack(blob: bytes, *, max_bytes: int = MAX_BYTES) -> dict[str, NDArray[np.generic]]:
+def unpack(blob: bytes, *, max_bytes: int = MAX_BLOB_BYTES) -> dict[str, NDArray[np.generic]]:
     """Return the arrays of a safetensors file by name; the inverse of `pack`.
 
     Args:

@@ -17,6 +17,7 @@ from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.v1 import params_pb2_grpc
 from tidemill.params.version import (
     LATEST,
+    MAX_BLOB_BYTES,
     Encoding,
     Params,
     ParamsMetadata,
@@ -78,9 +79,6 @@ def read_encoding(path: str, encoding: Encoding) -> bytes:
 
 TRANSFER_DEADLINE_S = 60.0
 """Deadline of a publish or fetch, in seconds; a fetch may wait before that."""
-
-MAX_BLOB_BYTES = 1024**3
-"""Largest encoding a client takes memory for, in bytes."""
 
 
 class ParamsClient(Closing):

@@ -21,6 +21,9 @@ VERDICT = "verdict"
 LAST_TRAINED = "last_trained"
 """The learner's tag of where training stood when the verdict came, before it went back."""
 
+MAX_BLOB_BYTES = 1024**3
+"""Largest encoding that is packed, fetched or unpacked unless another limit is given, in bytes."""
+
 _TAG = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 
