@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +21,7 @@ from tidemill.file_lock import open_locked, unlock
 from tidemill.installation import typed, versions
 from tidemill.params.run_end import RESULT, clear_divergence, set_result_aside
 from tidemill.scores import EVALUATING
+from tidemill.services.launcher.run.remains import clear, remains
 
 _CONFIG, _LOCK = "config.yaml", ".lock"
 _MISSING = (FileNotFoundError, NotADirectoryError)
@@ -54,13 +54,13 @@ class RunFolder(Closing):
             fresh: Whether an earlier run of this name is moved to NAME-1 (or the next free number).
 
         Raises:
-            AlreadyExists: there is such a run, it has trained, and `fresh` is not set.
+            AlreadyExists: there is such a run, it has trained, and `fresh` is not set; or files that are not of a run.
             FailedPrecondition: that run is still running.
             ConfigError: the folder cannot be made or read.
         """
         path = config.run.folder
         check_free(path, fresh=fresh)
-        if _CONFIG in _names(path) and has_trained(path):
+        if _holds_run(path):
             _move_aside(path)
         try:
             (path / "logs").mkdir(parents=True, exist_ok=True)
@@ -73,8 +73,8 @@ class RunFolder(Closing):
             _check_unused(path, fresh=False)  # another launcher may have trained here until this one had the lock
             if _CONFIG in _names(path):  # of a run that never trained
                 with _writing(path):
-                    clear(path, keep=_LOCK)
-                    (path / "logs").mkdir()
+                    clear(path)
+                    (path / "logs").mkdir(exist_ok=True)
             folder.write_config(config)
         except BaseException:
             folder.close()
@@ -151,12 +151,12 @@ def keep_settings(config: RunConfig) -> None:
     """Write config.yaml of a run whose services an engine starts, in a folder that a launcher takes over, too.
 
     Raises:
-        AlreadyExists: the folder has a config.yaml of somebody's own.
+        AlreadyExists: the folder has a config.yaml of somebody's own, or an exported policy.
         ConfigError: the file cannot be written.
         FatalError: the disk failed, which another attempt may not find.
     """
     folder = config.run.folder
-    check_free(folder, fresh=True)
+    check_free(folder, fresh=True, has_begun=True)
     file = folder / _CONFIG
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,34 +174,51 @@ def write_config(config: RunConfig, file: Path) -> None:
         temporary.write_text(header + temporary.read_text(encoding="utf-8"), encoding="utf-8")
 
 
-def check_free(path: Path, *, fresh: bool) -> None:
+def check_free(path: Path, *, fresh: bool, has_begun: bool = False) -> None:
     """Check that a new run may be kept at `path`.
 
+    Args:
+        path: Its folder.
+        fresh: Whether a run that is there is moved aside.
+        has_begun: Whether services of the run may have written there already.
+
     Raises:
-        AlreadyExists: there is a run that has trained, and it shall not be moved aside (`fresh`); or an exported
-            policy, or a config.yaml of somebody's own, beside whose files no run is kept.
+        AlreadyExists: there is a run that has trained, and it is not moved aside; or an exported policy, or files of
+            somebody's own that a run would replace.
         FailedPrecondition: there is a run that is still running.
         ConfigError: it cannot be read.
     """
     if _CONFIG in _names(path) and is_running(path):  # nor could it be resumed or moved aside
         raise _running(path)
-    _check_unused(path, fresh=fresh)
+    _check_unused(path, fresh=fresh, has_begun=has_begun)
 
 
-def _check_unused(path: Path, *, fresh: bool) -> None:
+def _check_unused(path: Path, *, fresh: bool, has_begun: bool = False) -> None:
     """Raise as `check_free`, but not for a lock, which may be the caller's own."""
-    names = _names(path)
-    if DOCUMENT in names or (_CONFIG in names and _LOCK not in names and not has_trained(path)):
+    names, holds_run = _names(path), _holds_run(path)
+    foreign = [name for name in (DOCUMENT,) if name in names]
+    if _LOCK not in names and not holds_run:
+        if _CONFIG in names:
+            foreign.append(_CONFIG)
+        elif not has_begun:
+            foreign += [str(file.relative_to(path)) for file in remains(path)]
+    if foreign:
         raise AlreadyExists(
-            f"{path} has a config.yaml and is not the folder of a run, which would replace what is there; choose "
+            f"{path} has {foreign[0]} and is not the folder of a run, which would replace what is there; choose "
             "another --run.name or --run.root"
         )
-    if fresh or _CONFIG not in names or not has_trained(path):
+    if fresh or not holds_run:
         return
+    resumes = f"continue it with `{typed('resume', path)}`, " if _CONFIG in names else ""
     raise AlreadyExists(
-        f"{path} already holds a run; continue it with `{typed('resume', path)}`, choose another --run.name, or start "
-        f"from scratch with --fresh (fresh=True in Python), which moves the run to {_free_name(path)}"
+        f"{path} already holds a run; {resumes}choose another --run.name, or start from scratch with --fresh "
+        f"(fresh=True in Python), which moves the run to {_free_name(path)}"
     )
+
+
+def _holds_run(path: Path) -> bool:
+    """True if a run has trained in a folder; without a config.yaml one whose services were started by hand."""
+    return has_trained(path) if _CONFIG in _names(path) else _has_learned(path)
 
 
 def _running(path: Path) -> FailedPrecondition:
@@ -286,11 +303,15 @@ def has_trained(folder: Path) -> bool:
     Raises:
         ConfigError: the folder cannot be read just now, which proves nothing.
     """
-    if RESULT in _names(folder) or _has_rows(folder / "scores.csv") or has_policy(folder):
-        return True
-    if any(name.endswith(".safetensors") and name[0] != "." for name in _names(folder / "checkpoints")):
+    if RESULT in _names(folder) or _has_rows(folder / "scores.csv") or _has_learned(folder):
         return True
     return _size_bytes(folder / "replay") > _WORTH_KEEPING_BYTES
+
+
+def _has_learned(folder: Path) -> bool:
+    """True if a run's folder has parameters that were trained, or a checkpoint."""
+    checkpoints = _names(folder / "checkpoints")
+    return has_policy(folder) or any(name.endswith(".safetensors") and name[0] != "." for name in checkpoints)
 
 
 def has_policy(folder: Path) -> bool:
@@ -315,15 +336,6 @@ def _setting(folder: Path, section: str, name: str) -> object:
         return (read_document(folder / "config.yaml").get(section) or {}).get(name)
     except ConfigError:
         return None
-
-
-def clear(folder: Path, *, keep: str) -> None:
-    """Delete what a run that never trained has left in its folder, except the file `keep`."""
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != keep:
-            path.unlink()
 
 
 def _has_rows(file: Path) -> bool:

@@ -466,3 +466,67 @@ def test_checked_settings_are_kept_again_and_taken_over_by_a_launcher(tmp_path: 
         keep_settings(_config(tmp_path))
     with RunFolder.create(_config(tmp_path), fresh=False) as folder:
         assert from_document(RunConfig, read_document(folder.config_file)) == _config(tmp_path)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_files_of_a_user_in_the_folder_of_a_run_that_never_trained_stay(tmp_path: Path, fresh: bool) -> None:
+    """Those from before the first start and those from before the second, also in folders that the run made."""
+    path = tmp_path / "lander"
+    path.mkdir()
+    (path / "notes.md").write_text("mine")
+    with RunFolder.create(_config(tmp_path), fresh=fresh):
+        left = ("params/0000000001.json", "logs/actor-0.log", "logs/actor-0.log.1", "scores.csv.1a2b3c4d.tmp")
+        own = ("my_env.py", "data/0001.log", "logs/notes.txt", "params/mine.pt", "plots/mine.png", "curves.csv")
+        for name in (*left, *own):
+            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).write_text(name)
+    with RunFolder.create(_config(tmp_path), fresh=fresh):
+        files = {str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()}
+    assert files.keys() == {*own, "notes.md", "config.yaml", ".lock"}
+    assert {name: files[name] for name in own} == {name: name for name in own}
+    assert [each.name for each in tmp_path.iterdir()] == ["lander"]
+
+
+@pytest.mark.parametrize("name", ["logs/app.log", "scores.csv", "result.json", "params/0000000001.json"])
+def test_folder_with_files_that_a_run_would_replace_is_left_alone(tmp_path: Path, name: str) -> None:
+    """They are not of a launcher's run, which would write others of these names and delete them later."""
+    own = tmp_path / "lander" / name
+    own.parent.mkdir(parents=True)
+    own.write_text("mine\nmine\n")
+    for fresh in (False, True):
+        with pytest.raises(AlreadyExists, match=naming("lander", name, "is not the folder of a run", "run.name")):
+            check_free(tmp_path / "lander", fresh=fresh)
+        with pytest.raises(AlreadyExists, match=naming("lander", name, "is not the folder of a run", "run.name")):
+            RunFolder.create(_config(tmp_path), fresh=fresh)
+    assert own.read_text() == "mine\nmine\n"
+    assert not (tmp_path / "lander" / ".lock").exists()
+    keep_settings(_config(tmp_path))  # of an engine, whose parameter server may have started first
+
+
+@pytest.mark.parametrize("folder", ["{run}/log", "{run}/log/{shard}", "ROOT/lander/log", "", None])
+def test_log_of_a_run_that_never_trained_goes_with_it(tmp_path: Path, folder: str | None) -> None:
+    """Wherever the run kept it in its folder; that of a service that another program runs stays."""
+    config = _with_log(tmp_path, (folder or "").replace("ROOT", str(tmp_path)))
+    if folder is None:
+        config = replace(config, launcher=LauncherSettings(replay=False))
+    log = tmp_path / "lander" / ("log/0" if folder else "replay/0")
+    with RunFolder.create(config, fresh=False):
+        log.mkdir(parents=True)
+        for name in (".lock", "newest", "00000001.log", "00000001.copies", "00000001.snapshot"):
+            (log / name).touch()
+    RunFolder.create(config, fresh=False).close()
+    assert log.exists() == (folder is None)
+
+
+@pytest.mark.parametrize("name", ["checkpoints/checkpoint-000001-00000001.safetensors", "params/0000000002.json"])
+def test_run_of_services_started_by_hand_is_not_continued_as_a_new_one(tmp_path: Path, name: str) -> None:
+    """It has no config.yaml: it cannot be resumed, but moved aside."""
+    file = tmp_path / "lander" / name
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(AlreadyExists, match=naming("lander", "already holds a run", "--run.name", "--fresh")) as raised:
+        RunFolder.create(_config(tmp_path), fresh=False)
+    assert "resume" not in str(raised.value)
+    with RunFolder.create(_config(tmp_path), fresh=True) as folder:
+        assert {each.name for each in folder.path.iterdir()} == {".lock", "config.yaml", "logs"}
+    assert (tmp_path / "lander-1" / name).exists()
