@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import threading
@@ -187,6 +188,23 @@ def test_page_is_used_by_keyboard_and_read_aloud(browser: Browser, page: StatusP
         if accept:
             wait_until(lambda: browser.run(said) == "stop done", "what the button did")
         assert pressed == expected
+
+
+def test_long_curve_says_how_many_evaluations_there_were(browser: Browser, tmp_path: Path) -> None:
+    """It has some of their points, the best among them, and so has the table."""
+    run = RunSettings(name="small", root=str(tmp_path))
+    document = RunDocument(RunConfig(run=run), tmp_path, PlainView(run, io.StringIO()))
+    status = _status()
+    scores = tuple(
+        dataclasses.replace(status.scores[0], env_steps=step, mean=9.0 if step == 250 else 1.0) for step in range(1_201)
+    )
+    document.show(dataclasses.replace(status, scores=scores))
+    with contextlib.closing(StatusPage(document.read, {}, str)) as page:
+        _open(browser, page.url)
+        caption = str(browser.run("return document.getElementById('curve-text').textContent"))
+        table = str(browser.run("return document.getElementById('scores-summary').textContent"))
+    assert caption.startswith("Mean return of 1,201 evaluations, from 1 to 1, best 9;")
+    assert table.endswith("of 1,201 evaluations as a table")
 
 
 def test_request_without_an_answer_is_told(browser: Browser, page: StatusPage, tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ class RunDocument:
                 "shards": unavailable_shards(status.learner.shards) if status.learner else "",
                 "newest": status.newest and dataclasses.asdict(status.newest),
                 "best": status.best and dataclasses.asdict(status.best),
+                "evaluations": len(status.scores),
                 "scores": _thinned([[s.env_steps, s.mean, s.std, s.wall_s] for s in status.scores]),
                 "warnings": list(status.warnings),
                 "events": events,
@@ -157,9 +158,12 @@ def last_lines(file: Path) -> list[str]:
 
 
 def _thinned(points: list[list[float]]) -> list[list[float]]:
-    """Return at most so many of the points, the newest among them."""
-    every = math.ceil(len(points) / _POINTS) or 1
-    return points[::-1][::every][::-1]
+    """Return at most so many of the points: among them the first, the best and the newest."""
+    if len(points) <= _POINTS:
+        return points
+    every, last = math.ceil(len(points) / (_POINTS - 2)), len(points) - 1
+    best = max(range(len(points)), key=lambda index: points[index][1])
+    return [points[index] for index in sorted({0, best, *range(last, 0, -every)})]
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - what JSON holds

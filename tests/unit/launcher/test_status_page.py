@@ -337,15 +337,26 @@ def test_document_of_a_run_that_has_ended(folder: Path) -> None:
 
 
 def test_document_before_the_first_answer(folder: Path) -> None:
-    """A page that is opened at once shows that it waits; a long curve is thinned to its newest points."""
+    """A page that is opened at once shows that it waits."""
     document = RunDocument(RunConfig(), folder, PlainView(RunSettings(), io.StringIO()))
     assert document.read()["waiting"] == "waiting for the learner to start"
     assert document.read()["policy_lag"] is None
-    scores = tuple(dataclasses.replace(_SCORE, env_steps=step) for step in range(1_201))
-    document.show(ClusterStatus(1.0, (), scores=scores))
-    shown = document.read()["scores"]
-    assert len(shown) <= 500
-    assert shown[-1][0] == 1_200
+
+
+@pytest.mark.parametrize("count, most", [(0, 0), (1, 1), (500, 500), (501, 500), (1_000, 500), (1_201, 500)])
+def test_long_curve_is_thinned_but_keeps_its_first_best_and_newest_point(folder: Path, count: int, most: int) -> None:
+    """The page says from where to where it goes and how high it got, and how many evaluations there were."""
+    document = RunDocument(RunConfig(), folder, PlainView(RunSettings(), io.StringIO()))
+    for best in (1, 2, 250) if count > 250 else (0,):
+        scores = tuple(
+            dataclasses.replace(_SCORE, env_steps=step, mean=9.0 if step == best else 1.0) for step in range(count)
+        )
+        document.show(ClusterStatus(1.0, (), scores=scores))
+        shown = document.read()["scores"]
+        steps = [point[0] for point in shown]
+        assert document.read()["evaluations"] == count
+        assert len(shown) <= most
+        assert steps == sorted({*steps} | ({0, best, count - 1} if count else set()))
 
 
 def test_log_lines_are_bounded(tmp_path: Path) -> None:
