@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidemill.atomic_files import is_there, replacing
+from tidemill.atomic_files import is_disk_full, is_there, replacing
 from tidemill.errors import ConfigError, FatalError
 from tidemill.file_lock import locked
 from tidemill.rpc.access import ACTOR, EVALUATOR, LEARNER, OPERATOR, ROLES, digest_line
@@ -115,15 +115,24 @@ def certs(argv: Sequence[str]) -> int:
     folder: Path = options.folder.resolve()
     for host in options.host:
         _check_host(host)
-    keep = options.keep or bool(options.rotate or options.retire)  # tokens change alone, whatever the hosts were
-    _change_tokens(folder, options.rotate, options.retire)
-    if options.services:
-        shards = [f"replay-{number}" for number in range(options.shards)]
-        make_services(folder, [*shards, *options.host], keep=keep)
-        print(f"Wrote {folder}: a CA, tokens, and a folder each for {', '.join(SERVICES)}.")
-    else:
-        make(folder, options.host, keep=keep)
-        print(_advice(folder))
+    if options.shards and not options.services:
+        raise ConfigError(f"--shards {options.shards} names servers of --services: add --services, or leave it out")
+    changes_tokens = bool(options.rotate or options.retire)
+    keep = options.keep or changes_tokens  # tokens change alone, whatever the hosts were
+    with _using(folder):
+        if changes_tokens and not options.services and is_there(folder / "replay" / "tokens.txt"):
+            raise ConfigError(
+                f"{folder} holds a folder for each service, whose tokens --rotate and --retire change only with "
+                "--services: add --services"
+            )
+        _change_tokens(folder, options.rotate, options.retire)
+        if options.services:
+            shards = [f"replay-{number}" for number in range(options.shards)]
+            make_services(folder, [*shards, *options.host], keep=keep)
+        else:
+            make(folder, options.host, keep=keep)
+    services = f"Wrote {folder}: a CA, tokens, and a folder each for {', '.join(SERVICES)}."
+    print(services if options.services else _advice(folder))
     return 0
 
 
@@ -137,6 +146,20 @@ def _check_host(host: str) -> None:
             f"--host {host!r} is neither a host name nor an address: write it without a scheme or a port, and a name "
             "with letters beyond ASCII in its xn-- form"
         )
+
+
+@contextlib.contextmanager
+def _using(folder: Path) -> Iterator[None]:
+    """Turn an error of a file in the folder into a `ConfigError` that names it, unless the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        raise ConfigError(
+            f"cannot use {error.filename or folder} ({error.strerror}); choose another folder, or run the command as "
+            "the owner of this one"
+        ) from error
 
 
 def make(folder: Path, hosts: Sequence[str] = (), *, keep: bool = False) -> None:
@@ -204,10 +227,14 @@ def _authority(folder: Path) -> _Authority:
     if is_there(key_file) != is_there(ca_file):
         raise FatalError(f"{folder} holds one of ca.key and ca.pem: put the other back, or take an empty folder")
     if is_there(key_file):
-        key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        try:
+            key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+            certificate = x509.load_pem_x509_certificate(ca_file.read_bytes())
+        except (ValueError, TypeError):  # damaged, or with a password
+            raise FatalError(f"{key_file} and {ca_file} are damaged: put them back, or take an empty folder") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise FatalError(f"{key_file} is not a key that `tidemill certs` made")
-        return _Authority(key, x509.load_pem_x509_certificate(ca_file.read_bytes()))
+        return _Authority(key, certificate)
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"Tidemill CA {secrets.token_hex(4)}")  # told apart from another in messages
     ca = (
@@ -290,13 +317,13 @@ def _is_good(certificate: x509.Certificate, key_file: Path) -> bool:
 def _write_tokens(folder: Path) -> None:
     """Write the tokens that are missing; those that are there stay, such as a second one of a role."""
     file = folder / "tokens.txt"
-    lines = file.read_text(encoding="ascii").splitlines() if is_there(file) else []
+    lines = _text(file).splitlines() if is_there(file) else []
     for role in ROLES:
         own = folder / f"{role}.token"
         if not is_there(own):
-            known = [line.split()[1] for line in lines if line.split()[:1] == [role]]
+            known = [words[1] for line in lines if (words := line.split())[:1] == [role] and words[1:]]
             _write(own, f"{known[-1] if known else secrets.token_hex(_TOKEN_BYTES)}\n".encode())
-        entry = f"{role} {own.read_text(encoding='ascii').strip()}"
+        entry = f"{role} {_text(own).strip()}"
         if entry not in lines:
             lines.append(entry)
     _write_changed(file, "\n".join([*lines, ""]).encode())
@@ -310,7 +337,7 @@ def _change_tokens(folder: Path, rotated: Sequence[str], retired: Sequence[str])
     if not file.exists():
         raise FatalError(f"{file} is not there: make tokens first, without --rotate and --retire")
     with locked(folder / _LOCK):
-        lines = file.read_text(encoding="ascii").splitlines()
+        lines = _text(file).splitlines()
         new = {role: secrets.token_hex(_TOKEN_BYTES) for role in rotated}
         lines += [f"{role} {token}" for role, token in new.items()]
         for role in retired:
@@ -320,7 +347,7 @@ def _change_tokens(folder: Path, rotated: Sequence[str], retired: Sequence[str])
                     f"{own} is not there, so the newest token of {role} is not known: put the file back, or also give "
                     f"--rotate {role}"
                 )
-            newest = new.get(role) or own.read_text(encoding="ascii").strip()
+            newest = new.get(role) or _text(own).strip()
             lines = [line for line in lines if line.split() in ([role, newest], []) or line.split()[0] != role]
         _write_changed(file, "\n".join([*lines, ""]).encode())
         for role, token in new.items():  # after the servers' file: nobody has a token that no server knows
@@ -329,8 +356,16 @@ def _change_tokens(folder: Path, rotated: Sequence[str], retired: Sequence[str])
 
 def _digests(file: Path) -> bytes:
     """Return a file of tokens with each in the form that tells nobody what it is."""
-    entries = [line.partition("#")[0].split() for line in file.read_text(encoding="ascii").splitlines()]
+    entries = [line.partition("#")[0].split() for line in _text(file).splitlines()]
     return "".join(f"{words[0]} {digest_line(words[1])}\n" for words in entries if len(words) == 2).encode()
+
+
+def _text(file: Path) -> str:
+    """Return the text of a file of tokens."""
+    try:
+        return file.read_text(encoding="ascii")
+    except UnicodeDecodeError:  # whose message would hold the text
+        raise ConfigError(f"{file} is not ASCII, which servers refuse: write its comments in plain letters") from None
 
 
 def _write_changed(path: Path, data: bytes) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import fcntl
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from cryptography import x509
@@ -209,3 +211,64 @@ def test_token_that_was_moved_away_cannot_be_retired(tmp_path: Path) -> None:
     with pytest.raises(FatalError, match=naming("operator.token")):
         certs([str(tmp_path), "--retire", "operator"])
     assert _files(tmp_path) == first
+
+
+def test_rotation_without_the_folders_of_services_is_refused(tmp_path: Path) -> None:
+    """Servers would keep the digests of before, and accept a token that was retired."""
+    certs([str(tmp_path), "--services"])
+    first = _files(tmp_path)
+    for option in ("--rotate", "--retire"):
+        with pytest.raises(ConfigError, match=naming(tmp_path, option, "add --services")):
+            certs([str(tmp_path), option, "actor"])
+    assert _files(tmp_path) == first
+
+
+def test_shards_without_services_are_refused(tmp_path: Path) -> None:
+    """They would be missing in the certificate; nothing is written."""
+    with pytest.raises(ConfigError, match=naming("--shards 4 --services")):
+        certs([str(tmp_path / "none"), "--shards", "4"])
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--services"]])
+def test_folder_that_cannot_be_used_is_named(tmp_path: Path, words: list[str]) -> None:
+    """With the reason and what to do: a file in its place, or in that of one of its folders."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=naming(tmp_path / "file", "(File exists)", "choose another folder")):
+        certs([str(tmp_path / "file"), *words])
+    (tmp_path / "certs").mkdir()
+    (tmp_path / "certs" / "replay").touch()
+    if words:
+        with pytest.raises(ConfigError, match=naming(tmp_path / "certs" / "replay", "(File exists)")):
+            certs([str(tmp_path / "certs"), *words])
+
+
+def test_full_disk_is_not_a_wrong_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is reported as for every command."""
+    monkeypatch.setattr(module, "_write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        certs([str(tmp_path)])
+
+
+def test_tokens_that_servers_would_refuse_are_named(tmp_path: Path) -> None:
+    """A comment beyond ASCII; a role without a token is nothing to keep."""
+    certs([str(tmp_path)])
+    file = tmp_path / "tokens.txt"
+    file.write_text("actor\n" + file.read_text())
+    (tmp_path / "actor.token").unlink()
+    certs([str(tmp_path), "--keep"])
+    assert (tmp_path / "actor.token").read_text().split()[0] in file.read_text()
+    file.write_text("# f\u00fcr Anna\n" + file.read_text())
+    for words in ([], ["--services"], ["--rotate", "actor"]):
+        with pytest.raises(ConfigError, match=naming(file, "ASCII")):
+            certs([str(tmp_path), *words])
+
+
+@pytest.mark.parametrize("name", ["ca.key", "ca.pem"])
+def test_damaged_ca_is_named(tmp_path: Path, name: str) -> None:
+    """It is not replaced: every client knows it."""
+    certs([str(tmp_path)])
+    (tmp_path / name).write_text("no PEM")
+    with pytest.raises(FatalError, match=naming(tmp_path / name, "put them back")):
+        certs([str(tmp_path)])
+    assert (tmp_path / name).read_text() == "no PEM"
