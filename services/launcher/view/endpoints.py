@@ -45,6 +45,8 @@ class _Process:
 class AskedEndpoints:
     """The processes behind `HOST:PORT` of metrics; a host name stands for as many of them as it has addresses.
 
+    Of a name with IPv4 and IPv6 addresses one kind counts, for a process may have one of each: the first that answers.
+
     One whose host says another start time at its port than before was restarted, also under another address. Its own
     name does not tell it: services may share one, and an actor has none until it has found its place.
     """
@@ -101,13 +103,21 @@ class AskedEndpoints:
         for endpoint in self._endpoints:
             host, port = host_and_port(endpoint)
             name = host if hosts[host] == 1 else endpoint
-            addresses = _addresses(host, port)
+            addresses = self._of_one_kind(_addresses(host, port))
             known = [address for address in addresses if address in self._processes]
             taken = {self._processes[address].name for address in known}
             free = (name for name in _names(name, len(addresses)) if name not in taken)
             for address in addresses:
                 found[address] = self._processes.get(address) or _Process(next(free))
         self._processes = dict(sorted(found.items(), key=lambda item: _in_order(item[1].name)))
+
+    def _of_one_kind(self, kinds: list[list[str]]) -> list[str]:
+        """Return the addresses of the first kind of which one answered when it was last asked, or answers now."""
+        kinds = sorted(kinds, key=lambda kind: not self._processes.keys() & {*kind})  # those that were asked first
+        answering = {address for address, each in self._processes.items() if each.phase is not Phase.SILENT}
+        if len(kinds) == 1 or answering & {*kinds[0]}:
+            return kinds[0]
+        return next((kind for kind in kinds if any(self._pool.map(_accepts, kind))), kinds[0])
 
     def _ask(self, address: str) -> None:
         process = self._processes[address]
@@ -150,12 +160,19 @@ class AskedEndpoints:
                 self._event(f"{process.name} answers again")
 
 
-def _addresses(host: str, port: int) -> list[str]:
-    """Return the addresses of a name; the name itself where it has none, so that it is seen to be silent."""
+def _addresses(host: str, port: int) -> list[list[str]]:
+    """Return the addresses of a name by kind; the name itself where it has none, so that it is seen to be silent."""
+    kinds: dict[int, set[str]] = {}
     with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return sorted({joined(str(address[0]), port) for *_, address in found})
-    return [joined(host, port)]
+        for kind, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            kinds.setdefault(kind, set()).add(joined(str(address[0]), port))
+    return [sorted(addresses) for addresses in kinds.values()] or [[joined(host, port)]]
+
+
+def _accepts(address: str) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(host_and_port(address), timeout=_ANSWER_S):
+        return True
+    return False
 
 
 def _names(host: str, count: int) -> list[str]:

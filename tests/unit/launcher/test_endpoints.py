@@ -162,3 +162,43 @@ def test_too_many_processes_share_a_row_but_every_kind_is_asked(
         "learner": ("serving", "", True),
         "1 more": ("pending", "not asked: 2 processes are asked at most", False),
     }
+
+
+def _both_kinds(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Let the name `box` have addresses of IPv4 and IPv6, as a machine's own in /etc/hosts."""
+    real = socket.getaddrinfo
+
+    def resolved(host: str, port: int, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+        if host != "box":
+            return real(host, port, *rest, **more)
+        kinds = [socket.AF_INET6 if ":" in each else socket.AF_INET for each in addresses]
+        return [(kind, socket.SOCK_STREAM, 6, "", (each, port)) for kind, each in zip(kinds, addresses, strict=True)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+
+
+@pytest.mark.parametrize("addresses", [("::1", "127.0.0.1"), ("127.0.0.1", "::1")])
+def test_process_behind_one_of_two_kinds_of_address_has_one_row(
+    monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]
+) -> None:
+    """Also if it starts after it was first asked for, or ends."""
+    _both_kinds(monkeypatch, *addresses)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    with closing(AskedEndpoints([f"box:{port}"], every_s=0.0)) as asked:
+        seen = [[(row.name, row.phase.value) for row in asked()]]
+        with closing(_Process("127.0.0.1", port, "one")):
+            seen += [[(row.name, row.phase.value) for row in asked()] for _ in range(2)]
+        seen += [[(row.name, row.phase.value) for row in asked()]]
+    assert seen == [[("box", phase)] for phase in ("silent", "serving", "serving", "silent")]
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_process_behind_two_kinds_of_address_has_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that listens on every address of its machine."""
+    _both_kinds(monkeypatch, "127.0.0.1", "::1")
+    with closing(_Process("127.0.0.1", 0, "one")) as one:
+        port = one.server.server_address[1]
+        with closing(_Process("::1", port, "one")), closing(AskedEndpoints([f"box:{port}"], every_s=0.0)) as asked:
+            assert [(row.name, row.phase.value) for row in asked()] == [("box", "serving")]
