@@ -15,6 +15,7 @@ from tidemill.errors import ConfigError
 from tidemill.installation import typed
 from tidemill.process import stop_event
 from tidemill.services.launcher.page.run_document import with_status_page
+from tidemill.services.launcher.run.continuation import trained_s
 from tidemill.services.launcher.run.folder import check_is_run, check_names_run, is_running, with_run_paths
 from tidemill.services.launcher.view.endpoints import AskedEndpoints
 from tidemill.services.launcher.view.poller import StatusPoller
@@ -54,9 +55,10 @@ def page(argv: Sequence[str]) -> int:
         with_status_page(config, config.run.folder, _AddressView(sys.stdout), host=host, lines_of=lines_of) as view,
     ):
         poller = StatusPoller(config, config.run.folder, asked, is_new_session=False)
+        clock = _RunClock(config.run.folder)
         with contextlib.closing(poller):
             while True:
-                view.show(_of_the_run(poller.poll()))
+                view.show(clock.of_the_run(poller.poll()))
                 while told:
                     view.event(told.popleft())
                 if stop.wait(config.launcher.view_every_s) or (run is not None and not is_running(run)):
@@ -81,6 +83,15 @@ def _config_of(run: Path, arguments: Sequence[str]) -> RunConfig:
     return with_run_paths(config, run)
 
 
-def _of_the_run(status: ClusterStatus) -> ClusterStatus:
-    """Return the status with the time since the run was started, not since someone looked at it."""
-    return replace(status, elapsed_s=status.learner.uptime_s, earlier_s=0.0) if status.learner else status
+class _RunClock:
+    """The time since a run was started, which is longer than that of a page or of a learner's process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Know of no time before this page's."""
+        self._folder, self._before_s = folder, 0.0
+
+    def of_the_run(self, status: ClusterStatus) -> ClusterStatus:
+        """Return the status with that time, which never goes back."""
+        known_s = max(status.learner.uptime_s if status.learner else 0.0, trained_s(self._folder))
+        self._before_s = max(self._before_s, known_s - status.elapsed_s)
+        return replace(status, elapsed_s=self._before_s + status.elapsed_s, earlier_s=0.0)
