@@ -32,9 +32,10 @@ _tidemill_options() {  # COMMAND [ALGORITHM]: the words of its help that are opt
     _tidemill_words=${_tidemill_known[$key]}
 }
 
-_tidemill_commands() {  # the words that begin a line of the list
+_tidemill_commands() {  # the words that begin a line of the list, and those of the line of services
     if [[ -z ${_tidemill_known[commands]-} ]]; then
-        _tidemill_known[commands]=$(tidemill --help 2>/dev/null | sed -n 's/^  \([a-z][a-z-]*\)  .*/\1/p')
+        _tidemill_known[commands]=$(tidemill --help 2>/dev/null |
+            sed -n -e 's/^  \([a-z][a-z-]*\)  .*/\1/p' -e '/^  [a-z-]*, /{s/:.*//;s/,//g;p;}')
     fi
     _tidemill_words=${_tidemill_known[commands]}
 }
@@ -103,7 +104,9 @@ function __tidemill_runs
 end
 
 function __tidemill_commands
-    tidemill --help 2>/dev/null | string replace -rf '^  ([a-z][a-z-]*)  +(.*)' '$1\t$2'
+    set -l text (tidemill --help 2>/dev/null)
+    string replace -rf '^  ([a-z][a-z-]*)  +(.*)' '$1\t$2' -- $text
+    string replace -rf '^  ([a-z-]+, .*):.*' '$1' -- $text | string split ', '
 end
 
 function __tidemill_presets

@@ -26,6 +26,8 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 _OFFERED = [
     ("swe", ["sweep"]),
+    ("lea", ["learner"]),
+    ("eval", ["evaluate", "evaluator"]),
     ("plot --o", ["--out"]),
     ("train --config cartpole_d", ["cartpole_dqn"]),
     ("train --agent.algorithm dqn --agent.dou", ["--agent.double"]),
