@@ -15,7 +15,7 @@ from tests.support.waiting import WAIT_S, wait_until
 from tidemill.params.client import ParamsClient
 from tidemill.params.run_end import read_divergence
 from tidemill.params.version import BEST, EVALUATED, LAST_TRAINED, VERDICT, Version
-from tidemill.services.learner.checkpoint.state_tree import flatten
+from tidemill.rl.state_tree import flatten
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.rollback import VerdictWatcher
 from tidemill.services.learner.status.divergence import Diverged

@@ -13,8 +13,8 @@ import structlog
 from tidemill.errors import FatalError, TidemillError
 from tidemill.learner.status import SavedCheckpoint
 from tidemill.params.publisher import StalePublisher
+from tidemill.rl.state_tree import flatten
 from tidemill.services.learner.checkpoint.format import Checkpoint
-from tidemill.services.learner.checkpoint.state_tree import flatten
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.learner.status import metrics
 from tidemill.services.learner.status.control import Control

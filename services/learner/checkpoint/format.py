@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from tidemill import formats
 from tidemill.errors import DataLoss
-from tidemill.services.learner.checkpoint.state_tree import Tree, flatten, unflatten
+from tidemill.rl.state_tree import Tree, flatten, unflatten
 
 _HEADER = "tidemill_checkpoint"
 _LENGTH_BYTES = 8  # before the header of a safetensors file

@@ -16,8 +16,8 @@ from torch import Tensor
 from tidemill import gpus
 from tidemill.errors import FatalError, InvalidArgument
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.state_tree import clone_tree, copied_to_cpu, flatten, shapes_of
 from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
-from tidemill.services.learner.checkpoint.state_tree import clone_tree, copied_to_cpu, flatten, shapes_of
 from tidemill.services.learner.checkpoint.store import CheckpointStore, check_fits
 from tidemill.services.learner.status.counters import Counters
 

@@ -19,8 +19,8 @@ from tidemill.atomic_files import TEMPORARY, is_disk_full, make_folder, replacin
 from tidemill.config.run import RESTORED
 from tidemill.errors import ConfigError, DataLoss, FatalError, Reason, ResourceExhausted, TidemillError
 from tidemill.params.publisher import StalePublisher
+from tidemill.rl.state_tree import flatten
 from tidemill.services.learner.checkpoint.format import Checkpoint, decode, encode
-from tidemill.services.learner.checkpoint.state_tree import flatten
 from tidemill.services.learner.status.divergence import Diverged, check_finite
 
 _NAME = re.compile(r"checkpoint-(\d{6,})-(\d{8})\.safetensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -49,11 +50,16 @@ def _updates(priority: object, **metrics: Any) -> Any:  # noqa: ANN401
     return lambda *_: Update(priority, metrics)  # type: ignore[arg-type]
 
 
+def _returns(value: object) -> Any:  # noqa: ANN401
+    return lambda *_: value
+
+
 def _raises(*_: object, **__: object) -> None:
     raise RuntimeError("told to fail")
 
 
 _RAISED = "RuntimeError: told to fail (test_algorithm_trial.py"
+_WITH_GRADIENT = torch.ones(2, requires_grad=True)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +68,13 @@ _RAISED = "RuntimeError: told to fail (test_algorithm_trial.py"
         (OwnConfig, "build_agent", _raises, f"build_agent {_RAISED}"),
         (OwnConfig, "build_policy", _raises, f"build_policy {_RAISED}"),
         (OwnAgent, "policy_state", _raises, f"policy_state {_RAISED}"),
+        (OwnAgent, "policy_state", _returns({"mean": np.zeros(2)}), "policy_state float64 (2,) 'mean' tensor"),
+        (OwnAgent, "policy_state", _returns({"mean": _WITH_GRADIENT}), "policy_state gradient 'mean'"),
+        (OwnAgent, "policy_state", _returns({"mask": torch.tensor(-np.inf)}), "policy_state 'mask' finite"),
+        (OwnAgent, "state_dict", _raises, f"state_dict {_RAISED}"),
+        (OwnAgent, "state_dict", _returns({"rng": torch.Generator()}), "state_dict rng Generator tensor"),
+        (OwnAgent, "state_dict", _returns({"mean": torch.tensor(-np.inf)}), "state_dict 'mean' finite"),
+        (OwnAgent, "load_state_dict", _raises, f"load_state_dict {_RAISED}"),
         (OwnAgent, "recurrent_state_size", 3, "recurrent_state_size 3 0"),
         (OwnPolicy, "load", _raises, f"load {_RAISED}"),
         (OwnPolicy, "act", _raises, f"act {_RAISED}"),
@@ -89,6 +102,19 @@ def test_fault_of_an_algorithm_is_told_with_its_method(
     monkeypatch.setattr(owner, method, does)
     with pytest.raises(ConfigError, match=naming(_NAME, words)):
         try_algorithm(OwnConfig(), _SPEC, with_priority=True)
+
+
+def test_state_is_tried_again_after_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer, for one, has more to keep from then on."""
+    update = OwnAgent.update
+
+    def updates(agent: OwnAgent, *arguments: Any) -> Update:  # noqa: ANN401
+        monkeypatch.setattr(OwnAgent, "state_dict", lambda _: {"recent": deque()})
+        return update(agent, *arguments)
+
+    monkeypatch.setattr(OwnAgent, "update", updates)
+    with pytest.raises(ConfigError, match=naming(_NAME, "state_dict recent deque")):
+        try_algorithm(OwnConfig(), _SPEC)
 
 
 def test_initial_priority_is_tried_for_a_prioritized_table_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,8 @@ class Torso(nn.Module):
             self.outputs = outputs
         if shape == "double":
             self.layer = self.layer.double()
+        if "mask" in shape:
+            self.register_buffer("mask", torch.full((3,), -torch.inf), persistent=shape != "unsaved mask")
 
     def forward(self, observation):
         if self.shape == "flat":
@@ -279,6 +281,7 @@ def _check_torso_gradients(
         ("odd_torsos:Torso", {"shape": "tuple"}, "tuple"),
         ("odd_torsos:Torso", {"shape": "integers"}, "torch.int64"),
         ("odd_torsos:Torso", {"shape": "double"}, "layer.bias float32"),
+        ("odd_torsos:Torso", {"shape": "mask"}, "mask persistent=False"),
         ("odd_torsos:Torso", {"shape": "wide"}, "float32 (2, 3) RuntimeError mat1"),
         ("mlp", {"width": 3}, "network_settings {'width': 3} 'mlp'"),
     ],
@@ -287,6 +290,12 @@ def test_torso_that_does_not_fit_is_refused(name: str, settings: dict[str, objec
     """The message says what was made of what, and what it must be."""
     with pytest.raises(ConfigError, match=naming(message)):
         build_torso(name, VECTOR, torch.Generator(), settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("own_torsos")
+def test_mask_that_is_not_saved_may_be_infinite() -> None:
+    """Neither checkpoints nor actors get it."""
+    build_torso("odd_torsos:Torso", VECTOR, torch.Generator(), {"shape": "unsaved mask"})
 
 
 @pytest.mark.usefixtures("own_torsos")

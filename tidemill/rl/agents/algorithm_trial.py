@@ -21,6 +21,7 @@ from tidemill.rl.exploration import ActorSlot
 from tidemill.rl.policy_io import PolicyInputBuilder, PolicyOutput, check_extras
 from tidemill.rl.process_group import SINGLE_PROCESS
 from tidemill.rl.settings.registry import ALGORITHMS, AgentConfig, extra_columns_of
+from tidemill.rl.state_tree import copied_to_cpu, flatten, unflatten
 from tidemill.types import EnvSpec
 
 _NUM_ENVS = 2
@@ -55,8 +56,8 @@ def try_algorithm(
     with _calling(config, "build_policy"):
         policy = build_policy(config, env_spec, slot=ActorSlot(num_envs=_NUM_ENVS))
     _check_sides(config, env_spec, agent, policy)
-    with _calling(config, "load (of what policy_state returned)"):
-        policy.load(agent.policy_state())
+    _try_parameters(config, agent, policy)
+    _check_finite(config, "state_dict", _try_state(config, agent))
     output = _try_acting(config, env_spec, policy, evaluation=False)
     _try_acting(config, env_spec, policy, evaluation=True)
     if with_priority:
@@ -65,6 +66,7 @@ def try_algorithm(
         agent.set_process_group(SINGLE_PROCESS)
     if with_update:
         _try_update(config, env_spec, agent, {name: column[0] for name, column in output.extras.items()})
+        _try_state(config, agent)  # with what the update has added
     return policy
 
 
@@ -84,6 +86,34 @@ def _check_sides(config: AgentConfig, env_spec: EnvSpec, agent: Agent, policy: P
         differs = (given.history, given.steps) != (wanted.history, wanted.steps)
     if differs:
         raise _wrong(config, f"agent has the window {given}, must be that of its settings: {wanted}")
+
+
+def _try_parameters(config: AgentConfig, agent: Agent, policy: Policy) -> None:
+    with _calling(config, "policy_state"):
+        state = agent.policy_state()
+        returned: Mapping[str, object] = state
+        for name, value in returned.items():
+            if not isinstance(value, Tensor) or value.requires_grad:
+                raise _wrong(config, f"policy_state returned {_shown(value)} as {name!r}, must be a detached tensor")
+    _check_finite(config, "policy_state", state)
+    with _calling(config, "load (of what policy_state returned)"):
+        policy.load(state)
+
+
+def _try_state(config: AgentConfig, agent: Agent) -> dict[str, Tensor]:
+    """Have an agent load its own state as a checkpoint brings it back; return the tensors by path."""
+    with _calling(config, "state_dict"):
+        document, tensors = flatten(copied_to_cpu(agent.state_dict()))
+    with _calling(config, "load_state_dict (of what state_dict returned)"):
+        agent.load_state_dict(unflatten(document, tensors))
+    return tensors
+
+
+def _check_finite(config: AgentConfig, method: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError for numbers that the learner would take for divergence."""
+    for name, value in tensors.items():
+        if not value.isfinite().all():
+            raise _wrong(config, f"{method} returned a tensor {name!r} that is not finite, which ends training")
 
 
 def _try_acting(config: AgentConfig, env_spec: EnvSpec, policy: Policy, *, evaluation: bool) -> PolicyOutput:

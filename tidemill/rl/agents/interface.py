@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # decoder threads and torch-free processes may import this mo
 
 
 State = dict[str, Any]
-"""A nested dict whose leaves are tensors, ints, floats and strings only."""
+"""A nested dict that a checkpoint can hold; see `Tree` in `tidemill.rl.state_tree`."""
 
 
 class Update(NamedTuple):

@@ -106,7 +106,7 @@ def _built(
 
 
 def _check_features(name: str, torso: nn.Module, env_spec: EnvSpec) -> None:
-    """Raise ConfigError unless a batch of two observations becomes float32 features [2, outputs]."""
+    """Raise ConfigError unless its state is finite and two observations become float32 features [2, outputs]."""
     import torch
 
     outputs = getattr(torso, "outputs", None)
@@ -116,6 +116,11 @@ def _check_features(name: str, torso: nn.Module, env_spec: EnvSpec) -> None:
         )
     if other := sorted(key for key, value in torso.named_parameters() if value.dtype != torch.float32):
         raise ConfigError(f"agent.network is {name!r}, whose parameter {other[0]} is not float32")
+    if other := [key for key, value in torso.state_dict().items() if not value.isfinite().all()]:
+        raise ConfigError(
+            f"agent.network is {name!r}, whose {other[0]} is not finite, which ends training: register a mask as bool, "
+            "or with persistent=False"
+        )
     stack = (env_spec.frame_stack,) if env_spec.frame_stack > 1 else ()
     shape = (2, *stack, *env_spec.observation_shape)
     observation = torch.zeros(shape, dtype=getattr(torch, env_spec.observation_dtype))

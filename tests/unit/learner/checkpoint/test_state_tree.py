@@ -9,8 +9,8 @@ import torch
 
 from tests.support.naming import naming
 from tidemill.errors import DataLoss
+from tidemill.rl.state_tree import Tree, copied_to_cpu, flatten, unflatten
 from tidemill.services.learner.checkpoint.resume import load_rng_state, rng_state, seed_rng
-from tidemill.services.learner.checkpoint.state_tree import Tree, copied_to_cpu, flatten, unflatten
 
 
 def _round_trip(tree: Tree) -> Tree:
