@@ -43,7 +43,7 @@ class RunningMoments(nn.Module):
 
         Args:
             values: Those of this rank, float32 [N, ...].
-            mask: Which of them count, 0 or 1, float32 [N].
+            mask: How much each of them counts: 0, 1 or an importance weight, float32 [N].
             group: The ranks, all of which call this.
         """
         mask = mask.reshape(-1, *[1] * (values.ndim - 1))

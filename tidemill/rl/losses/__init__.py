@@ -1,4 +1,4 @@
-"""Losses that agents share, as pure functions of tensors; an agent's own stand in its `loss.py`."""
+"""Losses that agents share, as pure functions of tensors; an agent's own are in its module of `agents`."""
 
 from tidemill.rl.losses.advantages import Advantages, generalized_advantage, vtrace
 from tidemill.rl.losses.quantile import even_levels, quantile_huber_loss, quantile_target

@@ -103,7 +103,7 @@ def rescale(value: Tensor) -> Tensor:
 
 
 def unscale(rescaled: Tensor) -> Tensor:
-    """Return the inverse of `rescale` (ibid., proposition A.2), of any shape.
+    """Return the inverse of `rescale` (Pohlen et al. 2018, proposition A.2), of any shape.
 
     The paper's ((sqrt(1 + 4 e (|x| + 1 + e)) - 1) / (2 e))^2 - 1 loses its digits in float32; multiplied out
     by the conjugate, the inner fraction is 2 (|x| + 1 + e) / (sqrt(...) + 1).
@@ -115,7 +115,7 @@ def unscale(rescaled: Tensor) -> Tensor:
 
 
 def soft_value(values: Tensor, q: Tensor, temperature: float) -> Tensor:
-    """Return the sum over actions of pi(a) * (Z_k(a) - temperature * log pi(a)), [B, K] (ibid., eq. 1).
+    """Return the sum over actions of pi(a) * (Z_k(a) - temperature * log pi(a)), [B, K] (Vieillard et al. 2020, eq. 1).
 
     That is the mean of Z_k under the policy, and temperature times the policy's entropy.
 
@@ -133,7 +133,7 @@ def soft_value(values: Tensor, q: Tensor, temperature: float) -> Tensor:
 def log_policy_bonus(q: Tensor, action: Tensor, scale: float, temperature: float, lowest: float) -> Tensor:
     """Return the bonus for the reward of taking `action`: scale * max(temperature * log pi(a), lowest), [B].
 
-    It is never positive, and 0 for an action that the policy is sure of (ibid., eq. 1 and section 4.1).
+    It is never positive, and 0 for an action that the policy is sure of (Vieillard et al. 2020, eq. 1 and section 4.1).
 
     Args:
         q: The mean value of each action, [B, A]; -inf for an illegal one.
