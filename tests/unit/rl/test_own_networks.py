@@ -321,7 +321,7 @@ def test_settings_hold_numbers_words_and_lists() -> None:
         load_config({"agent": {"algorithm": "td3", "network_settings": {"width": None}}})
 
 
-_LEFT_OUT = [("sac", "mlp"), *((name, network) for name in ("td3", "ddpg", "d4pg") for network in ("auto", "mlp"))]
+_LEFT_OUT = [(name, network) for name in ("sac", "td3", "ddpg", "d4pg") for network in ("auto", "mlp")]
 """Algorithms whose networks of vectors have no torso."""
 
 

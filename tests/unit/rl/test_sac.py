@@ -14,7 +14,7 @@ from tidemill.rl import losses
 from tidemill.rl.agents import sac_heads
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.interface import PolicyContext
-from tidemill.rl.agents.sac import SACAgent, SACPolicy, build_actor
+from tidemill.rl.agents.sac import SACAgent, SACPolicy, build_actor, build_critic
 from tidemill.rl.networks.ensemble_mlp import EnsembleLayer, EnsembleMLP
 from tidemill.rl.networks.squashed_gaussian import LOG_STD_MAX, head_gradient, sample
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -305,6 +305,14 @@ def test_averaged_policy_has_buffers_that_were_replaced() -> None:
     average, own = (state[f"{network}.torso.mean"] for network in ("average", "actor"))
     assert own.any()
     assert torch.equal(average, own)
+
+
+@pytest.mark.parametrize("network", ["auto", "mlp"])
+def test_networks_of_vectors_have_no_torso(network: str) -> None:
+    """One that only lays numbers side by side would cost autograd's bookkeeping in every pass."""
+    for build in (build_actor, build_critic):
+        built = build(SACConfig(network=network, hidden_sizes=(8,)), CONTINUOUS, torch.Generator().manual_seed(0))
+        assert type(built) is EnsembleMLP
 
 
 def test_first_random_steps_are_uniform() -> None:

@@ -22,9 +22,8 @@ from tidemill.rl.mean_priority import MeanPriority, NewItemPriority
 from tidemill.rl.networks.ensemble_mlp import EnsembleMLP, LayerActivations, TorsoEnsembleMLP
 from tidemill.rl.networks.evaluation import EvaluationNetwork
 from tidemill.rl.networks.layers.batch_renorm import BATCH_NORM, RENORM, RenormBounds
-from tidemill.rl.networks.recurrent import RecurrentTorso, one_step, remembered
+from tidemill.rl.networks.recurrent import needed_torso, one_step, remembered
 from tidemill.rl.networks.squashed_gaussian import head_gradient, mode, sample, split
-from tidemill.rl.networks.torso import build_torso
 from tidemill.rl.optimizers import Adam, LearningRateDecay, global_norm, laid_as, trained_parameters
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.rl.process_group import draw_normal
@@ -68,15 +67,8 @@ def _behind_torso(
     outputs: int,
     layer_norm: bool = False,
 ) -> EnsembleMLP:
-    """Return an ensemble whose gradients are written out, behind a torso unless that is `mlp`, and behind an LSTM."""
-    standardized = config.normalize_observations
-    plain = config.network == "mlp" and not env_spec.observation_parts and not config.lstm_size and not standardized
-    torso = None
-    if not plain:
-        torso = build_torso(config.network, env_spec, rng, config.network_settings, standardized=standardized)
-    if torso is not None and config.lstm_size:
-        is_critic = actions > 0
-        torso = RecurrentTorso(torso, env_spec.action_size, config.lstm_size, rng, starts_empty=is_critic)
+    """Return an ensemble whose gradients are written out, behind the torso if it needs one."""
+    torso = needed_torso(config, env_spec, rng, config.lstm_size, starts_empty=actions > 0)
     features = env_spec.observation_size if torso is None else int(torso.outputs)  # type: ignore[arg-type]
     mlp = EnsembleMLP(ensemble_size, features + actions, hidden_sizes, outputs, rng, layer_norm, config.crossq)
     return mlp if torso is None else TorsoEnsembleMLP(torso, mlp)

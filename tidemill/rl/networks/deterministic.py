@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tidemill.rl.networks.layers.linear import flat, linear
-from tidemill.rl.networks.recurrent import RecurrentTorso, Seen
-from tidemill.rl.networks.torso import build_torso
-from tidemill.rl.networks.torsos import MLP, chosen_torso
+from tidemill.rl.networks.recurrent import Seen, needed_torso
 from tidemill.rl.settings.base import NormalizingSettings
 from tidemill.types import EnvSpec
 
@@ -42,18 +40,13 @@ def behind_torso(
     *,
     starts_empty: bool = False,
 ) -> nn.Module:
-    """Return the network that `build` makes of the number of its inputs, behind the torso that is asked for.
+    """Return the network that `build` makes of the number of its inputs, behind the torso if it needs one.
 
-    The torso `mlp` only lays an observation's numbers side by side, which networks of vectors do themselves. With
-    `lstm_size` an LSTM follows the torso; for `starts_empty` see `RecurrentTorso`.
+    For `lstm_size` and `starts_empty` see `needed_torso`.
     """
-    plain = chosen_torso(settings.network, env_spec) == MLP and not env_spec.observation_parts
-    standardized = settings.normalize_observations
-    if plain and not lstm_size and not standardized:
+    torso = needed_torso(settings, env_spec, rng, lstm_size, starts_empty=starts_empty)
+    if torso is None:
         return build(env_spec.observation_size)
-    torso = build_torso(settings.network, env_spec, rng, settings.network_settings, standardized=standardized)
-    if lstm_size:
-        torso = RecurrentTorso(torso, env_spec.action_size, lstm_size, rng, starts_empty=starts_empty)
     return BehindTorso(torso, build(int(torso.outputs)))  # type: ignore[arg-type]  # every torso has it
 
 

@@ -18,7 +18,11 @@ from torch import Tensor, nn
 from tidemill.rl.losses import rescale
 from tidemill.rl.networks.layers.lstm import LSTM, to_recurrent_state, to_state, unrolled, unrolled_past
 from tidemill.rl.networks.precision import FLOAT32, MatmulPrecision
+from tidemill.rl.networks.torso import build_torso
+from tidemill.rl.networks.torsos import MLP, chosen_torso
 from tidemill.rl.policy_io import PolicyInput
+from tidemill.rl.settings.base import NormalizingSettings
+from tidemill.types import EnvSpec
 
 
 class Steps(NamedTuple):
@@ -118,6 +122,24 @@ class RecurrentTorso(nn.Module):
 
     def _gates(self, features: Tensor, before: Tensor) -> Tensor:
         return self.lstm.gates(torch.cat((features, before), dim=-1))
+
+
+def needed_torso(
+    settings: NormalizingSettings, env_spec: EnvSpec, rng: torch.Generator, lstm_size: int, *, starts_empty: bool
+) -> nn.Module | None:
+    """Return the torso that the settings ask for, with an LSTM behind it if `lstm_size`; None if there is none.
+
+    The torso `mlp` only lays an observation's numbers side by side, which networks of vectors do themselves. For
+    `starts_empty` see `RecurrentTorso`.
+    """
+    standardized = settings.normalize_observations
+    is_flat = chosen_torso(settings.network, env_spec) == MLP and not env_spec.observation_parts
+    if is_flat and not lstm_size and not standardized:
+        return None
+    torso = build_torso(settings.network, env_spec, rng, settings.network_settings, standardized=standardized)
+    if lstm_size:
+        torso = RecurrentTorso(torso, env_spec.action_size, lstm_size, rng, starts_empty=starts_empty)
+    return torso
 
 
 def before_each(steps: Steps) -> Tensor:
