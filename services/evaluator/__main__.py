@@ -110,7 +110,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
             _end_training(version, source, end, timeout_s)
 
         def give_up(verdict: RunVerdict) -> None:
-            _log.error("the environment hangs in a step or reset; ending the run with the scores so far")
+            _log.error("the environment hangs; ending the run with the scores so far")
             own = CurveDrawing(config)  # the other may be in use, by the thread that hangs
             when_there_is_room(
                 partial(write_report, verdict, config, source, runner, logs, own, mark=_mark(end), film=False), stop
@@ -180,7 +180,7 @@ def _runner(config: EvaluatorConfig, watch: EnvWatch, finish: threading.Event) -
     progress, has_ended = ProgressFile(config.run.folder), threading.Event()
     if config.evaluator.source == "simulators":
         return has_ended, SimulatorRunner(config, progress, lambda: has_ended.is_set() or finish.is_set())
-    return has_ended, EpisodeRunner(config, progress, watch.watched)
+    return has_ended, EpisodeRunner(config, progress, watch.made)
 
 
 class _RunEnds:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -33,19 +34,19 @@ class EpisodeRunner:
         self,
         config: EvaluatorConfig,
         progress: ProgressFile | None = None,
-        watched: Callable[[VectorEnv], VectorEnv] = lambda env: env,
+        made: Callable[[Callable[[], VectorEnv]], VectorEnv] = lambda make: make(),
     ) -> None:
         """Build the policy.
 
         Args:
             config: Settings of the evaluation.
             progress: Told of each episode that has ended.
-            watched: Wraps each environment.
+            made: Makes each environment, by calling its argument.
 
         Raises:
             ConfigError: there is no such environment, or the algorithm or the protocol cannot act in it.
         """
-        settings, self._config, self._progress, self._watched = config.evaluator, config, progress, watched
+        settings, self._config, self._progress, self._made = config.evaluator, config, progress, made
         noop_max = config.env.noop_max if settings.noop_max is None else settings.noop_max
         self._env = replace(config.env, noop_max=noop_max)
         self._spec = spec_of(self._env)
@@ -112,8 +113,8 @@ class EpisodeRunner:
 
     def _make_slot_env(self, *, render: bool = False) -> VectorEnv:
         if self._env.isolate:
-            return self._watched(make_isolated(self._env, render=render))
-        return self._watched(make_env(self._env, 1, training=False, render=render))
+            return self._made(partial(make_isolated, self._env, render=render))
+        return self._made(partial(make_env, self._env, 1, training=False, render=render))
 
 
 def _without_quiet_environments(agent: AgentConfig) -> AgentConfig:

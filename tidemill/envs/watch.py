@@ -1,4 +1,4 @@
-"""Watchdog that ends a process whose environment hangs in a reset or a step, so that it is restarted.
+"""Watchdog that ends a process whose environment hangs in a call, so that it is restarted.
 
 Such a process looks healthy: its health checks are answered by other threads. What is timed is the environment alone,
 so an actor that waits for the rate limiter, for parameters or for a server is not taken for one that hangs.
@@ -82,6 +82,12 @@ class EnvWatch(Closing):
         self._closed = threading.Event()
         if self._watches:
             threading.Thread(target=self._watch, name="env-watch", daemon=True).start()
+
+    def made(self, make: Callable[[], VectorEnv]) -> VectorEnv:
+        """Make an environment whose constructor and calls are timed."""
+        with self.timing("the constructor"):
+            env = make()
+        return self.watched(env)
 
     def watched(self, env: VectorEnv) -> VectorEnv:
         """Return an environment whose calls are timed."""

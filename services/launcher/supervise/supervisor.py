@@ -258,7 +258,7 @@ class Supervisor:
         if process.phase is Phase.BACKOFF:
             return self._start(name, process, now_s)
         if process.phase is Phase.STARTING:
-            process.fault = f"was not healthy within {self.settings.start_timeout_s:g} s"
+            process.fault = f"was not healthy within {self.settings.start_timeout_s:g} s (launcher.start_timeout_s)"
         process.deadline_s = None
         return Action(Verb.KILL, name)
 

@@ -43,10 +43,13 @@ class _Scene:
     def _play(self) -> None:
         with EnvWatch(self._settings, self.health, end=self._end) as watch:
             watch.on_hang = lambda: self.told.append("hang")
-            made = GymnasiumVectorEnv(lambda: self.env, 1)
-            with closing(watch.watched(made)) as env:
+            with closing(watch.made(self._make)) as env:
                 self._act(env)
         self.returned.set()
+
+    def _make(self) -> VectorEnv:
+        self.env._count("the constructor")
+        return GymnasiumVectorEnv(lambda: self.env, 1)
 
     def _act(self, env: VectorEnv) -> None:
         env.reset(1)
@@ -83,11 +86,13 @@ def test_call_that_does_not_return_ends_the_process(method: str, capfd: pytest.C
     assert f"env.id 'tests.support.envs:hanging' has not returned from {method} for 0.2 s (envs.py, line " in said
 
 
-def test_first_call_that_does_not_return_is_a_failed_start() -> None:
+@pytest.mark.parametrize("method", ["reset", "the constructor"])
+def test_first_call_that_does_not_return_is_a_failed_start(method: str, capfd: pytest.CaptureFixture[str]) -> None:
     """A process that never stepped would only hang again, so its restarts are counted."""
-    with _hanging("reset", 1) as scene:
+    with _hanging(method, 1) as scene:
         assert scene.heard.wait(60)
     assert scene.codes[0] == 1
+    assert f"has not returned from {method} for 0.2 s (envs.py, line " in capfd.readouterr().err
 
 
 def test_health_reports_a_call_at_half_its_time_until_it_returns() -> None:

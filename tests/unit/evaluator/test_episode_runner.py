@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from tests.support.naming import naming
 from tests.unit.evaluator.blobs import params_of
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
+from tidemill.envs.interface import VectorEnv
 from tidemill.envs.settings import EnvSettings
 from tidemill.errors import ConfigError
 from tidemill.rl.action_noise import NoiseConfig
@@ -133,6 +135,23 @@ def test_full_games_with_raw_rewards_are_played_whatever_training_does() -> None
     assert (evaluation.returns >= 50).all()
     assert (evaluation.returns % 10 == 0).all()
     assert evaluation.lengths.tolist() == [150, 150]
+
+
+def test_environments_are_made_by_what_watches_them() -> None:
+    """Those of an evaluation and that of the video: a constructor may hang, too."""
+    made: list[VectorEnv] = []
+
+    def keep(make: Callable[[], VectorEnv]) -> VectorEnv:
+        made.append(make())
+        return made[-1]
+
+    config = _config(EnvSettings("CartPole-v1"), DQN)
+    played: list[VectorEnv] = []
+    with closing(EpisodeRunner(config, made=keep)) as runner:
+        assert runner.run(params_of(config), range(4)) is not None
+        assert len(made) == 2
+        runner.record(params_of(config), lambda env, _: played.append(env))
+    assert played == made[2:]
 
 
 def test_environment_in_a_separate_process_draws_without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,12 +133,12 @@ def test_process_whose_environment_keeps_failing_is_not_restarted() -> None:
 
 
 def test_service_that_is_not_healthy_in_time_is_killed_and_restarted() -> None:
-    """The reason names the time it had."""
+    """The reason names the time it had, and the setting."""
     supervisor = _cluster()
     supervisor.start(0.0)
     assert set(_names(supervisor.on_timer(60.0), Verb.KILL)) == set(supervisor.processes) - {"evaluator"}
     supervisor.on_exit("replay", -9, 60.5)
-    assert supervisor.processes["replay"].reason == "was not healthy within 60 s"
+    assert supervisor.processes["replay"].reason == "was not healthy within 60 s (launcher.start_timeout_s)"
     assert supervisor.processes["replay"].phase is Phase.BACKOFF
 
 
