@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from tidemill.envs.checks import FAILURES
 from tidemill.envs.failures import count_failure
 from tidemill.envs.interface import EpisodeSummary, VectorEnv, action_mask_of
-from tidemill.errors import EnvFailed, FatalError
+from tidemill.envs.parts import as_failure
+from tidemill.errors import ConfigError, EnvFailed, FatalError
 from tidemill.params.version import Params
 from tidemill.rl.policy_io import PolicyInput, PolicyInputBuilder, PolicyOutput, join
 
@@ -108,16 +109,18 @@ class Evaluation:
 class EnvSlot:
     """One environment that plays one episode after another, each from its seed."""
 
-    def __init__(self, env: VectorEnv) -> None:
-        """Take an environment batch of one, which this object then owns."""
-        assert env.num_envs == 1, f"a slot has one environment, got {env.num_envs}"
-        self._env = env
-        self._remake: Callable[[], VectorEnv] | None = None  # what makes the next one, if this one has failed
+    def __init__(self, make_env: Callable[[], VectorEnv]) -> None:
+        """Take the function that makes an environment batch of one; the first start calls it."""
+        self._make_env = make_env
+        self._env: VectorEnv | None = None
+        self.is_new = True
+        """Whether no environment was ever made."""
 
     def start(self, seed: int, policy: EvalPolicy) -> PolicyInput:
         """Start the episode of a seed; return the policy's first input."""
-        if self._remake is not None:
-            self._env, self._remake = self._remake(), None
+        if self._env is None:
+            self._env, self.is_new = self._make_env(), False
+            assert self._env.num_envs == 1, f"a slot has one environment, got {self._env.num_envs}"
         self._input_builder = PolicyInputBuilder(1, self._env.spec, policy.recurrent_state_size)
         self._clips_rewards = policy.clips_rewards
         observation = self._env.reset(seed)
@@ -125,6 +128,7 @@ class EnvSlot:
 
     def step(self, output: PolicyOutput, index: int = 0) -> tuple[PolicyInput, EpisodeSummary | None]:
         """Act once, by one row of an output; return the next input, and the episode's summary if it has ended."""
+        assert self._env is not None, "a step before the first start"
         row = slice(index, index + 1)
         self._input_builder.record(output, row)
         result = self._env.step(output.action[row])
@@ -134,14 +138,11 @@ class EnvSlot:
         return policy_input, result.episodes[0] if result.episodes else None
 
     def close(self) -> None:
-        """Free the environment; what it raises then changes no result."""
-        with contextlib.suppress(*FAILURES):  # user code, and perhaps closed before
-            self._env.close()
-
-    def renew(self, make_env: Callable[[], VectorEnv]) -> None:
-        """Have the next start make another environment, since this one has failed."""
-        self.close()
-        self._remake = make_env
+        """Free the environment, of which the next start makes another; what it raises then changes no result."""
+        env, self._env = self._env, None
+        with contextlib.suppress(*FAILURES):  # user code
+            if env is not None:
+                env.close()
 
 
 class EvalProtocol:
@@ -154,8 +155,7 @@ class EvalProtocol:
             make_env: Makes a batch of one evaluation environment.
             num_slots: Episodes played side by side, which share each call of the policy.
         """
-        self._make_env, self._num_slots = make_env, num_slots
-        self._slots: list[EnvSlot] = []
+        self._slots = [EnvSlot(make_env) for _ in range(num_slots)]
 
     def play(
         self,
@@ -177,9 +177,9 @@ class EvalProtocol:
 
         Raises:
             EpisodesFailed: The environment failed in every episode.
+            ConfigError: The first environment of a slot cannot be made.
         """
-        self._fill(min(self._num_slots, len(seeds)))
-        rollout = _Rollout(self._slots, seeds, policy, self._make_env, on_progress)
+        rollout = _Rollout(self._slots, seeds, policy, on_progress)
         while rollout.is_playing:
             if is_stopped():
                 return None
@@ -190,11 +190,6 @@ class EvalProtocol:
         """Free the environments."""
         for slot in self._slots:
             slot.close()
-        self._slots.clear()
-
-    def _fill(self, count: int) -> None:
-        while len(self._slots) < count:
-            self._slots.append(EnvSlot(self._make_env()))
 
 
 @dataclass
@@ -217,11 +212,10 @@ class _Rollout:
         slots: Sequence[EnvSlot],
         seeds: Sequence[int],
         policy: EvalPolicy,
-        make_env: Callable[[], VectorEnv],
         on_progress: Callable[[int], None],
     ) -> None:
-        self._policy, self._seeds, self._make_env, self._on_progress = policy, seeds, make_env, on_progress
-        self._failed: dict[int, Exception] = {}
+        self._policy, self._seeds, self._on_progress = policy, seeds, on_progress
+        self._failed: dict[int, EnvFailed] = {}
         self.returns = np.full(len(seeds), np.nan)
         self.lengths = np.zeros(len(seeds), np.int64)
         self._left = deque(enumerate(seeds))
@@ -245,7 +239,7 @@ class _Rollout:
         """Step one episode; return what plays in its place from now on."""
         try:
             episode.policy_input, summary = episode.slot.step(output, row)
-        except Exception as error:
+        except FAILURES as error:
             self._skip(episode.slot, episode.number, error)
         else:
             if summary is None:
@@ -285,15 +279,18 @@ class _Rollout:
             number, seed = self._left.popleft()
             try:
                 policy_input = slot.start(seed, self._policy)
-            except Exception as error:
+            except FAILURES as error:
+                if isinstance(error, ConfigError) and slot.is_new:
+                    raise
                 self._skip(slot, number, error)
             else:
                 return [_Episode(slot, number, policy_input, np.random.default_rng(seed))]
         return []
 
-    def _skip(self, slot: EnvSlot, number: int, error: Exception) -> None:
+    def _skip(self, slot: EnvSlot, number: int, error: BaseException) -> None:
         """Leave out an episode whose environment failed, and continue with another environment."""
-        _log.warning("episode not counted: its environment failed", seed=self._seeds[number], reason=str(error))
-        count_failure(error.kind if isinstance(error, EnvFailed) else "raised")
-        self._failed[number] = error
-        slot.renew(self._make_env)
+        failure = as_failure(error)
+        _log.warning("episode not counted: its environment failed", seed=self._seeds[number], reason=str(failure))
+        count_failure(failure.kind)
+        self._failed[number] = failure
+        slot.close()

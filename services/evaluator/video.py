@@ -73,7 +73,7 @@ class _Episode:
 
     def pictures(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the pictures, uint8 [H, W, 3], that of the episode's end included."""
-        slot = EnvSlot(self._env)
+        slot = EnvSlot(lambda: self._env)
         policy_input = slot.start(self._seed, self._policy)
         yield (first := self._picture())
         has_told = False

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.unit.evaluator.line_env import LineEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
+from tidemill.envs.interface import VectorStep
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
+from tidemill.errors import ConfigError
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.services.evaluator.protocol import EpisodesFailed, EvalPolicy, EvalProtocol, Evaluation
 
@@ -220,6 +224,58 @@ def test_play_survives_an_environment_that_cannot_be_made_again() -> None:
     assert (evaluation.failed, evaluation.seeds) == (2, (0, 1, 2))
     assert len(made) == 2
     assert _play(protocol, range(3)).failed == 0
+
+
+class _LeavingEnv(GymnasiumVectorEnv):
+    """A batch that asks for the end of the process in the reset of seed 1 and in the first step of seed 3."""
+
+    def __init__(self) -> None:
+        super().__init__(LineEnv, 1)
+        self._played = 0
+
+    def reset(self, seed: int) -> NDArray[Any]:
+        """Start, or leave."""
+        self._played = seed
+        if seed == 1:
+            sys.exit(2)
+        return super().reset(seed)
+
+    def step(self, action: NDArray[Any]) -> VectorStep:
+        """Continue, or leave."""
+        if self._played == 3:
+            sys.exit(2)
+        return super().step(action)
+
+
+def test_play_leaves_out_episodes_whose_environment_asks_for_the_end_of_the_process() -> None:
+    """The process is not the environment's own."""
+    evaluation = _play(EvalProtocol(_LeavingEnv, 2), range(6))
+    assert (evaluation.failed, evaluation.seeds) == (2, (0, 2, 4, 5))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no licence left"), SystemExit(2)])
+def test_play_survives_a_first_environment_that_cannot_be_made(error: BaseException) -> None:
+    """The episode that waits for it is left out; the next one tries again."""
+    made: list[int] = []
+
+    def make() -> GymnasiumVectorEnv:
+        made.append(len(made))
+        if len(made) == 1:
+            raise error
+        return GymnasiumVectorEnv(LineEnv, 1)
+
+    evaluation = _play(EvalProtocol(make, 2), range(6))
+    assert (evaluation.failed, evaluation.seeds, len(made)) == (1, (1, 2, 3, 4, 5), 3)
+
+
+def test_settings_without_an_environment_are_not_a_failed_episode() -> None:
+    """Every episode would fail in the same way."""
+
+    def make() -> GymnasiumVectorEnv:
+        raise ConfigError("env.id is 'nothing'")
+
+    with pytest.raises(ConfigError, match="nothing"):
+        EvalProtocol(make, 2).play(EvalPolicy(_zeros), range(6))
 
 
 def test_play_tells_how_many_episodes_have_ended() -> None:
