@@ -66,6 +66,24 @@ class EvalPolicy:
     clips_rewards: bool = False
     """Whether it sees the signs of rewards, as in training. Scores count them as they are."""
 
+    def choose(self, inputs: Sequence[PolicyInput], rngs: Sequence[np.random.Generator]) -> PolicyOutput:
+        """Return the output for one environment of each input, with some actions replaced by random ones.
+
+        Args:
+            inputs: One environment each.
+            rngs: Of each episode, seeded by its seed.
+        """
+        output = self.act(join(inputs))
+        if self.epsilon == 0.0:
+            return output
+        action = output.action.copy()
+        for i, (policy_input, rng) in enumerate(zip(inputs, rngs, strict=True)):
+            if rng.random() < self.epsilon:
+                mask = policy_input.action_mask
+                legal = self.num_actions if mask is None else np.flatnonzero(mask[0])
+                action[i] = rng.choice(legal)
+        return replace(output, action=action)
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -230,7 +248,7 @@ class _Rollout:
     def step(self) -> None:
         """Act once in every slot that plays."""
         playing = self._playing
-        output = self._act()
+        output = self._policy.choose([each.policy_input for each in playing], [each.rng for each in playing])
         self._playing = []
         for i, episode in enumerate(playing):
             self._playing += [episode] if episode.is_over else self._advance(episode, output, i)
@@ -258,20 +276,6 @@ class _Rollout:
             raise EpisodesFailed(f"no episode could be completed: {next(iter(self._failed.values()))}")
         seeds = tuple(self._seeds[number] for number in kept)
         return Evaluation(self.returns[kept], self.lengths[kept], seeds, failed=len(self._failed))
-
-    def _act(self) -> PolicyOutput:
-        """Return the policy's output, with some actions replaced by random ones."""
-        policy = self._policy
-        output = policy.act(join([episode.policy_input for episode in self._playing]))
-        if policy.epsilon == 0.0:
-            return output
-        action = output.action.copy()
-        for i, episode in enumerate(self._playing):
-            if episode.rng.random() < policy.epsilon:
-                mask = episode.policy_input.action_mask
-                legal = policy.num_actions if mask is None else np.flatnonzero(mask[0])
-                action[i] = episode.rng.choice(legal)
-        return replace(output, action=action)
 
     def _start_next(self, slot: EnvSlot) -> list[_Episode]:
         """Return the next episode, started in a slot; nothing if none is left."""

@@ -30,7 +30,7 @@ def record_video(
     max_steps: int,
     on_picture: Callable[[NDArray[np.uint8]], None] = lambda _: None,
 ) -> EpisodeSummary | None:
-    """Play one episode and write its video; the file is replaced whole.
+    """Play the episode of a seed, as `EvalProtocol.play` does, and write its video; the file is replaced whole.
 
     Args:
         env: A batch of one, made with `render=True`; closed afterwards.
@@ -74,11 +74,11 @@ class _Episode:
     def pictures(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the pictures, uint8 [H, W, 3], that of the episode's end included."""
         slot = EnvSlot(lambda: self._env)
-        policy_input = slot.start(self._seed, self._policy)
+        policy_input, rng = slot.start(self._seed, self._policy), np.random.default_rng(self._seed)
         yield (first := self._picture())
         has_told = False
         for _ in range(self._max_steps):
-            policy_input, self.summary = slot.step(self._policy.act(policy_input))
+            policy_input, self.summary = slot.step(self._policy.choose([policy_input], [rng]))
             picture = self._picture()
             if picture.shape == first.shape:
                 yield picture

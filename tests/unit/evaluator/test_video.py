@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from tests.support.envs import CountingEnv
 from tests.support.naming import naming
+from tests.unit.evaluator.line_env import LineEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.errors import FatalError
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
-from tidemill.services.evaluator.protocol import EvalPolicy
+from tidemill.services.evaluator.protocol import EvalPolicy, EvalProtocol
 from tidemill.services.evaluator.video import record_video
 
 
@@ -51,3 +52,24 @@ def test_pictures_of_another_size_are_left_out(tmp_path: Path) -> None:
     assert {picture.shape for picture in seen} == {(32, 32, 3)}
     assert (tmp_path / "best.mp4").stat().st_size > 0
     assert [line["event"] for line in logs] == ["skipping frames of another size"]
+
+
+class _DrawnLineEnv(LineEnv):
+    """One that draws."""
+
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:  # noqa: ANN401 - gymnasium's
+        """Return a picture."""
+        return np.zeros((16, 16, 3), np.uint8)
+
+
+def test_filmed_episode_is_the_one_that_was_measured(tmp_path: Path) -> None:
+    """With random actions, too: those of the episode's seed."""
+    policy = EvalPolicy(_act, epsilon=0.5, num_actions=2)
+    measured = EvalProtocol(lambda: GymnasiumVectorEnv(lambda: _DrawnLineEnv(40), 1), 1).play(policy, [35])
+    assert measured is not None
+    env = GymnasiumVectorEnv(lambda: _DrawnLineEnv(40), 1)
+    summary = record_video(env, policy, 35, tmp_path / "best.mp4", max_steps=100)
+    assert summary is not None
+    assert summary.episode_return == measured.returns[0] > summary.length == measured.lengths[0] == 36
