@@ -242,6 +242,22 @@ def test_policy_does_not_act_on_what_is_no_observation(tmp_path: Path, value: ob
         policy.act(np.array([value] * 3))
 
 
+@pytest.mark.parametrize("refused", [{"action_mask": None}, {"observation": np.full((20, 3), np.nan)}])
+def test_refused_call_leaves_no_trace(refused: dict[str, Any], tmp_path: Path) -> None:
+    """The next one is the first of its episode: its frame fills the stack, and there may be fewer environments."""
+    settings = {**_SETTINGS, "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [8]}}
+    settings["env"] = {"id": "CartPole-v1", "action_mask": "info.action_mask"}
+    _bundle(tmp_path, settings, EnvSpec((3,), "float32", frame_stack=4, num_actions=9, masks_actions=True))
+    seen = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    mask = np.ones((20, 9), np.bool_)
+    for count in (20, 2):
+        fresh, policy = (tidemill.load_policy(tmp_path / "bundle") for _ in range(2))
+        with pytest.raises(InvalidArgument):
+            policy.act(**{"observation": seen, "action_mask": mask, **refused})
+        expected = fresh.act(seen[:count], action_mask=mask[:count])
+        assert policy.act(seen[:count], action_mask=mask[:count]).tolist() == expected.tolist()
+
+
 def test_policy_of_masked_actions_wants_the_masks(tmp_path: Path) -> None:
     """It acts legally, for one environment and for several, and says what is missing or wrong."""
     settings = {**_SETTINGS, "agent": {"algorithm": "dqn", "network": "mlp", "hidden_sizes": [8]}}

@@ -166,7 +166,6 @@ class TrainedPolicy:
                 f"observation has shape {seen.shape}, allowed: {self.env_spec.observation_shape}, or N of them"
             )
         first = self._is_first(is_first, len(rows))
-        builder = self._builder_for(len(rows))
         gained = None if reward is None else np.full(len(rows), reward, np.float32)
         if gained is not None and self._config.env.clips_rewards:
             gained = np.sign(gained)  # as in training
@@ -177,7 +176,9 @@ class TrainedPolicy:
                 which = f"part {name!r} of the observation" if name else "observation"
                 raise InvalidArgument(f"{which} has numbers that are NaN or infinite, allowed: finite numbers")
         check_options(self.env_spec.observation_spaces, seen_parts)
-        policy_input = builder.build(seen_rows, first, gained, self._mask(action_mask, len(rows)))
+        mask = self._mask(action_mask, len(rows))
+        builder = self._builder_for(len(rows))  # a call that is refused leaves no trace
+        policy_input = builder.build(seen_rows, first, gained, mask)
         output = self._policy.act(policy_input, 2**62, evaluation=not explore)  # long after every schedule's end
         builder.record(output)
         action = output.action if self._actions is None else self._actions.convert(output.action)
