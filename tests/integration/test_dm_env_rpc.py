@@ -6,22 +6,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import grpc
 import gymnasium
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from tests.support.naming import naming
+from tests.support.security import become
 from tidemill.envs import dm_env_messages as pb
 from tidemill.envs.dm_env_rpc import DmEnvRpc, _action_space
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.make import make_env, spec_of
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import ConfigError, EnvFailed, FatalError
+from tidemill.errors import ConfigError, EnvFailed, FatalError, TidemillError
+from tidemill.services.tools.certs import make
 from tidemill.types import EnvSpec
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +121,37 @@ def test_server_that_dies_is_a_failure_of_the_environment(server: _Server) -> No
         mortal.close()
         with pytest.raises(EnvFailed):
             env.step(np.array([0]))
+
+
+class _Listening(grpc.GenericRpcHandler):
+    """Notes the names of the metadata of each call, and knows no method."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
+        """Note them."""
+        self.seen += [name for name, _ in handler_call_details.invocation_metadata]
+
+
+@pytest.mark.parametrize("has_ca", [True, False])
+def test_server_is_called_without_the_secrets_of_the_cluster(
+    has_ca: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In plaintext and without the token, which are those of Tidemill's own services."""
+    make(tmp_path)
+    become(monkeypatch, ca=tmp_path / "ca.pem" if has_ca else None, token=tmp_path / "actor.token")
+    listening = _Listening()
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[listening])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(TidemillError):
+            DmEnvRpc(f"127.0.0.1:{port}")
+    finally:
+        server.stop(None)
+    assert listening.seen
+    assert "authorization" not in listening.seen
 
 
 def test_actions_become_spaces() -> None:

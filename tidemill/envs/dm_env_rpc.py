@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tidemill.envs import dm_env_messages as pb
 from tidemill.errors import ConfigError, FatalError, TidemillError
 from tidemill.observation_parts import stored
-from tidemill.rpc.channel import open_channel
+from tidemill.rpc.channel import open_foreign_channel
 from tidemill.rpc.dialogue import Dialogue
 from tidemill.settings.check import nearest
 
@@ -43,7 +43,7 @@ class DmEnvRpc(gymnasium.Env[Any, Any]):
         """Connect, create a world and join it.
 
         Args:
-            address: Of the server, `host:port`.
+            address: Of the server, `host:port`, called in plaintext and without a token.
             world: Name of a world to join; empty: create one, which `close` destroys.
             create_settings: Settings of the world: numbers, arrays and texts by name.
             join_settings: Settings of joining it.
@@ -57,7 +57,7 @@ class DmEnvRpc(gymnasium.Env[Any, Any]):
             Unavailable: The server does not answer.
             FatalError: The server refused.
         """
-        self._channel = open_channel(address)
+        self._channel = open_foreign_channel(address)
         self._created, self._is_running = "", False
         self._call: Dialogue[Any, Any] | None = None
         self._seed_setting = seed_setting

@@ -63,6 +63,11 @@ def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) ->
     return grpc.intercept_channel(bounded, *interceptors) if interceptors else bounded
 
 
+def open_foreign_channel(address: str) -> grpc.Channel:
+    """Return a channel, like that of `open_channel`, to a server of another program: in plaintext, without a token."""
+    return BoundedChannel(grpc.insecure_channel(address, options=client_options(MAX_MESSAGE_BYTES)), address)
+
+
 def open_aio_channel(address: str) -> grpc.aio.Channel:
     """Return the asyncio twin of `open_channel`, which brings no token: it is for health checks."""
     options = client_options(MAX_MESSAGE_BYTES)
