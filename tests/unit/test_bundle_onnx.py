@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from tidemill.bundle.onnx_file import _compared, write_onnx
 from tidemill.bundle.onnx_report import OnnxReport, try_onnx
 from tidemill.config.load import from_document
 from tidemill.config.sections import RunConfig
+from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.services.tools.export import _describe_onnx
 from tidemill.types import EnvSpec, ObservationPart
 
@@ -128,6 +130,26 @@ def test_file_that_answers_with_nan_is_removed(tmp_path: Path, monkeypatch: pyte
     report = _compared(file, np.zeros((2, 3), np.float32), np.zeros((2, 1), np.float32))
     assert "differ by nan" in report.reason
     assert not file.exists()
+
+
+def test_network_that_does_not_do_what_the_policy_does_gets_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an algorithm of one's own, whose `evaluation_network` forgets a squash: `act` is what was measured."""
+    network, file = torch.nn.Linear(3, 2).requires_grad_(False), tmp_path / "policy.onnx"
+    session = SimpleNamespace(run=lambda _, fed: [network(torch.from_numpy(fed["observation"])).numpy()])
+    monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace(InferenceSession=lambda *_, **__: session))
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: file.touch())
+
+    def act(policy_input: PolicyInput, *, evaluation: bool, squash: Any = torch.tanh) -> PolicyOutput:  # noqa: ANN401
+        assert evaluation
+        return PolicyOutput(squash(network(torch.from_numpy(policy_input.observation))).numpy())
+
+    own = SimpleNamespace(evaluation_network=lambda: network, act=act)
+    assert "differ" in write_onnx(own, BOX, file).reason
+    assert not file.exists()
+    own.act = partial(act, squash=torch.clone)
+    assert write_onnx(own, BOX, file) == OnnxReport("", 64, 0.0, "float32 [N, 3]", "float32 [N, 2]")
 
 
 _WRITE = """

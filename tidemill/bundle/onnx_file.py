@@ -1,4 +1,4 @@
-"""A trained policy as ONNX, for programs without torch: written, and checked against torch by onnxruntime.
+"""A trained policy as ONNX, for programs without torch: written, and checked against the policy by onnxruntime.
 
     python -m tidemill.bundle.onnx_file RUN VERSION FILE
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.bundle.onnx_report import OnnxReport
+from tidemill.rl.policy_io import PolicyInput
 
 if TYPE_CHECKING:
     from tidemill.types import EnvSpec
@@ -60,9 +61,7 @@ def write_onnx(policy: Any, env_spec: EnvSpec, file: Path) -> OnnxReport:  # noq
     except Exception as error:  # the exporter raises whatever a network of a user's own provokes
         file.unlink(missing_ok=True)
         return OnnxReport(f"torch cannot export the network: {str(error).strip().splitlines()[0]}")
-    with torch.inference_mode():
-        expected = network(torch.from_numpy(seen)).numpy()
-    return _compared(file, seen, expected)
+    return _compared(file, seen, policy.act(_first_of_episodes(seen, env_spec), evaluation=True).action)
 
 
 def _random_observations(env_spec: EnvSpec) -> NDArray[Any]:
@@ -75,6 +74,13 @@ def _random_observations(env_spec: EnvSpec) -> NDArray[Any]:
     return rng.normal(size=shape).astype(env_spec.observation_dtype)
 
 
+def _first_of_episodes(seen: NDArray[Any], env_spec: EnvSpec) -> PolicyInput:
+    """Return the input of a policy that remembers nothing."""
+    zeros = np.zeros((len(seen), 0), np.float32)
+    action = np.zeros((len(seen), *env_spec.action_shape), env_spec.action_dtype)
+    return PolicyInput(seen, np.ones(len(seen), np.bool_), action, zeros.sum(1), zeros)
+
+
 def _compared(file: Path, seen: NDArray[Any], expected: NDArray[Any]) -> OnnxReport:
     """Return how onnxruntime's actions differ from `expected`; the file is removed if they differ too much."""
     import onnxruntime
@@ -85,7 +91,7 @@ def _compared(file: Path, seen: NDArray[Any], expected: NDArray[Any]) -> OnnxRep
     difference = float(np.abs(found.astype(np.float64) - expected).max()) if is_alike else float("inf")
     if not difference <= (_TOLERANCE if expected.dtype.kind == "f" else 0.0):  # also for NaN
         file.unlink()
-        return OnnxReport(f"onnxruntime and torch differ by {difference:g} in an action")
+        return OnnxReport(f"onnxruntime and the policy differ by {difference:g} in an action")
     described = [f"{array.dtype} [{', '.join(['N', *map(str, array.shape[1:])])}]" for array in (seen, expected)]
     return OnnxReport("", len(seen), difference, *described)
 
