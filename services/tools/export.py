@@ -206,7 +206,7 @@ def _export(run: Path, folder: Path, tag: str | None, repository: str = "", *, p
         file = Path(made) / NAME
         onnx = try_onnx(run, params.number, file)
         sources = list((read_document(run / CONFIG).get("learner") or {}).get("sources") or {})
-        shown = list(find_shown(run))
+        shown = list(find_shown(run, bundle))
         card = model_card(bundle, config, scores.get(params.number), tests, shown, onnx, source, sources)
         write_bundle(bundle, run, folder, card, {} if onnx.reason else {NAME: file})
     if onnx.reason:

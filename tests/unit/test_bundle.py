@@ -36,6 +36,7 @@ _SETTINGS: dict[str, Any] = {
     "learner": {"publish_every": 7, "server": {"address": "127.0.0.1:7403"}},
     "cluster": {"replay": ["127.0.0.1:7401"]},
 }
+_RESULT = {"solved": True, "video": "videos/best.mp4", "best_version": 5}
 _SPEC = EnvSpec(observation_shape=(3,), observation_dtype="float32", action_shape=(1,))
 
 
@@ -57,7 +58,7 @@ def _bundle(folder: Path, settings: dict[str, Any] = _SETTINGS, spec: EnvSpec = 
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     (run / "scores.csv").write_text("scores")
     (run / "videos/best.mp4").write_bytes(b"film")
-    made = Bundle(_params(settings, spec), spec, {"solved": True}, {"python": "3"})
+    made = Bundle(_params(settings, spec), spec, _RESULT, {"python": "3"})
     write_bundle(made, run, folder / "bundle", "# card")
     return made
 
@@ -67,10 +68,20 @@ def test_bundle_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = _bundle(tmp_path)
     found = read_bundle(tmp_path / "bundle")
     assert (found.params, found.env_spec) == (made.params, made.env_spec)
-    assert (found.result, found.versions) == ({"solved": True}, {"python": "3"})
+    assert (found.result, found.versions) == (_RESULT, {"python": "3"})
     assert datetime.datetime.fromisoformat(found.exported).tzinfo is not None
     names = {path.name for path in (tmp_path / "bundle").iterdir()}
     assert names == {"bundle.json", "policy.safetensors", "config.yaml", "README.md", "scores.csv", "policy.mp4"}
+
+
+@pytest.mark.parametrize("result", [{}, {**_RESULT, "best_version": 4}, {**_RESULT, "video": None}])
+def test_film_of_another_version_is_not_shown(result: dict[str, Any], tmp_path: Path) -> None:
+    """A run films its best version. Nothing says which version another video shows."""
+    made = replace(_bundle(tmp_path), result=result)
+    (tmp_path / "run/videos/v5.mp4").touch()
+    write_bundle(made, tmp_path / "run", tmp_path / "other", "# card")
+    names = {path.name for path in (tmp_path / "other").iterdir()}
+    assert names == {"bundle.json", "policy.safetensors", "config.yaml", "README.md", "scores.csv"}
 
 
 def test_settings_of_a_machine_are_not_passed_on(tmp_path: Path) -> None:
@@ -103,10 +114,10 @@ def test_export_that_another_was_faster_than_leaves_that_one(tmp_path: Path, mon
     """Each of two at once writes its own part; one is written, and the other says that there is something already."""
     made = _bundle(tmp_path)
 
-    def slow(run: Path) -> dict[str, Path]:
+    def slow(run: Path, bundle: Bundle) -> dict[str, Path]:
         monkeypatch.undo()
         write_bundle(made, run, tmp_path / "twice", "fast")
-        return files.find_shown(run)
+        return files.find_shown(run, bundle)
 
     monkeypatch.setattr(files, "find_shown", slow)
     with pytest.raises(AlreadyExists, match="exists"):

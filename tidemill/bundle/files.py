@@ -33,15 +33,13 @@ from tidemill.types import EnvSpec
 
 DOCUMENT, POLICY, CONFIG, CARD = "bundle.json", "policy.safetensors", "config.yaml", "README.md"
 
-_SHOWN = {
-    "scores.csv": "scores.csv",
-    "learning_curve.png": "plots/learning_curve.png",
-    "policy.mp4": "videos/*.mp4",
-    "contact_sheet.png": "videos/*.png",
-}
-"""What a person looks at: its name in the bundle, and where a run has it; of several the newest."""
+_SHOWN = {"scores.csv": "scores.csv", "learning_curve.png": "plots/learning_curve.png"}
+"""What a person looks at: its name in the bundle, and where a run has it."""
 
-FILES = (DOCUMENT, POLICY, CONFIG, CARD, "policy.onnx", *_SHOWN)
+_FILM = {"policy.mp4": "videos/best.mp4", "contact_sheet.png": "videos/best.png"}
+"""The film of its best version, which the run made at its end."""
+
+FILES = (DOCUMENT, POLICY, CONFIG, CARD, "policy.onnx", *_SHOWN, *_FILM)
 """Names of all files that a bundle may have."""
 
 _SECTIONS = ("run", "env", "agent", "table", "learner", "actor", "evaluator")
@@ -141,7 +139,7 @@ def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mappi
         (part / CARD).write_text(card, encoding="utf-8")
         document = {formats.KEY: formats.NEWEST[formats.CONFIG], **portable_settings(run / CONFIG)}
         (part / CONFIG).write_text(written(document), encoding="utf-8")
-        for name, source in {**find_shown(run), **(more or {})}.items():
+        for name, source in {**find_shown(run, bundle), **(more or {})}.items():
             shutil.copyfile(source, part / name)
         try:
             part.rename(folder)
@@ -158,10 +156,11 @@ def check_free(folder: Path) -> None:
         raise AlreadyExists(f"{folder} exists; give another folder, or remove it first")
 
 
-def find_shown(run: Path) -> dict[str, Path]:
-    """Return the files of a run to show, by their names in a bundle."""
-    found = {name: sorted(run.glob(pattern), key=lambda path: path.stat().st_mtime) for name, pattern in _SHOWN.items()}
-    return {name: paths[-1] for name, paths in found.items() if paths}
+def find_shown(run: Path, bundle: Bundle) -> dict[str, Path]:
+    """Return the files of a run to show, by their names in a bundle: the film only if it is of the bundle's version."""
+    is_filmed = bundle.result.get("video") and bundle.result.get("best_version") == bundle.params.number
+    shown = _SHOWN | _FILM if is_filmed else _SHOWN
+    return {name: run / file for name, file in shown.items() if (run / file).is_file()}
 
 
 def portable_settings(file: Path) -> dict[str, dict[str, Any]]:
