@@ -22,7 +22,14 @@ def test_a_path_stays_a_path(path: str | Path) -> None:
     assert local_folder(path) == Path(path)
 
 
-@pytest.mark.parametrize("source", ["hf://", "hf://cart", "hf://me/cart/x", "hf://../x", "hf://me/c t", "hf://@main"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("hf://", "hf://cart", "hf://me/cart/x", "hf://../x", "hf://me/c t", "hf://@main"),
+        *("hf://me/cart--pole", "hf://me/cart..pole", "hf://me/cart.git", "hf://me/cart-", "hf://-me/cart"),
+        f"hf://me/{97 * 'x'}",
+    ],
+)
 def test_what_names_no_repository_is_refused_with_its_value(source: str) -> None:
     """And with what is allowed."""
     with pytest.raises(ConfigError, match=naming("hf://OWNER/NAME")) as raised:

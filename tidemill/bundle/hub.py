@@ -16,7 +16,7 @@ from tidemill.atomic_files import is_disk_full
 from tidemill.bundle.files import DOCUMENT, FILES, is_bundle
 from tidemill.errors import ConfigError, NotFound, Unavailable
 
-_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+_NAME = re.compile(r"(?!.*(?:--|\.\.|\.git$))\w(?:[\w.-]*\w)?/\w(?:[\w.-]{0,94}\w)?", re.ASCII)  # by the Hub's rules
 _TRANSPORTS = ("httpx", "httpx2", "requests")  # of releases of huggingface_hub
 _SOURCE = re.compile(r"hf:/{1,2}([^@]*)(?:@(.+))?")  # a path in between has made one slash of two
 
