@@ -109,7 +109,10 @@ class EnvWatch(Closing):
         self._closed.set()
 
     def _watch(self) -> None:
-        """Count polls instead of reading a clock: a process that was stopped meanwhile has not waited."""
+        """Count polls instead of reading a clock: a process that was stopped meanwhile has not waited.
+
+        One that was stopped for more than twice the limit and a minute may end all the same, by the timer below.
+        """
         poll_s = min(self.limit_s() / _POLLS, _LONGEST_POLL_S)
         call, waited_s, has_warned = 0, 0.0, False
         while not self._closed.wait(poll_s):
