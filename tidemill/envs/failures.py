@@ -103,6 +103,7 @@ class Restarts:
             reason=str(error),
             restarts=self._totals[unit],
             in_s=round(pause_s, 1),
+            **({"environment": unit} if len(self._totals) > 1 else {}),  # in its own process each is environment 0
         )
 
     def is_due(self, unit: int) -> bool:

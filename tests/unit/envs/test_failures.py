@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support.naming import naming
 from tidemill.envs import isolated
@@ -61,6 +62,14 @@ def test_default_budget_gives_a_bug_up_within_seconds(capsys: pytest.CaptureFixt
     assert (raised.value.is_final, raised.value.kind) == (True, "raised")
     assert clock.now_s < 7
     assert "Traceback: here" in capsys.readouterr().err
+
+
+def test_log_names_the_environment_that_failed() -> None:
+    """Of several that each have a process, where every message begins with environment 0; a batch is one unit."""
+    with capture_logs() as logs:
+        _restarts(_Clock(), units=3).failed(2, _ERROR)
+        _restarts(_Clock()).failed(0, _ERROR)
+    assert [line.get("environment") for line in logs] == [2, None]
 
 
 def test_steps_between_failures_give_the_budget_back() -> None:
