@@ -122,7 +122,7 @@ _CONTENDERS: Sequence[Peer] = (
     Tidemill(
         "tidemill",
         "Tidemill",
-        "6 processes, 1 thread of torch in each that computes, 2 in the learner with images",
+        "6 processes, 1 thread of torch in each that computes, 2 with images in the learner and in PPO's actor",
         plays_atari=True,
     ),
     Peer("sb3", "Stable-Baselines3", _ONE_OR_TWO, plays_atari=True),

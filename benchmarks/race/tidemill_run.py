@@ -24,6 +24,9 @@ def config_of(task: Task) -> Document:
     if task.is_atari:
         sections["agent"] |= {"update_precision": "float32"} | _images(settings)
         sections["actor"] = {"precision": "float32"}
+    env = {"id": task.env_id, "num_envs": task.num_envs}
+    if task.is_atari and isinstance(settings, PPO):  # its actor and its learner take turns
+        env["threads"] = sections["actor"]["threads"] = task.threads
     evaluator = {
         "episodes": task.evaluation_episodes,
         "num_envs": task.evaluation_episodes,
@@ -35,7 +38,7 @@ def config_of(task: Task) -> Document:
     }
     return {
         "run": {"name": RUN, "max_env_steps": task.decisions},
-        "env": {"id": task.env_id, "num_envs": task.num_envs},
+        "env": env,
         "evaluator": evaluator,
         "launcher": {"view": "plain"},
         **sections,

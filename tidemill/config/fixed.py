@@ -31,6 +31,7 @@ _FREE = tuple(
         "max_restarts",
         "restart_backoff_s",
         "max_memory_mib",
+        "threads",
     )
 )
 """Settings of these sections that nothing depends on."""

@@ -66,7 +66,7 @@ def _make_ale(settings: EnvSettings, num_envs: int, *, training: bool, in_colour
     return AtariVectorEnv(
         _rom_name(settings.id),
         num_envs,
-        num_threads=1,  # an actor fills one core; more cores are for more actors
+        num_threads=settings.threads,
         max_num_frames_per_episode=min(limit, settings.max_frames) if limit else settings.max_frames,
         repeat_action_probability=settings.sticky_actions,
         full_action_space=settings.full_action_space,

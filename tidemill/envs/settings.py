@@ -24,6 +24,7 @@ _ATARI = (
     "sticky_actions",
     "clip_rewards",
     "full_action_space",
+    "threads",
     "max_frames",
 )
 
@@ -120,12 +121,15 @@ class EnvSettings:
     stay raw."""
     full_action_space: bool = False
     """Atari: offer all 18 joystick actions instead of those that the game uses."""
+    threads: int = 1
+    """Atari: threads that step an actor's games, at least 1. More of them help an actor that acts while its learner
+    waits, as with PPO; `actor.threads` is the same for its network."""
     max_frames: int = 108_000
     """Atari: emulator frames after which a game is truncated (108,000 is 30 minutes at 60 frames/s)."""
 
     def __post_init__(self) -> None:
         _check(bool(self.id), "id", self.id, "a gymnasium id, ALE/Game, module:Id or module:function")
-        check_at_least(1, "env", self, "num_envs", "frame_skip")
+        check_at_least(1, "env", self, "num_envs", "frame_skip", "threads")
         check_at_least(0, "env", self, "max_episode_steps", "max_evaluation_steps", "step_timeout_s", "reset_timeout_s")
         check_at_least(0, "env", self, "max_restarts", "restart_backoff_s", "max_memory_mib", "noop_max")
         check_between(1, 16, "env", self, "frame_stack", "observation_stack")

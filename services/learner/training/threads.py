@@ -47,11 +47,15 @@ class Threads:
         self._times.append(seconds)
         del self._times[:-_TIMED]
         if self._is_trial:
-            if self._updates > _TIMED:  # the first one starts threads
-                self._decide(statistics.median(self._times))
+            if self._updates > _TIMED or self._is_hopeless():  # the first one starts threads
+                self._decide(statistics.median(self._times[-self._updates :]))
         elif self._updates >= self._interval or (self._updates >= _LEAST_UPDATES and self._has_changed()):
             self._before = statistics.median(self._times)
             self._begin(is_trial=True)
+
+    def _is_hopeless(self) -> bool:
+        """True if both of a trial's first updates were far slower: an update from a rollout may take seconds."""
+        return self._updates > 1 and min(self._times[-self._updates :]) > _CHANGED * self._before
 
     def _has_changed(self) -> bool:
         median = statistics.median(self._times)

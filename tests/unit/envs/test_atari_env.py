@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,6 +37,15 @@ def test_spec_tells_one_frame_and_the_games_own_actions() -> None:
     assert make_env(BREAKOUT, 1, training=True).spec == EnvSpec((84, 84), "uint8", 4, 4)
     full = EnvSettings("ALE/Breakout", full_action_space=True, frame_stack=2)
     assert make_env(full, 1, training=True).spec == EnvSpec((84, 84), "uint8", 2, 18)
+
+
+def test_more_threads_play_the_same_games() -> None:
+    """`env.threads` changes only how long a step takes."""
+    batch = actions(40, 3)
+    one, two = (play(replace(BREAKOUT, threads=count), batch, training=True) for count in (1, 2))
+    for expected, found in zip(one, two, strict=True):
+        assert np.array_equal(found.observation, expected.observation)
+        assert np.array_equal(found.reward, expected.reward)
 
 
 def test_returns_and_frames_equal_ale_py_alone() -> None:

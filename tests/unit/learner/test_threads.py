@@ -39,6 +39,11 @@ def test_all_threads_are_kept_where_they_are_faster() -> None:
     assert 0 < updates.make(40_000, _QUIET)[1] < 70
 
 
+def test_trial_ends_as_soon_as_it_is_far_slower() -> None:
+    """PPO's updates from images may take seconds each."""
+    assert _Updates().make(20, {1: 2.8, 4: 1.5}) == {4: 18, 1: 2}
+
+
 @pytest.mark.parametrize("quiet", [0, 100, 20_000])
 @pytest.mark.parametrize("fast, slow", [(_QUIET, _BUSY), (_ROLLOUTS_QUIET, _ROLLOUTS_BUSY)], ids=["short", "long"])
 def test_one_thread_takes_over_where_processors_are_busy(

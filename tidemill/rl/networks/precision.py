@@ -141,7 +141,9 @@ class MixedPrecision(nn.Module):
         """Have updates multiply in the format, and lay images in memory in the order, that the settings ask for."""
         self.matmul_precision = MatmulPrecision(settings.update_precision, device, images=env_spec.is_image)
         is_last = settings.channels_last
-        if device.type == "cuda" if is_last == "auto" else is_last:
+        if is_last == "auto":
+            is_last = device.type == "cuda" or self.matmul_precision.dtype == torch.float32
+        if is_last:
             to_channels_last(self)
 
 
