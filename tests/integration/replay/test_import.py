@@ -199,17 +199,20 @@ def test_import_tries_again_to_switch_the_rate_limiter_on(
     assert client.describe_table("late").items == 40
 
 
-def test_failed_import_leaves_its_table_empty(
+def test_failed_import_leaves_no_table_and_can_be_repeated(
     server: LocalServer, client: ReplayClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of a table is not left where a learner may take it for the whole."""
+    """A learner cannot take half of a table for the whole; the second import is that of a new table, unlimited."""
     fill(server.address)
+    client.update_table("t", TableUpdate(queue_size=5))
     export_table(server.address, "t", tmp_path / "out")
-    monkeypatch.setattr(ExportedTable, "item_values", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        import_table(server.address, tmp_path / "out", table="copy")
-    described = client.describe_table("copy")
-    assert (described.items, described.rate_limiter_off) == (0, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExportedTable, "item_values", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            import_table(server.address, tmp_path / "out", table="copy")
+    assert [table.config.name for table in client.list_tables()] == ["t"]
+    assert import_table(server.address, tmp_path / "out", table="copy", timeout_s=2.0).table_items == 40
+    assert not client.describe_table("copy").rate_limiter_off
 
 
 def test_import_whose_creation_was_not_answered_fills_its_own_table(

@@ -18,13 +18,14 @@ from tests.support.replay_log import RANKED, kill, load, options
 from tests.support.replay_service import LocalServer, everything, local_server, server_process
 from tests.support.replay_streams import FIFO, make_config
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.replay import export_table, import_table
+from tidemill.replay import copy_tables, export_table, import_table
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import decode, encode
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.transfer import folder as files
+from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.writing.appender import StreamAppender
 from tidemill.services.replay.__main__ import main
 from tidemill.types import Codec, ColumnSpec
@@ -198,6 +199,18 @@ def test_commands_move_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert "the table has 10 items now" in said
         assert main(["export", one.address, "t", "--out", out]) != 0
         assert "which exists" in capsys.readouterr().err
+
+
+def test_copy_that_failed_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of its table is left at the target, where it would be refused."""
+    with local_server() as one, local_server() as other:
+        fill(one.address)
+        with monkeypatch.context() as patch:
+            patch.setattr(ExportedTable, "item_values", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                copy_tables(one.address, other.address)
+        (report,) = copy_tables(one.address, other.address)
+        assert report.table_items == 40
 
 
 def test_tables_are_copied_while_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,8 @@ def copy_tables(
         NotFound: The source has no such table; nothing was copied.
         FailedPrecondition: A time is given, and the source does not know when any item of a table came; nothing was
             copied.
-        Unavailable: A server cannot be reached, or was silent for `timeout_s`.
+        Unavailable: A server cannot be reached, or was silent for `timeout_s`. Tables that are complete stay at the
+            target; one that is not is removed, if the target could still be told.
     """
     if source == target:
         raise InvalidArgument(f"source and target are both {source}, must be two servers")
@@ -60,7 +61,9 @@ def copy_tables(
         client.wait_for_ready(timeout_s)
         taken = {table.config.name for table in client.list_tables()}
     if taken := taken & set(names):
-        raise AlreadyExists(f"tables {sorted(taken)} are at {target} already: copy to a server without them")
+        raise AlreadyExists(
+            f"tables {sorted(taken)} are at {target} already: name the others, or copy to a server without them"
+        )
     reports = []
     for name in names:
         with tempfile.TemporaryDirectory(dir=folder, prefix="tidemill-") as temporary:

@@ -26,7 +26,6 @@ from tidemill.rpc.channel import Backoff
 
 _MAX_IN_FLIGHT = 1024
 _LOST = "the server restarted with nothing on disk, so the imported items are lost: import again"
-_LIMITER_ON = TableUpdate(rate_limiter_on=True)
 
 
 def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s: float = 60.0) -> TransferReport:
@@ -50,9 +49,9 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
         InvalidArgument: The folder is none of an exported table, or of another version; nothing was sent.
         DataLoss: A file is damaged or missing; nothing was sent.
         AlreadyExists: The server has a table of that name with another configuration; nothing was sent.
-        Unavailable: The server cannot be reached, or took nothing for `timeout_s`. A table that was created is empty
-            then, if the server could still be told. If the message says that the items are stored, only the rate
-            limiter is still to be switched on.
+        Unavailable: The server cannot be reached, or took nothing for `timeout_s`. A table that was created is removed
+            then, if the server could still be told, so that the import can be repeated. If the message says that the
+            items are stored, only the rate limiter is still to be switched on.
         FailedPrecondition: A server that keeps its tables in memory was restarted meanwhile.
     """
     exported = ExportedTable(Path(folder))
@@ -78,7 +77,7 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
 
 @contextmanager
 def _filling(client: ReplayClient, config: TableConfig, switching_s: float | None) -> Iterator[None]:
-    """Switch a new table's rate limiter off, and on again within `switching_s`; empty the table if the block fails.
+    """Switch a new table's rate limiter off, and on again within `switching_s`; remove the table if the block fails.
 
     None leaves it off.
     """
@@ -87,10 +86,7 @@ def _filling(client: ReplayClient, config: TableConfig, switching_s: float | Non
         yield
     except BaseException:
         with suppress(TidemillError):
-            client.reset_table(config.name)
-        if switching_s is not None:
-            with suppress(TidemillError):
-                client.update_table(config.name, _LIMITER_ON)
+            client.drop_table(config.name)
         raise
     if switching_s is not None:
         _switch_on(client, config.name, switching_s)
@@ -100,7 +96,7 @@ def _switch_on(client: ReplayClient, table: str, timeout_s: float) -> None:
     pause, deadline_s = Backoff(), time.monotonic() + timeout_s
     while True:
         try:
-            client.update_table(table, _LIMITER_ON)
+            client.update_table(table, TableUpdate(rate_limiter_on=True))
             return
         except Unavailable as error:
             if (left_s := deadline_s - time.monotonic()) <= 0:
