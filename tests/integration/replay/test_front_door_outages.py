@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -297,3 +298,29 @@ def test_episode_ends_after_a_flush_that_failed_with_its_newest_steps(
     with ReplayDataset(server.address, table, 1, timeout_s=WAIT_S, prefetch=1) as dataset:
         batch = next(dataset)
     assert batch["number"][0][batch.mask[0]].tolist() == list(range(10))
+
+
+def test_chunks_that_a_flush_repeats_share_its_timeout(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for what those before it have left; so it is where a step continues a flush that failed."""
+    now_s, given = 0.0, list[float | None]()
+    table = steps_table(max_item_steps=13)
+    with ReplayWriter(server.address, table, chunk_length=4) as writer:
+        for number in range(12):
+            writer.append(numbered_step(number))
+        send = writer._appender.append
+
+        def sent(chunks: Sequence[Chunk], items: Sequence[ItemBatch], timeout_s: float | None) -> bool:
+            nonlocal now_s
+            given.append(timeout_s)
+            now_s += 1.0
+            if len(given) == 2:
+                raise Unavailable("it is away")
+            return send(chunks, items, timeout_s)
+
+        monkeypatch.setattr(writer._appender, "append", sent)
+        monkeypatch.setattr(writer_module, "time", Mock(monotonic=lambda: now_s))
+        with pytest.raises(Unavailable, match="away"):
+            writer.flush(30.0)
+        writer.append(numbered_step(12), timeout_s=20.0)
+        assert given == [30.0, 29.0, 20.0, 19.0, 18.0]
+        writer.flush(WAIT_S)

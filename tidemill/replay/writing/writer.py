@@ -248,7 +248,7 @@ class ReplayWriter(Reopened):
                 message, or `params_version` is out of range; the step was not taken.
         """
         self._check_open()
-        envs = self._envs_of(env)
+        began_s, envs = time.monotonic(), self._envs_of(env)
         check_range("params_version", params_version, 0, 2**64 - 1)
         batch = self._batch if env is None else ()
         columns = self._reader.read(step, batch)
@@ -261,10 +261,10 @@ class ReplayWriter(Reopened):
         if self._is_step_checked:
             self._check_step(columns, is_batch=env is None and bool(self._batch))
         if self._repeated:
-            self._repeat(timeout_s)
+            self._repeat(timeout_s, began_s)
         full = self._rows.full(envs)
         if len(full):
-            self._send(full, timeout_s)
+            self._send(full, timeout_s, began_s)
         self._rows.add(columns, envs, is_decision, params_version)
 
     async def append_async(
@@ -305,10 +305,11 @@ class ReplayWriter(Reopened):
             Unavailable: `timeout_s` passed, or `stop` was set while it waited; the next call sends them.
         """
         self._check_open()
-        self._repeat(timeout_s)
+        began_s = time.monotonic()
+        self._repeat(timeout_s, began_s)
         full = self._rows.full(self._rows.all)
         if len(full):
-            self._send(full, timeout_s)
+            self._send(full, timeout_s, began_s)
 
     def create_item(
         self,
@@ -386,13 +387,13 @@ class ReplayWriter(Reopened):
         self._check_open()
         self._check_not_held()
         began_s = time.monotonic()
-        self._repeat(timeout_s)
+        self._repeat(timeout_s, began_s)
         waiting = self._waiting()
         if len(waiting):
             repeated = self._tails(waiting)
-            self._send(waiting, timeout_s, continues=False)
+            self._send(waiting, timeout_s, began_s, continues=False)
             self._repeated = repeated
-            self._repeat(timeout_s)
+            self._repeat(timeout_s, began_s)
         if not self._appender.flush(max(0.0, began_s + timeout_s - time.monotonic())):
             raise self._overdue(timeout_s)
         self._check_kept()
@@ -720,19 +721,23 @@ class ReplayWriter(Reopened):
         across_episodes = self._items.across_episodes
         return {env: self._rows.tail(env, across_episodes=across_episodes) for env in envs.tolist()}
 
-    def _repeat(self, timeout_s: float | None) -> None:
+    def _repeat(self, timeout_s: float | None, began_s: float = 0.0) -> None:
         """Repeat what the last flush had to: chunks begin with steps that were sent before, which may be more than one.
+
+        Args:
+            timeout_s: Longest wait of all of them together; 0 for none, None for no end.
+            began_s: When the wait of the call began, by `time.monotonic`.
 
         Raises:
             Unavailable: They could not be sent in time; the next call continues.
         """
         while self._repeated:
-            self._repeat_next(timeout_s)
+            self._repeat_next(timeout_s, began_s)
 
-    def _repeat_next(self, timeout_s: float | None) -> None:
+    def _repeat_next(self, timeout_s: float | None, began_s: float = 0.0) -> None:
         env, rows = next(iter(self._repeated.items()))
         if self._rows.filled[env]:  # by those before
-            self._send(np.array([env]), timeout_s)
+            self._send(np.array([env]), timeout_s, began_s)
         rows = self._rows.repeat(env, rows)
         if len(rows[""]):
             self._repeated[env] = rows
@@ -805,18 +810,23 @@ class ReplayWriter(Reopened):
             # a writer whose tables are another program's, as an actor's are, waits for its reader all the time
             (_log.warning if self._creates else _log.info)("the replay server holds back inserts", reason=why)
 
-    def _append(self, chunks: Sequence[Chunk], items: Sequence[ItemBatch], timeout_s: float | None) -> bool:
+    def _append(
+        self, chunks: Sequence[Chunk], items: Sequence[ItemBatch], timeout_s: float | None, began_s: float
+    ) -> bool:
         """Queue chunks as `StreamAppender.append` does; the error of a wait that is too long names the cause."""
+        left_s = _HELD_S if timeout_s is None else max(0.0, began_s + timeout_s - time.monotonic())
         try:
-            return self._appender.append(chunks, items, _HELD_S if timeout_s is None else timeout_s)
+            return self._appender.append(chunks, items, left_s)
         except AppendOverdue:
             if timeout_s is not None:
                 raise self._overdue(timeout_s) from None
         self._tell_held()
         return self._appender.append(chunks, items, None)
 
-    def _send(self, envs: NDArray[np.int64], timeout_s: float | None, *, continues: bool = True) -> None:
-        """Append the present chunks of some environments and begin their next ones.
+    def _send(
+        self, envs: NDArray[np.int64], timeout_s: float | None, began_s: float = 0.0, *, continues: bool = True
+    ) -> None:
+        """Append the present chunks of some environments and begin their next ones; for the wait see `_repeat`.
 
         Raises:
             Unavailable: `timeout_s` passed, or `stop` was set; nothing was sent.
@@ -826,7 +836,7 @@ class ReplayWriter(Reopened):
                 chunks, items = self._chunks(envs), self._items.batches(envs)
                 if self._held is not None:
                     self._held += messages_of(chunks, items, self._max_message_bytes)
-                elif not self._append(chunks, items, timeout_s):
+                elif not self._append(chunks, items, timeout_s, began_s):
                     raise Unavailable("`stop` was set before the steps were sent")
                 break
             except StreamRestarted as restarted:
