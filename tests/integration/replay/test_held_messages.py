@@ -175,3 +175,13 @@ def test_what_comes_beside_a_step_is_checked(server: LocalServer, arguments: dic
         with pytest.raises(InvalidArgument, match=naming(says)):
             _append(writer, 1, **({"beside": {"q": np.ones(3)}} | arguments))
         assert writer.episode_steps() == 1
+
+
+def test_fractions_beside_a_step_after_whole_numbers_are_refused(server: LocalServer) -> None:
+    """Cut off, each error below 1 was a first priority of 0, which is never sampled; a narrower dtype is taken."""
+    with closing(_writer(server.address, _window(2, priority=_sum))) as writer:
+        _append(writer, 0, beside={"q": np.zeros(_ENVS, np.int64)})
+        with pytest.raises(InvalidArgument, match=naming("'q' float64 int64")):
+            _append(writer, 1, beside={"q": np.full(_ENVS, 0.75)})
+        _append(writer, 1, beside={"q": np.ones(_ENVS, np.uint8)})
+        assert writer.episode_steps() == 2

@@ -628,6 +628,11 @@ class ReplayWriter(Reopened):
             if values.shape != (*batch, *known[name].shape[2:]):
                 wanted = (*batch, *known[name].shape[2:])
                 raise InvalidArgument(f"column {name!r} of beside has shape {values.shape}, must have {wanted}")
+            if not np.can_cast(values.dtype, known[name].dtype, "same_kind"):
+                raise InvalidArgument(
+                    f"column {name!r} of beside has dtype {values.dtype}, which does not convert to "
+                    f"{known[name].dtype} of the first step"
+                )
         return kept
 
     def _begin_beside(self, kept: Mapping[str, NDArray[Any]], batch: tuple[int, ...]) -> None:
