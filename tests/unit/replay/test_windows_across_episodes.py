@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.support.naming import naming
+from tidemill.errors import InvalidArgument
 from tidemill.replay import ItemWindow, SelectorConfig, SelectorKind, TableConfig
 from tidemill.replay.chunk import ItemBatch
 from tidemill.replay.writing.stream_items import PAYLOAD, FirstPriority, StreamItems
@@ -161,6 +163,16 @@ def test_priority_is_given_all_steps_of_its_windows_in_order() -> None:
         [0, 1, 2], [0, 10, 20],
         [1, 2, 3], [10, 20, 30], [2, 3, 4], [20, 30, 40], [3, 4, 5], [30, 40, 50],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (4, 1)])
+def test_priority_that_is_not_one_for_each_window_is_refused(shape: tuple[int, ...]) -> None:
+    """A single number was that of every window of a message; other shapes ended in an error of NumPy."""
+    streams = _Streams(_window(history=0, steps=2, priority=lambda _: np.ones(shape)), num_envs=2, chunk_length=4)
+    for _ in range(3):
+        streams.add()
+    with pytest.raises(InvalidArgument, match=naming("table 't'", shape, "(4,)")):
+        streams.add()
 
 
 def test_stride_keeps_every_nth_start() -> None:

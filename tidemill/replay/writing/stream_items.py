@@ -353,7 +353,13 @@ class StreamItems:
             for length in _distinct(items.window):
                 which = np.flatnonzero(items.window == length)
                 columns = WindowColumns(rows, items.env[which], items.last_offset[which], length)
-                priority[which] = window.priority(columns)
+                computed = np.asarray(window.priority(columns), np.float64)
+                if computed.shape != which.shape:
+                    raise InvalidArgument(
+                        f"priority of the window of table {self._tables[table].name!r} returned shape "
+                        f"{computed.shape}, must return {which.shape}: one for each window"
+                    )
+                priority[which] = computed
             check_priorities(priority, least=self._tables[table].least_priority)
         if self._tables[table].payload_bytes:
             payload, by_window = payload.copy(), items.window > 0
