@@ -84,6 +84,12 @@ def test_tensors_on_a_gpu() -> None:
     assert tensors["tokens"].cpu().numpy().tolist() == batch["tokens"].tolist()
 
 
+def test_tensors_are_on_the_device_asked_for() -> None:
+    """Also on one that is neither a CPU nor a GPU with CUDA, which needs no hardware where it is meta."""
+    tensors = to_torch(_batch(), "meta")
+    assert {tensor.device.type for tensor in tensors.values()} == {"meta"}
+
+
 @contextmanager
 def _loading(data: IterableDataset[Any], workers: int) -> Iterator[Iterator[Any]]:
     """Yield the batches of a DataLoader, and end its workers.

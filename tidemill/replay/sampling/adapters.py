@@ -32,8 +32,8 @@ def to_torch(batch: ReplayBatch, device: str | torch.device = "cpu") -> dict[str
     torch = _imported("torch")
     tensors = {name: torch.from_numpy(array) for name, array in _arrays(batch).items()}
     if torch.device(device).type == "cuda":
-        tensors = {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
-    return tensors
+        return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def torch_dataset(
