@@ -150,6 +150,7 @@ def batch(
             tables=np.zeros(count, np.int64),
             table_items=np.full(count, 10),
             first_versions=versions,
+            steps=1,
             largest_weight=largest_weight,
         )
     )

@@ -62,6 +62,17 @@ def test_transform_makes_the_columns(server: LocalServer, threads: int) -> None:
     assert all(name.startswith("decode-") for name in ran_in) is bool(threads)
 
 
+def test_mask_of_a_batch_is_that_of_its_items_whatever_a_transform_returns(server: LocalServer) -> None:
+    """Here columns without steps, of items that repeat their only step once."""
+    _fill(server, TABLE, 20)
+
+    def transform(rows: ItemRows) -> dict[str, object]:
+        return {"last": rows.columns["number"][rows.index[:, -1]]}
+
+    with ReplayDataset(server.address, TABLE, 4, transform=transform, timeout_s=WAIT_S) as dataset:
+        assert next(dataset).mask.tolist() == [[False, True]] * 4
+
+
 def test_exponent_may_follow_a_schedule(server: LocalServer) -> None:
     """It is asked for at each sample."""
     _fill(server, TABLE, 12)

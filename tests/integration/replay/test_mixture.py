@@ -236,5 +236,6 @@ def test_transform_is_called_for_each_table_and_join_makes_the_batch(servers: li
         batch = next(dataset)
     assert list(batch.columns) == ["both"]
     assert (batch["both"] // 100).tolist() == [0] * 4 + [11] * 4
+    assert batch.mask.tolist() == [[True]] * 8
     with pytest.raises(InvalidArgument, match=naming("transform 2 `join`")):
         ReplayDataset(address, {"t": 0.5, "u": 0.5}, 8, transform=transform)

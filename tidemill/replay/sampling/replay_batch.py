@@ -29,6 +29,7 @@ class ReplayBatch(ItemColumns):
         table_items: Items of each item's table when it was sampled, int64 [B].
         first_versions: Version of the parameters that chose the actions of the chunk that holds each item's first step
             behind `history`, uint64 [B].
+        steps: Steps L of an item, the repeated ones included.
         received_at: When the sample arrived, by `time.monotonic`, in seconds.
         taken_at: When decoding the sample began, by the same clock.
         decoded_at: When the batch was ready, by the same clock.
@@ -43,6 +44,7 @@ class ReplayBatch(ItemColumns):
     tables: NDArray[np.int64] = field(metadata=per_item("i8"))
     table_items: NDArray[np.int64] = field(metadata=per_item("i8"))
     first_versions: NDArray[np.uint64] = field(metadata=per_item("u8"))
+    steps: int
     received_at: float = 0.0
     taken_at: float = 0.0
     decoded_at: float = 0.0
@@ -73,6 +75,7 @@ class ReplayBatch(ItemColumns):
             received_at=min(part.received_at for part in parts),
             taken_at=min(part.taken_at for part in parts),
             decoded_at=max(part.decoded_at for part in parts),
+            steps=parts[0].steps,
             largest_weight=largest,
         )
         if join is not None:
@@ -92,8 +95,7 @@ class ReplayBatch(ItemColumns):
     @property
     def mask(self) -> NDArray[np.bool_]:
         """Which steps are an item's own and not repeated, [B, L]."""
-        steps = next(iter(self.columns.values())).shape[1]
-        mask: NDArray[np.bool_] = np.arange(steps) >= steps - self.lengths[:, None]
+        mask: NDArray[np.bool_] = np.arange(self.steps) >= self.steps - self.lengths[:, None]
         return mask
 
     def nested(self) -> dict[str, Any]:

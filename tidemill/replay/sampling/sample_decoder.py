@@ -283,6 +283,7 @@ class SampleDecoder:
                 received_at=items.received_at,
                 taken_at=taken_at,
                 decoded_at=decoded_at,
+                steps=rows.index.shape[1],
                 largest_weight=weight,
             )
             for part, weight in zip(split(values, count), largest.tolist(), strict=True)

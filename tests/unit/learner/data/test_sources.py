@@ -39,6 +39,7 @@ def _part(table: int, items: int, largest: float, **columns: Any) -> ReplayBatch
         tables=np.full(items, table),
         table_items=np.full(items, 100 + table),
         first_versions=np.full(items, 7 * (table == 0), np.uint64),
+        steps=2,
         largest_weight=largest,
     )
 
