@@ -90,7 +90,7 @@ class FakePriorities(PrioritySender):
         self.keys: list[int] = []
         self.flushes = 0
 
-    def send(self, keys: NDArray[np.uint64], priorities: object, table: int = 0) -> None:
+    def send(self, keys: NDArray[np.uint64], priorities: object, table: int | None = None) -> None:
         """Remember the keys."""
         self.keys += keys.tolist()
 

@@ -323,7 +323,7 @@ class _Broken(FakePriorities):
         super().__init__()
         self._fault = fault
 
-    def send(self, keys: object, priorities: object, table: int = 0) -> None:
+    def send(self, keys: object, priorities: object, table: int | None = None) -> None:
         raise self._fault
 
 

@@ -39,14 +39,27 @@ def test_each_table_gets_its_own_in_order() -> None:
     """Arrays are copied when they are handed over; a function is called when they are sent."""
     tables = [_Table(), _Table()]
     sender, values = PrioritySender(list(tables)), np.array([1.0, 2.0])
-    sender.send(KEYS, values)
+    sender.send(KEYS, values, table=0)
     values[:] = 0.0
     sender.send(KEYS, [3, 4], table=1)
-    sender.send(KEYS, lambda: [5.0, 6.0])
+    sender.send(KEYS, lambda: [5.0, 6.0], table=0)
     sender.close()
     sender.close()
     assert [table.found for table in tables] == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
     assert sender.dropped == 0
+
+
+def test_table_is_named_where_there_are_several() -> None:
+    """Keys of the others are unknown to the first one, which would skip them uncounted."""
+    tables = [_Table(), _Table()]
+    sender = PrioritySender(list(tables))
+    wanted = naming("table None 0 1 `batch.tables`")
+    with pytest.raises(InvalidArgument, match=wanted):
+        sender.send(KEYS, [1.0, 1.0])
+    with pytest.raises(InvalidArgument, match=wanted):
+        sender.store(KEYS, np.ones(2))
+    sender.close()
+    assert [table.found for table in tables] == [[], []]
 
 
 def test_what_cannot_be_delivered_is_counted() -> None:

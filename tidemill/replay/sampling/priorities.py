@@ -97,7 +97,7 @@ class PrioritySender:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def send(self, keys: Keys, priorities: ArrayLike | Callable[[], ArrayLike], table: int = 0) -> None:
+    def send(self, keys: Keys, priorities: ArrayLike | Callable[[], ArrayLike], table: int | None = None) -> None:
         """Hand over the new priorities of a batch's items; never blocks. One whose item has left is skipped.
 
         Args:
@@ -105,13 +105,14 @@ class PrioritySender:
             priorities: At most 1e39 and at least `TableConfig.least_priority`, float64 [N]; or a function that returns
                 them, called in the thread, such as one that copies them from a device; or what
                 `PriorityMessages.read` takes.
-            table: Number of the items' table, see `ReplayBatch.tables`.
+            table: Number of the items' table, see `ReplayBatch.tables`; None for the only one.
 
         Raises:
-            InvalidArgument: There are not as many priorities as keys.
+            InvalidArgument: There are not as many priorities as keys, or there are several tables and `table` is None.
             TidemillError: What ended the thread, such as priorities out of range, or a newer fencing token.
         """
         self.check()
+        table = self._place_of(table)
         if self._messages.read is None and not callable(priorities):
             priorities = np.array(priorities, np.float64).reshape(-1)  # a copy: the caller may change its array
             if len(priorities) != len(keys):
@@ -129,7 +130,7 @@ class PrioritySender:
             self._hand_over(table)
 
     def store(
-        self, keys: Keys, priorities: NDArray[np.float64], table: int = 0, timeout_s: float | None = None
+        self, keys: Keys, priorities: NDArray[np.float64], table: int | None = None, timeout_s: float | None = None
     ) -> None:
         """Set priorities and wait until the server has them, also while it is away; of several servers wait for none.
 
@@ -140,11 +141,12 @@ class PrioritySender:
             timeout_s: Longest wait; None for no end but `close` and `stop`.
 
         Raises:
-            InvalidArgument: A priority is out of range; none was set.
+            InvalidArgument: A priority is out of range, or `table` is None as in `send`; none was set.
             Unavailable: The server did not answer in time, or `stop` was set. Another attempt may succeed.
             NotFound: The server did not have the table in time.
             FailedPrecondition: The sender was closed, or the table has seen a newer fencing token.
         """
+        table = self._place_of(table)
         until_s, pause = math.inf if timeout_s is None else time.monotonic() + timeout_s, Backoff(limit_s=1.0)
         while True:
             left_s = until_s - time.monotonic()
@@ -189,6 +191,15 @@ class PrioritySender:
                 self._queue.put(None, timeout=_STOP_S)
                 thread.join(_STOP_S)
         self._drop_queued()
+
+    def _place_of(self, table: int | None) -> int:
+        """Return the place of a table, that of the only one for None. InvalidArgument: there are several."""
+        if table is None and len(self._sends) > 1:
+            raise InvalidArgument(
+                f"table is None, must be 0 .. {len(self._sends) - 1} with several tables: call once for each number in "
+                "`batch.tables`, with the items of that table"
+            )
+        return table or 0
 
     def _hand_over(self, table: int) -> None:
         """Queue what was collected for the thread, or drop it."""
