@@ -96,6 +96,17 @@ def test_what_is_queued_when_closing_gives_up_is_counted(monkeypatch: pytest.Mon
     assert table.found == [[0.0, 0.0]]
 
 
+@pytest.mark.parametrize("updates", [1, 3])
+def test_priorities_that_come_after_the_end_are_counted(updates: int) -> None:
+    """Those of a thread that another one's `close` overtook, at once, also if they would wait for more."""
+    table = _Table()
+    sender = PrioritySender([table], PriorityMessages(updates=updates))
+    sender.send(KEYS, [1.0, 1.0])
+    sender.close()
+    sender.send(KEYS, [2.0, 2.0])
+    assert (sender.dropped, table.found) == (2, [[1.0, 1.0]])
+
+
 def test_refusal_is_raised_by_the_next_call() -> None:
     """An error that a retry does not cure does not stay in the background."""
     table = _Table()

@@ -100,6 +100,8 @@ class PrioritySender:
     def send(self, keys: Keys, priorities: ArrayLike | Callable[[], ArrayLike], table: int | None = None) -> None:
         """Hand over the new priorities of a batch's items; never blocks. One whose item has left is skipped.
 
+        After `close` they count as dropped.
+
         Args:
             keys: Keys of the items, as they came with the batch, uint64 [N], or [N, 2] from several servers.
             priorities: At most 1e39 and at least `TableConfig.least_priority`, float64 [N]; or a function that returns
@@ -119,15 +121,14 @@ class PrioritySender:
                 raise InvalidArgument(f"priorities has {len(priorities)} entries, must have {len(keys)} like the keys")
         with self._lock:
             self._collected[table].append(Update(keys, priorities))
-            is_full = len(self._collected[table]) >= self._messages.updates
+            is_full = self._closed.is_set() or len(self._collected[table]) >= self._messages.updates
         if is_full and not self._messages.hold:
             self._hand_over(table)
 
     def flush(self) -> None:
         """Send what waits for more to go with it, unless it is held; never blocks. Raises what ended the thread."""
         self.check()
-        for table in range(len(self._sends) if not self._messages.hold else 0):
-            self._hand_over(table)
+        self._hand_over_all()
 
     def store(
         self, keys: Keys, priorities: NDArray[np.float64], table: int | None = None, timeout_s: float | None = None
@@ -182,9 +183,10 @@ class PrioritySender:
 
         May be called twice.
         """
-        with contextlib.suppress(Exception):  # what ended the thread; the owner's last call was to raise it
-            self.flush()
-        self._closed.set()
+        self._hand_over_all()
+        with self._lock:
+            self._closed.set()
+        self._hand_over_all()  # what another thread has sent meanwhile is dropped
         thread = self._thread
         if thread is not None and thread.is_alive():
             with contextlib.suppress(queue.Full):  # the replay service is frozen; the thread ends with the process
@@ -201,17 +203,22 @@ class PrioritySender:
             )
         return table or 0
 
+    def _hand_over_all(self) -> None:
+        for table in range(len(self._sends) if not self._messages.hold else 0):
+            self._hand_over(table)
+
     def _hand_over(self, table: int) -> None:
-        """Queue what was collected for the thread, or drop it."""
+        """Queue what was collected for the thread, or drop it: the queue is full, or the sender was closed."""
         if not (updates := self.take_held(table)):
             return
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="priorities", daemon=True)
-                self._thread.start()
-        try:
-            self._queue.put_nowait((table, updates))
-        except queue.Full:
+            may_queue = not self._closed.is_set() and not self._queue.full()
+            if may_queue:
+                self._queue.put_nowait((table, updates))
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="priorities", daemon=True)
+                    self._thread.start()
+        if not may_queue:
             self._count_dropped(updates)
 
     def _drop_queued(self) -> None:
