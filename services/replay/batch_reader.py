@@ -125,7 +125,8 @@ class BatchReader:
             longest = int(drawn.batch.step_counts.max(initial=0))
             if mirror is not None and longest > opened.slot_steps:
                 raise FailedPrecondition(
-                    f"mirror.slot_steps is {opened.slot_steps}, must be at least the {longest} steps of a chunk",
+                    f"mirror.slot_steps (`keep.chunk_length`) is {opened.slot_steps}, must be at least the "
+                    f"{longest} steps of a chunk",
                     reason=Reason.SLOT_TOO_SMALL,
                 )
             room.take(size)

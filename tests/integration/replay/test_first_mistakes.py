@@ -14,6 +14,7 @@ from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tidemill.replay import (
+    HostRows,
     ItemWindow,
     RateLimiterConfig,
     ReplayClient,
@@ -246,6 +247,14 @@ def test_sampler_of_nothing_is_refused(server: LocalServer, arguments: dict[str,
     """Instead of a wait without end."""
     with pytest.raises(InvalidArgument, match=naming(says)):
         ReplaySampler(server.address, steps_table(), **({"batch_size": 1} | arguments), create=True)
+
+
+def test_rows_that_cannot_be_kept_are_refused() -> None:
+    """Before anything is opened, by the name of the argument."""
+    with pytest.raises(TypeError, match=naming("keep.mib '512' integer")):
+        HostRows("512")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=naming("keep.chunk_length 0 1 1024")):
+        HostRows(512, chunk_length=0)
 
 
 def test_use_after_close_is_an_error(server: LocalServer) -> None:

@@ -142,7 +142,7 @@ def test_chunk_that_is_longer_than_a_slot_ends_the_call() -> None:
             assert appender.flush(WAIT_S)
         opening = pb.SampleOpen(table="t", batch_size=BATCH, mirror=mirror().size.to_message())
         answers = replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter([pb.SampleRequest(open=opening, credit=1)]))
-        with pytest.raises(grpc.RpcError, match=naming("chunk 8 mirror.slot_steps 4")) as caught:
+        with pytest.raises(grpc.RpcError, match=naming("chunk 8 mirror.slot_steps 4 keep.chunk_length")) as caught:
             next(answers)
     assert type(failure := from_rpc_error(caught.value)) is FailedPrecondition
     assert failure.reason is Reason.SLOT_TOO_SMALL

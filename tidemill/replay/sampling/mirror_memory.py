@@ -11,6 +11,7 @@ from pathlib import Path
 from tidemill import container_limits, linux
 from tidemill.errors import InvalidArgument
 from tidemill.logger import LateLogger
+from tidemill.replay.argument_types import check_at_least_1, check_range
 from tidemill.replay.limits import least_slots
 from tidemill.replay.sampling.mirror import MirrorSize, Reserve, RowKeeper, TableMirror
 from tidemill.replay.sampling.shared_arrays import reserve_private
@@ -36,6 +37,10 @@ class HostRows:
 
     mib: int
     chunk_length: int = 16
+
+    def __post_init__(self) -> None:
+        check_at_least_1("keep.mib", self.mib)
+        check_range("keep.chunk_length", self.chunk_length, 1, 1024)
 
     def open(self, table: TableConfig, shape: SampleShape, connect: Connect, _stack: ExitStack) -> OpenedSource:
         """Start to sample (`Keep`).
