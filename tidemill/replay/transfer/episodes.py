@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
+from tidemill.replay.table_config import TableConfig
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.writing.steps import SEPARATOR
 
@@ -47,6 +48,16 @@ def columns_of(names: Sequence[str], part: str) -> list[str]:
     return [name for name in names if name == part or name.startswith(part + SEPARATOR)]
 
 
+def check_columns(table: TableConfig) -> None:
+    """Raise InvalidArgument if a table lacks a column that an episode needs, or its next observation has others."""
+    names = [column.name for column in table.signature]
+    if lacking := [part for part in _NEEDED if not columns_of(names, part)]:
+        raise InvalidArgument(f"table {table.name!r} has columns {names}, must have {lacking}, too, for episodes")
+    following, observation = columns_of(names, NEXT), columns_of(names, OBSERVATION)
+    if following and [name.removeprefix("next_") for name in following] != observation:
+        raise InvalidArgument(f"columns {following} must be those of the observation, {observation}")
+
+
 class Episodes:
     """Reads episodes from an export with the columns of `signature_of`, or of transitions with `next_observation`."""
 
@@ -56,17 +67,11 @@ class Episodes:
         Raises:
             InvalidArgument: The table lacks a column that an episode needs.
         """
+        check_columns(exported.config)
         self._exported = exported
         self._names = names = [column.name for column in exported.config.signature]
-        lacking = [part for part in _NEEDED if not columns_of(names, part)]
-        if lacking:
-            raise InvalidArgument(
-                f"table {exported.config.name!r} has columns {names}, must have {lacking}, too, for episodes"
-            )
         self._observation, self._action = columns_of(names, OBSERVATION), columns_of(names, ACTION)
         self._next = columns_of(names, NEXT)
-        if self._next and [name.removeprefix("next_") for name in self._next] != self._observation:
-            raise InvalidArgument(f"columns {self._next} must be those of the observation, {self._observation}")
         known = {*self._observation, *self._action, *self._next, "reward", *_FLAGS}
         self._others = [name for name in names if name not in known]
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import SelectorConfig, TableConfig
-from tidemill.replay.transfer.episodes import ACTION, OBSERVATION, Episodes
+from tidemill.replay.transfer.episodes import ACTION, OBSERVATION, Episodes, check_columns
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import export_table
 from tidemill.replay.transfer.filling import fill_table
@@ -81,13 +82,16 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
     minari = _minari()
     path = minari.storage.get_dataset_path(dataset_id)
     _check_free(path, dataset_id)
+    with ReplayClient(address, deadline_s=timeout_s) as client:
+        config = client.describe_table(table).config
+    check_columns(config)
+    spaces = _spaces(config, env)  # before an export that may take hours
     with tempfile.TemporaryDirectory(dir=folder, prefix="tidemill-") as temporary:
         files = Path(temporary) / "table"
         export_table(address, table, files, newest=newest, since_s=since_s, until_s=until_s, timeout_s=timeout_s)
         exported = ExportedTable(files)
         if not exported.items:
             raise InvalidArgument(f"table {table!r} has no such items to make episodes of")
-        spaces = _spaces(exported.config, env)
         counted = _Counted(Episodes(exported), *spaces)
         _check_free(path, dataset_id)  # again, after what may have taken hours: what is there from here on is removed
         try:
@@ -230,7 +234,7 @@ def _spaces(config: TableConfig, env: str | None) -> tuple[Space[Any], Space[Any
         return _boxes(config.signature, OBSERVATION), _boxes(config.signature, ACTION)
     try:
         made = gymnasium.make(env)
-    except gymnasium.error.Error as error:
+    except (gymnasium.error.Error, ImportError) as error:
         raise InvalidArgument(f"env is {env!r}, which gymnasium does not make: {error}") from error
     spaces = made.observation_space, made.action_space
     made.close()
