@@ -14,6 +14,7 @@ from tests.support.replay_service import LocalServer
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tidemill.replay import (
+    Decoding,
     HostRows,
     ItemWindow,
     RateLimiterConfig,
@@ -255,6 +256,23 @@ def test_rows_that_cannot_be_kept_are_refused() -> None:
         HostRows("512")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=naming("keep.chunk_length 0 1 1024")):
         HostRows(512, chunk_length=0)
+
+
+@pytest.mark.parametrize(
+    "column, transform, says",
+    [
+        ("images", lambda _: {}, "decoding.encoded 'images' 't' image"),
+        ("image", None, "decoding.encoded 'image' `transform`"),
+    ],
+)
+def test_column_that_nothing_decodes_is_refused(
+    server: LocalServer, column: str, transform: Callable[[Any], dict[str, Any]] | None, says: str
+) -> None:
+    """A misspelt one was decoded all the same; one without a transform was missing from the batches."""
+    with pytest.raises(InvalidArgument, match=naming(says)):
+        ReplayDataset(
+            server.address, steps_table(), 1, transform=transform, decoding=Decoding(encoded=column), create=True
+        )
 
 
 def test_use_after_close_is_an_error(server: LocalServer) -> None:

@@ -185,6 +185,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
         self._asked_s = -math.inf  # when the wait began in which a smaller batch was asked for last
         self._join = join
         _check_single(self._parts, epochs, transform, join, schedule, allow_smaller=allow_smaller)
+        _check_encoded(decoding.encoded, self._parts[0].table, transform)
         # a sample counts as handed out whole: of items that may be used up it is one batch
         alone = any(part.table.max_times_sampled for part in self._parts)
         self._runs_out = alone or without_replacement or epochs is not None
@@ -490,6 +491,15 @@ def _check_single(
         raise InvalidArgument(
             f"transform is given with {len(parts)} tables, needs `join`, which makes one batch of what it returns"
         )
+
+
+def _check_encoded(column: str, table: TableConfig, transform: Transform | None) -> None:
+    if not column:
+        return
+    if column not in (names := [spec.name for spec in table.signature]):
+        raise InvalidArgument(f"decoding.encoded is {column!r}, must be a column of table {table.name!r}: {names}")
+    if transform is None:
+        raise InvalidArgument(f"decoding.encoded is {column!r}, needs `transform`, which decodes the column")
 
 
 def _ignore(_: SampledBatch) -> None:
