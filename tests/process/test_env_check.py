@@ -29,7 +29,7 @@ from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSe
 from tidemill.envs.make import spec_of
 from tidemill.envs.recorded_spec import record_spec
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, FatalError
 from tidemill.replay import ItemWindow, ReplayWriter
 from tidemill.replay.client import ReplayClient
 from tidemill.rl.agents.interface import PolicyContext
@@ -171,6 +171,14 @@ def test_environment_that_raises_shows_its_own_words() -> None:
     """The end of the traceback is what its author needs."""
     with pytest.raises(ConfigError, match="RuntimeError: the level file is missing"):
         check_environment(_config("raises"))
+
+
+@pytest.mark.parametrize("function, words", [("dies", ""), ("hangs", "3"), ("raises", "RuntimeError")])
+def test_environment_that_fails_in_a_run_that_has_trained_may_work_next_time(function: str, words: str) -> None:
+    """It has before, so whoever starts the run again need not give up as for a wrong setting."""
+    config = _config(function, start_timeout_s=3.0 if function == "hangs" else WAIT_S)
+    with pytest.raises(FatalError, match=naming(f"test_env_check:{function}", words)):
+        check_environment(config, before=config)
 
 
 def test_environment_that_fits_is_left_alone() -> None:

@@ -59,6 +59,8 @@ _STAND_INS = {
     "tidemill": """
         printf '%s\\n' "$@" >"$SEEN/tidemill-$1"
         [ "$1" != certs ] || mkdir -pm 700 "$2"
+        [ "$1" != check ] || echo >>"$SEEN/checks"
+        [ "$1" != check ] || [ "$(wc -l <"$SEEN/checks")" -gt "${FAILING_CHECKS:-0}" ] || exit "$CODE"
     """,
 }
 
@@ -265,3 +267,21 @@ def test_secrets_are_made_or_renewed_where_the_key_of_the_ca_may_be(
     ended = script.run()
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (tmp_path / "seen" / "tidemill-certs").exists() == made
+
+
+@pytest.mark.parametrize("failures, code, tries, ended_with", [(2, 1, 3, 0), (9, 1, 6, 1), (9, 2, 1, 2)])
+def test_check_is_tried_again_unless_a_setting_is_wrong(
+    failures: int, code: int, tries: int, ended_with: int, script: Script, tmp_path: Path
+) -> None:
+    """A job that was requeued has passed it before: a slow disk does not end it."""
+    ended = script.run(FAILING_CHECKS=str(failures), CODE=str(code))
+    assert ended.returncode == ended_with, ended.stdout + ended.stderr
+    assert len((tmp_path / "seen" / "checks").read_text().splitlines()) == tries
+
+
+def test_secrets_may_have_the_setgid_bit_of_the_folder_above(script: Script, tmp_path: Path) -> None:
+    """As in a group's project folder: it lets nobody else in, and `chmod 700` leaves it."""
+    (tmp_path / ".tidemill").mkdir()
+    (tmp_path / ".tidemill").chmod(0o2700)
+    ended = script.run()
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -21,7 +21,7 @@ from tidemill.config.hindsight import item_window
 from tidemill.config.load import from_document, read_document, write_document
 from tidemill.config.sections import RunConfig
 from tidemill.config.sources import fractions_of
-from tidemill.errors import ConfigError, InvalidArgument, Unavailable
+from tidemill.errors import ConfigError, FatalError, InvalidArgument, Unavailable
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.process import run
 from tidemill.programs.fork_client import ForkClient, started
@@ -72,8 +72,10 @@ def check_environment(
         ConfigError: There is no such environment, the algorithm does not fit it, it returns what cannot be stored,
             making or playing it failed or took longer than `launcher.start_timeout_s`, or a table of `learner.sources`
             cannot be reached or does not fit.
+        FatalError: Making or playing it failed or took that long in a run that has trained: it may work the next time.
     """
     tried, timeout_s = _tried(config), config.launcher.start_timeout_s
+    failed = ConfigError if before is None else FatalError
     with temporary_folder("env-check") as name, closing(Groups()) as groups:
         folder, mark = Path(name), groups.new_mark()
         groups.start()
@@ -88,7 +90,7 @@ def check_environment(
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise ConfigError(
+            raise failed(
                 f"trying {tried} took over {timeout_s:g} s; raise launcher.start_timeout_s, or make the environment "
                 "start faster"
             ) from error
@@ -104,7 +106,7 @@ def check_environment(
         last_lines = _without_import(output_lines)
     if code:
         how = ":" if last_lines else f": its process ended with exit code {code} and printed nothing"
-        raise ConfigError("\n".join([f"trying {tried} failed{how}", *last_lines[-_SHOWN_LINES:]]))
+        raise failed("\n".join([f"trying {tried} failed{how}", *last_lines[-_SHOWN_LINES:]]))
     return said
 
 
