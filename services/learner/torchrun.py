@@ -65,8 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         words, environ = sys.argv[1:] if argv is None else list(argv), dict(os.environ)
-        one_machine = not words[0].startswith("-")
-        options = parse_args([*_options_of_one_machine(*words[:2]), *words[2:]] if one_machine else words)
+        one_machine = not (words and words[0].startswith("-"))
+        if {"-h", "--help"} & set(words[:1]):
+            print(__doc__)  # torch's own help follows
+        options = parse_args([*_options_of_one_machine(words), *words[2:]] if one_machine else words)
         config = _config_of(options)
         learner_arguments = list(options.training_script_args)
         if one_machine:
@@ -104,7 +106,13 @@ def rank_count(wanted: str) -> int:
     return int(wanted)
 
 
-def _options_of_one_machine(wanted: str, restarts: str) -> list[str]:
+def _options_of_one_machine(words: Sequence[str]) -> list[str]:
+    wanted, restarts = (*words, "", "")[:2]
+    if not restarts.isdecimal() or not (wanted == "gpu" or (wanted.isdecimal() and int(wanted))):
+        raise ConfigError(
+            f"the command line begins with {' '.join(words[:2])!r}, allowed: the numbers of learners (or gpu) and "
+            "restarts, as in `4 3 --config FILE`, or torchrun's own options"
+        )
     ranks = f"--nproc-per-node={rank_count(wanted)}"
     return [f"--rdzv-backend={BACKEND}", "--local-addr=127.0.0.1", ranks, f"--max-restarts={restarts}", "-m", _LEARNER]
 
@@ -130,6 +138,8 @@ def _prepare_environment(config: LearnerConfig, *, one_machine: bool) -> None:
 
 def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, str], forks: ForkClient | None) -> bool:
     """Run the ranks to their end; return whether they ended by themselves."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it; torch would hear it all the same
+        options.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
     register()
     _bound_failures()
     _keep_refusals()

@@ -83,6 +83,16 @@ def test_rank_that_fails_does_not_wait_for_an_exchange_in_flight(tmp_path: Path)
                 rank.wait(WAIT_S)
 
 
+def test_ranks_under_nohup_outlive_their_terminal(cluster: LearnerCluster) -> None:
+    """As a learner without torchrun does."""
+    learner = cluster.start_learner_process(module="tests.process.ranks_under_nohup", before=(str(RANKS), "3"))
+    status = cluster.wait_for_status(lambda s: s.learner_steps > 0, "an update of both ranks")
+    learner.signal(signal.SIGHUP)
+    cluster.wait_for_status(lambda s: s.learner_steps > status.learner_steps + 50, "further steps")
+    learner.signal(signal.SIGTERM)
+    assert learner.wait() == 0, learner.text()
+
+
 def test_ranks_pause_and_stop_together_and_steps_count_once(cluster: LearnerCluster) -> None:
     """Two ranks that take half a batch each keep the ratio of one: a step of both is one step."""
     ratio = ("--learner.updates-per-env-step", "0.5", "--table.error-buffer-updates", "20")

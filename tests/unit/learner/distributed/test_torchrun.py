@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import weakref
 
@@ -58,3 +59,20 @@ def test_rendezvous_outlives_ranks_that_were_signalled(monkeypatch: pytest.Monke
     monkeypatch.setattr(torchrun, "run_ranks", signalled)
     assert not run_agent(argparse.Namespace(max_restarts=0), [], {}, None)
     assert held[0]() is not None
+
+
+@pytest.mark.parametrize("words", [(), ("4",), ("four", "3"), ("auto", "3"), ("0", "3"), ("4", "--config")], ids=str)
+def test_command_line_without_learners_and_restarts_is_refused(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, with what is allowed."""
+    assert torchrun.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(naming(f"'{' '.join(words)}' gpu --config"), line)
+
+
+def test_help_names_the_words_before_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    """That of torch, which follows, does not know them."""
+    with pytest.raises(SystemExit):
+        torchrun.main(["--help"])
+    assert "RANKS RESTARTS" in capsys.readouterr().out
