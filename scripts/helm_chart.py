@@ -383,7 +383,8 @@ _EGRESS = {
 }
 _KNOWN: dict[str, dict[str, Any]] = {
     **{name: {"type": "integer", "minimum": 1} for name in ("shards", "nodes", "cpu", "memoryGi", "maxReplicas")},
-    **{name: {"type": "integer", "minimum": 0} for name in ("gpus", "replicas")},
+    "replicas": {"type": "integer", "minimum": 0},
+    "gpus": {"type": "integer", "minimum": 0, "maximum": 16},  # whose metrics ports policy and monitor name
     **{name: {"type": "string", "minLength": 1} for name in ("config", "tag")},
     **{name: {"type": "array", "items": _TOLERATION} for name in ("tolerations", "gpuTolerations")},
     **{name: _TEXTS for name in ("own", "nodeSelector", "labels")},

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.compose.helm import Helm
+from tests.compose.helm import CHART, Helm
 from tests.compose.manifests import (
     CUSTOM_KINDS,
     KUSTOMIZATIONS,
@@ -20,6 +20,7 @@ from tests.compose.manifests import (
     of_kind,
     pods,
     told_values,
+    with_components,
     words_of,
 )
 from tests.compose.shipped import ROOT
@@ -229,3 +230,38 @@ def test_own_storage_class_is_that_of_every_claim(own_run: list[Object]) -> None
     claims = [item["spec"] for item in own_run if item["kind"] == "PersistentVolumeClaim"]
     claims += [claim["spec"] for item in own_run for claim in item.get("spec", {}).get("volumeClaimTemplates", [])]
     assert [claim["storageClassName"] for claim in claims] == ["fast"] * 3
+
+
+def test_actors_restart_at_once_by_the_page_s_command(own_run: list[Object]) -> None:
+    """It deletes their pods alone, of which the StatefulSet makes as many again without waiting for one another."""
+    upgrade = _block(_PAGE, "bash", "kubectl set image").splitlines()
+    (command,) = {found[0] for found in re.finditer(r"kubectl delete pod --selector [^`\n]+", _PAGE)}
+    assert upgrade[-2:] == ["kubectl apply -k my-run # or helm upgrade", command]
+    key, _, value = command.split()[-1].partition("=")
+    sets = [item for item in own_run if "template" in item.get("spec", {})]
+    (actors,) = [item for item in sets if item["spec"]["template"]["metadata"]["labels"][key] == value]
+    assert (actors["kind"], actors["spec"]["podManagementPolicy"]) == ("StatefulSet", "Parallel")
+
+
+@pytest.mark.parametrize("autoscaler", ["hpa", "keda"])
+def test_page_says_that_an_autoscaler_starts_with_one_actor(autoscaler: str, kubernetes: Path, tmp_path: Path) -> None:
+    """Kubernetes takes a count for 1 that was in the manifest and is there no longer."""
+    scaled = with_components(kubernetes, "base", [autoscaler], tmp_path)
+    assert "replicas" in of_kind(objects(kubernetes / "base"), "StatefulSet", "actor")["spec"]
+    assert "replicas" not in of_kind(scaled, "StatefulSet", "actor")["spec"]
+    assert re.search(
+        r"with an autoscaler ends all actors but one.*`kubectl scale statefulset actor --replicas \d+`", _PAGE
+    )
+
+
+def test_page_lists_every_component_and_those_that_the_chart_lacks() -> None:
+    """A value switches on each of the others, or it is made beside the chart."""
+    _, _, after = _PAGE.partition("| To | Add the component |")
+    table = after.partition("\n\n")[0]
+    listed = {name for row in table.splitlines() for name in re.findall(r"`([a-z-]+)`", row.rpartition(" | ")[2])}
+    components = {path.name for path in (ROOT / "deploy/kubernetes/components").iterdir()}
+    assert components <= listed
+    assert "The chart does not have the components `keda` and `simulators`." in _PAGE
+    chart = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
+    assert "ScaledObject" not in chart
+    assert "--inference.simulators" not in chart

@@ -130,6 +130,7 @@ def test_values_reach_the_manifests(helm: Helm) -> None:
         ({"image": {"tag": ""}}, "tag"),
         ({"replay": {"shards": 0}}, "shards"),
         ({"learner": {"gpus": -1}}, "gpus"),
+        ({"learner": {"gpus": 17}}, "gpus"),
         ({"runs": {"size": "10GB"}}, "size"),
         ({"runs": {"accessModes": ["RWX"]}}, "accessModes"),
         ({"actor": {"resources": {"memory": "4Gi"}}}, "memory"),
@@ -149,6 +150,16 @@ def test_value_that_there_is_not_is_refused(values: Mapping[str, Any], words: st
     """By its name, before anything is rendered: a name, what Kubernetes would refuse, what does not go together."""
     with pytest.raises(Refused, match=words):
         helm.render(values)
+
+
+def test_every_learner_of_a_pod_with_sixteen_gpus_is_scraped(helm: Helm) -> None:
+    """More GPUs are refused: neither the monitor nor the network policy names the ports of their learners."""
+    found = helm.render({"learner": {"gpus": 16}, "podMonitor": {"enabled": True}})
+    ports = {port["name"] for port in pods(found)["learner"]["containers"][0]["ports"] if port["name"] != "grpc"}
+    assert len(ports) == 16
+    assert ports == {endpoint["port"] for endpoint in of_kind(found, "PodMonitor")["spec"]["podMetricsEndpoints"]}
+    policy = of_kind(found, "NetworkPolicy", "metrics")
+    assert ports == {port["port"] for port in policy["spec"]["ingress"][0]["ports"]}
 
 
 def test_claims_outlast_the_release(helm: Helm) -> None:
