@@ -78,8 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupted = INTERRUPTED if config.run.supervisor == "job" else 0
         if (forks := given_client()) is not None:
             fork_ranks(forks)
-        if one_machine:
-            _note_failures(config.run.folder / RANK_FAILURE)
+        _act_on_failures(config.run.folder / RANK_FAILURE if one_machine else None)
         for number in (signal.SIGTERM, signal.SIGINT):
             arguments = (signal_event(number), interrupted, forks)
             threading.Thread(target=_end_without_ranks, args=arguments, daemon=True).start()
@@ -142,7 +141,6 @@ def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, 
         options.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
     register()
     _bound_failures()
-    _keep_refusals()
     try:
         try:
             run_ranks(options)
@@ -174,32 +172,24 @@ def _bound_failures() -> None:
     SubprocessContext._close = close_soon  # type: ignore[assignment, method-assign] # torch has no setting for it
 
 
-def _keep_refusals() -> None:
-    """Have torchrun end, whatever restarts are left, when a rank refuses its settings: it would refuse them again."""
+def _act_on_failures(file: Path | None) -> None:
+    """Have torchrun end, whatever restarts are left, when a rank refuses its settings: it would refuse them again.
+
+    It also writes how a rank failed to `file`, if given, for a launcher, which sees one process that continues.
+    """
     monitor: Any = LocalElasticAgent._monitor_workers
 
-    def monitor_and_keep(agent: LocalElasticAgent, ranks: WorkerGroup) -> RunResult:
+    def monitor_and_act(agent: LocalElasticAgent, ranks: WorkerGroup) -> RunResult:
         result: RunResult = monitor(agent, ranks)
         if any(failure.exitcode == _REFUSED for failure in result.failures.values()):
             agent._remaining_restarts = 0
-        return result
-
-    LocalElasticAgent._monitor_workers = monitor_and_keep  # type: ignore[method-assign] # torch has no setting for it
-
-
-def _note_failures(file: Path) -> None:
-    """Have torchrun write how a rank failed, for a launcher, which sees one process that continues."""
-    monitor: Any = LocalElasticAgent._monitor_workers
-
-    def monitor_and_note(agent: LocalElasticAgent, ranks: WorkerGroup) -> RunResult:
-        result: RunResult = monitor(agent, ranks)
-        if result.failures:
+        if file is not None and result.failures:
             rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
             with contextlib.suppress(OSError):  # training does not depend on being told of
                 write_atomically(file, f"lost rank {rank}, which ended with exit code {failure.exitcode}\n", sync=False)
         return result
 
-    LocalElasticAgent._monitor_workers = monitor_and_note  # type: ignore[method-assign] # torch has no setting for it
+    LocalElasticAgent._monitor_workers = monitor_and_act  # type: ignore[method-assign] # torch has no setting for it
 
 
 def _end_without_ranks(asked: threading.Event, exit_code: int, forks: ForkClient | None) -> None:
