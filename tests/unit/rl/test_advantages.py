@@ -1,8 +1,7 @@
-"""Generalized advantages and V-trace: numbers worked out by hand, slow implementations, and what must hold of any."""
+"""Generalized advantages and V-trace against their definitions, and what must hold of any."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -48,52 +47,6 @@ def slow(columns: Columns, weight_rho: Tensor, weight_c: Tensor) -> Tensor:
     return torch.from_numpy(total)
 
 
-def column(*numbers: float) -> Tensor:
-    """Return one stream, [T, 1]."""
-    return torch.tensor(numbers, dtype=torch.float64)[:, None]
-
-
-def test_generalized_advantage_by_hand() -> None:
-    """Gamma and lambda 1/2: errors of 2, 1 and 4 add up to 2 + (1 + 4/4)/4, 1 + 4/4 and 4."""
-    found = generalized_advantage(
-        reward=column(2, 1, 5),
-        discount=column(0.5, 0.5, 0.5),
-        continues=torch.ones((3, 1), dtype=torch.bool),
-        value=column(1, 2, 4),
-        next_value=column(2, 4, 6),
-        decay=0.5,
-    )
-    assert found.advantage.flatten().tolist() == [2.5, 2.0, 4.0]
-    assert found.target.flatten().tolist() == [3.5, 4.0, 8.0]
-
-
-def test_termination_and_truncation_by_hand() -> None:
-    """Both stop what flows back; the truncated step counts the value of its last observation, the terminated none."""
-    found = generalized_advantage(
-        reward=column(1, 1, 1),
-        discount=column(0.0, 0.5, 0.5),
-        continues=torch.tensor([[False], [False], [True]]),
-        value=column(0, 0, 0),
-        next_value=column(100, 8, 4),
-        decay=1.0,
-    )
-    assert found.advantage.flatten().tolist() == [1.0, 5.0, 3.0]
-
-
-def test_v_trace_by_hand() -> None:
-    """Ratios of 2 and 1/2 are bounded to 1 and 1/2: v_1 = 2 + (5 - 2)/2, v_0 = 1 + (1 + 1/2 * 2 - 1) + 1/2 * 1.5."""
-    found = vtrace(
-        column(math.log(2), math.log(0.5)),
-        reward=column(1, 3),
-        discount=column(0.5, 0.5),
-        continues=torch.ones((2, 1), dtype=torch.bool),
-        value=column(1, 2),
-        next_value=column(2, 4),
-    )
-    torch.testing.assert_close(found.target, column(2.75, 3.5))
-    torch.testing.assert_close(found.advantage, column(1 + 0.5 * 3.5 - 1, 0.5 * 3))
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.floats(0, 1))
 def test_generalized_advantage_is_its_definition(seed: int, steps: int, decay: float) -> None:
@@ -126,20 +79,6 @@ def test_on_policy_v_trace_is_the_bootstrapped_return(seed: int, steps: int) -> 
     expected = generalized_advantage(**columns, decay=1.0)
     torch.testing.assert_close(found.target, expected.target)
     torch.testing.assert_close(found.advantage, expected.advantage)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(0, 10**6), st.integers(1, 12))
-def test_lambda_one_is_monte_carlo_less_the_value(seed: int, steps: int) -> None:
-    """Rewards are summed to the episode's end, or to the rollout's, where the value is bootstrapped from."""
-    columns = rollout(seed, steps)
-    return_ = columns["next_value"][-1]
-    expected = torch.empty_like(columns["reward"])
-    for step in range(steps - 1, -1, -1):
-        following = torch.where(columns["continues"][step], return_, columns["next_value"][step])
-        return_ = columns["reward"][step] + columns["discount"][step] * following
-        expected[step] = return_ - columns["value"][step]
-    torch.testing.assert_close(generalized_advantage(**columns, decay=1.0).advantage, expected)
 
 
 def test_nothing_has_a_gradient() -> None:

@@ -15,7 +15,6 @@ from tidemill.rl.agents.dqn_heads import CategoricalHead, QuantileHead, ScalarHe
 
 PLAIN = ScalarHead(huber=False)
 TARGET_OUTPUT = torch.tensor([[[1.0], [5.0]], [[3.0], [2.0]]])
-CHOOSER_Q = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
 
 
 def test_q_learning_values_the_targets_best_action() -> None:
@@ -24,13 +23,6 @@ def test_q_learning_values_the_targets_best_action() -> None:
     item = PLAIN.loss(torch.tensor([[3.0], [0.0]]), torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0]), following)
     torch.testing.assert_close(item.priority, torch.tensor([0.5, 2.0]))
     torch.testing.assert_close(item.loss, torch.tensor([0.125, 2.0]))
-
-
-def test_double_q_learning_values_the_action_the_online_network_chose() -> None:
-    """The chooser prefers action 0: 1 + .5 * 1 = 1.5 and 2 + .5 * 3 = 3.5."""
-    following = gather_argmax(TARGET_OUTPUT, CHOOSER_Q)
-    item = PLAIN.loss(torch.zeros((2, 1)), torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]), following)
-    torch.testing.assert_close(item.priority, torch.tensor([1.5, 3.5]))
 
 
 def test_categorical_values_by_hand() -> None:
