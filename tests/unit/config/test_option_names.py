@@ -69,7 +69,9 @@ def test_help_of_a_section_is_its_options_alone(capsys: pytest.CaptureFixture[st
         assert set(re.findall(r"--(\w+)\.", shown)) == {"learner"}
         assert "--learner.server.NAME" in shown
     assert "--learner.server.grace-s" in _shown(capsys, "--help", "learner.server")
-    assert "--agent.dueling" in _shown(capsys, "--agent.algorithm", "dqn", "--help", "agent")
+    of_dqn = _shown(capsys, "--agent.algorithm", "dqn", "--help", "agent")
+    assert "--agent.dueling" in of_dqn
+    assert "--agent.temperature" not in of_dqn
     whole = _shown(capsys, "--help")
     assert "--help SECTION" in whole
     assert len(whole.splitlines()) <= 40
