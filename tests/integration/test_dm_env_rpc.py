@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.extras import EXTRAS, with_extras
+from tests.support.launched import ROOT
 from tests.support.naming import naming
 from tests.support.security import become
 from tidemill.envs import dm_env_messages as pb
@@ -28,9 +29,7 @@ from tidemill.errors import ConfigError, EnvFailed, FatalError, TidemillError
 from tidemill.services.tools.certs import make
 from tidemill.types import EnvSpec
 
-_ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = _ROOT / ".venv-extras"
-_SERVER = _ROOT / "tests" / "support" / "dm_env_rpc_server.py"
+_SERVER = ROOT / "tests" / "support" / "dm_env_rpc_server.py"
 
 
 class _Server:
@@ -38,9 +37,9 @@ class _Server:
 
     def __init__(self) -> None:
         """Start it."""
-        command, environment = [sys.executable, str(_SERVER)], os.environ | {"PYTHONPATH": str(_PACKAGES)}
+        command = [sys.executable, str(_SERVER)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=with_extras()
         )
         assert self._process.stdout is not None
         self.address = f"127.0.0.1:{self._process.stdout.readline().strip()}"
@@ -58,7 +57,7 @@ class _Server:
 @pytest.fixture(scope="module")
 def server() -> Iterator[_Server]:
     """A server for the tests of this file."""
-    if not (_PACKAGES / "dm_env_rpc").exists():
+    if not (EXTRAS / "dm_env_rpc").exists():
         pytest.skip("needs make .venv-extras/.installed")
     with closing(_Server()) as started:
         yield started

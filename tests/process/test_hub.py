@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.support.extras import EXTRAS, needs_extra, run_with_extras
 from tests.support.forked_service import fork_server
 from tests.support.hub_stand_in import TOKEN, Hub, hub_stand_in
-from tests.support.launched import BOUND_S, ROOT, ended
+from tests.support.launched import ROOT, ended
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-_PACKAGES = ROOT / ".venv-extras"
-_needs_hub = pytest.mark.skipif(
-    not (_PACKAGES / "huggingface_hub").exists(), reason="needs make .venv-extras/.installed"
-)
-
+_needs_hub = needs_extra("huggingface_hub")
 _RUN = ROOT / "tests" / "data" / "formats" / "0.1" / "run"
 _LOAD = """
 import sys, tidemill
@@ -37,7 +33,7 @@ def _without_onnx(folder: Path) -> Path:
     packages = folder / "packages"
     if not packages.exists():
         packages.mkdir()
-        for package in _PACKAGES.iterdir():
+        for package in EXTRAS.iterdir():
             if not package.name.startswith("onnx"):
                 (packages / package.name).symlink_to(package)
     return packages
@@ -51,15 +47,7 @@ def _variables(folder: Path, hub: Hub | None = None, token: str = "") -> dict[st
 
 
 def _loaded(folder: Path, name: str, hub: Hub) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", _LOAD, name],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=os.environ | _variables(folder, hub, TOKEN),
-        timeout=BOUND_S,
-        check=False,
-    )
+    return run_with_extras("-c", _LOAD, name, cwd=folder, **_variables(folder, hub, TOKEN))
 
 
 @pytest.fixture

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.launched import BOUND_S, ROOT
+from tests.support.extras import needs_extra, run_with_extras
 from tests.support.replay_service import local_server
 from tidemill.errors import InvalidArgument
 from tidemill.replay.transfer.episodes import Episodes
@@ -21,9 +19,6 @@ from tidemill.replay.transfer.lerobot import import_lerobot
 from tidemill.types import EnvSpec, signature_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
-_PACKAGES = ROOT / ".venv-extras"
-_needs_pyarrow = pytest.mark.skipif(not (_PACKAGES / "pyarrow").exists(), reason="needs make .venv-extras/.installed")
 
 _WRITE = """
 import json, sys
@@ -96,20 +91,11 @@ print(codes)
 """
 
 
-@_needs_pyarrow
+@needs_extra("pyarrow")
 def test_dataset_goes_into_a_table(tmp_path: Path) -> None:
     """Both layouts: observations as one column or several, ends, rewards, scaled actions; errors name the value."""
-    environment = os.environ | {"PYTHONPATH": str(_PACKAGES)}
     with local_server() as server:
-        done = subprocess.run(
-            [sys.executable, "-c", _WRITE, str(tmp_path), server.address],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-            timeout=BOUND_S,
-            check=False,
-        )
+        done = run_with_extras("-c", _WRITE, str(tmp_path), server.address)
         assert done.stdout.endswith("[0, 0, 1, 1, 1, 1, 1, 1]\n"), done.stderr
         for table in ("two", "three"):
             export_table(server.address, table, tmp_path / table)

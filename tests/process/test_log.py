@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.launched import BOUND_S, ROOT, launched
+from tests.support.extras import needs_extra, run_with_extras
+from tests.support.launched import BOUND_S, launched
 from tests.support.small_run import small_run
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.services.launcher.run.folder import RunFolder
@@ -21,10 +20,7 @@ from tidemill.services.launcher.run.loggers import LoggerProcesses
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 _LOG = ("-m", "tidemill.services.launcher", "log")
-_PACKAGES = ROOT / ".venv-extras"
-_needs_packages = pytest.mark.skipif(
-    not (_PACKAGES / ".installed").exists(), reason="needs make .venv-extras/.installed"
-)
+_needs_packages = needs_extra()
 
 _LOGGER = """
 import json
@@ -172,9 +168,7 @@ def _ended_run(folder: Path) -> Path:
 def _with_packages(*arguments: str, **variables: str) -> str:
     """Run Python with the loggers' packages at hand, and nothing to reach them by; return its output."""
     closed = {"WANDB_MODE": "offline", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{_PACKAGES}", **closed, **variables}
-    command = [sys.executable, *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False, env=environment)
+    answer = run_with_extras(*arguments, **closed, **variables)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,14 +12,14 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.extras import needs_extra, run_with_extras
 from tests.support.launched import BOUND_S, ROOT
 from tests.support.replay_service import LocalServer, local_server
 from tidemill.replay import ItemWindow, ReplayWriter, SelectorConfig, SelectorKind, TableConfig, signature_like
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-_PACKAGES = ROOT / ".venv-extras"
-_needs_minari = pytest.mark.skipif(not (_PACKAGES / "minari").exists(), reason="needs make .venv-extras/.installed")
+_needs_minari = needs_extra("minari")
 
 _RECORD = """
 import sys
@@ -95,16 +94,7 @@ class _Ended(NamedTuple):
 
 def _run(folder: Path, *steps: str | list[str]) -> list[_Ended]:
     """Run steps in one process: programs, and command lines of `tidemill replay`."""
-    environment = os.environ | {"PYTHONPATH": str(_PACKAGES), "MINARI_DATASETS_PATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", _STEPS, json.dumps(steps)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-        timeout=BOUND_S,
-        check=False,
-    )
+    done = run_with_extras("-c", _STEPS, json.dumps(steps), MINARI_DATASETS_PATH=str(folder))
     assert done.returncode == 0, done.stderr
     return [_Ended(*ended) for ended in json.loads(done.stdout.splitlines()[-1])]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -15,15 +14,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.extras import needs_extra, run_with_extras, with_extras
 from tests.support.launched import BOUND_S, ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-_PACKAGES = ROOT / ".venv-extras"
-_needs_opentelemetry = pytest.mark.skipif(
-    not (_PACKAGES / "opentelemetry").exists(), reason="needs make .venv-extras/.installed"
-)
-_ENVIRONMENT = os.environ | {"PYTHONPATH": str(_PACKAGES)}
+_needs_opentelemetry = needs_extra("opentelemetry")
 
 
 class _Span(NamedTuple):
@@ -41,7 +37,7 @@ class _Span(NamedTuple):
 def _collector(folder: Path) -> Iterator[str]:
     """Run a collector; yield its address. What it receives is in `otlp.jsonl` of the folder."""
     command = [sys.executable, "-m", "tests.support.otlp_collector", str(folder / "otlp.jsonl")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=_ENVIRONMENT, text=True) as collector:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=with_extras(), text=True) as collector:
         assert collector.stdout is not None
         try:
             yield f"http://127.0.0.1:{int(collector.stdout.readline())}"
@@ -50,13 +46,11 @@ def _collector(folder: Path) -> Iterator[str]:
 
 
 def _train(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tidemill.services.launcher", "train", "--config", "cartpole_dqn"]
+    command = ["-m", "tidemill.services.launcher", "train", "--config", "cartpole_dqn"]
     command += ["--run.root", str(folder), "--run.name", "traced", "--run.target-return", "none"]
     command += ["--run.max-learner-steps", "300", "--launcher.actors", "1", "--evaluator.episodes", "1"]
     command += ["--evaluator.no-video", *options]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=_ENVIRONMENT, timeout=BOUND_S, check=False
-    )
+    return run_with_extras(*command, cwd=folder)
 
 
 def _hex(number: str) -> str:
@@ -151,16 +145,7 @@ print(sorted(name for name in sys.modules if name.split(".")[0] == "opentelemetr
 @_needs_opentelemetry
 def test_without_traces_opentelemetry_is_never_imported() -> None:
     """Not even where it is installed, by no service's modules, and no batch has contexts."""
-    environment = _ENVIRONMENT | {"PYTHONPATH": f"{ROOT}{os.pathsep}{_PACKAGES}"}
-    ran = subprocess.run(
-        [sys.executable, "-c", _OFF],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-        timeout=BOUND_S,
-        check=False,
-    )
+    ran = run_with_extras("-c", _OFF)
     assert ran.stdout.splitlines()[-1:] == ["[]"], ran.stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from functools import partial
@@ -17,6 +16,7 @@ import torch
 
 import tidemill
 from tests.support.batches import policy_input
+from tests.support.extras import needs_extra, with_extras
 from tidemill.bundle import onnx_report
 from tidemill.bundle.onnx_file import _compared, write_onnx
 from tidemill.bundle.onnx_report import OnnxReport, try_onnx
@@ -26,8 +26,6 @@ from tidemill.rl.policy_io import PolicyInput, PolicyOutput
 from tidemill.services.tools.export import _describe_onnx
 from tidemill.types import EnvSpec, ObservationPart
 
-ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ROOT / ".venv-extras"
 BOX = EnvSpec((3,), "float32", action_shape=(2,))
 DISCRETE = EnvSpec((3,), "float32", num_actions=4)
 MASKED = EnvSpec((3,), "float32", num_actions=4, masks_actions=True)
@@ -166,15 +164,14 @@ for number, (settings, spec) in enumerate(json.loads(sys.argv[1])):
 """
 
 
-@pytest.mark.skipif(not (EXTRAS / ".installed").exists(), reason="needs make .venv-extras/.installed")
+@needs_extra()
 def test_onnxruntime_acts_as_torch(tmp_path: Path) -> None:
     """A vector policy of floats and one of stacked images: written in one file, and compared on 64 observations."""
     images = {"observation_shape": [84, 84], "observation_dtype": "uint8", "num_actions": 4, "frame_stack": 4}
     vectors = {"observation_shape": [3], "observation_dtype": "float32", "action_shape": [2]}
     cases = [({"algorithm": "sac", "hidden_sizes": [8]}, vectors), ({"algorithm": "dqn", "network": "nature"}, images)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXTRAS}"}
     command = [sys.executable, "-c", _WRITE, json.dumps(cases), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=with_extras())
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]
     assert [(report["reason"], exists) for report, exists in lines] == [("", True), ("", True)]

@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.support.extras import EXTRAS, needs_extra
 from tests.support.launched import ROOT
 from tidemill.config.load import load_config
 from tidemill.envs.make import make_env, spec_of
 from tidemill.rl.agents.build import build_agent
 
-_PACKAGE = ROOT / ".venv-extras" / "minatar"
-
 pytestmark = [
-    pytest.mark.skipif(not _PACKAGE.exists(), reason="needs make .venv-extras/.installed"),
+    needs_extra("minatar"),
     pytest.mark.filterwarnings("ignore:.*out of date"),  # v0 has six actions, v1 those that a game uses
 ]
 
@@ -25,7 +24,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def minatar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both modules can be imported, none of the other packages beside MinAtar."""
-    (tmp_path / "minatar").symlink_to(_PACKAGE)
+    (tmp_path / "minatar").symlink_to(EXTRAS / "minatar")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "examples")
 

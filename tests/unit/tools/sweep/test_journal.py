@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.launched import ROOT
+from tests.support.extras import needs_extra, run_with_extras
 from tests.support.naming import naming
 from tidemill.errors import DataLoss
 from tidemill.services.tools.sweep.journal import Journal, Trial
@@ -19,7 +16,6 @@ from tidemill.services.tools.sweep.propose import propose
 from tidemill.services.tools.sweep.report import draw_results, ranked, table, write_results
 from tidemill.services.tools.sweep.space import parse_space
 
-_EXTRAS = ROOT / ".venv-extras"
 _SPACE = parse_space({"agent.gamma": {"uniform": [0.0, 1.0]}, "agent.hidden_sizes": [[16], [32, 32]]})
 
 
@@ -82,14 +78,12 @@ def test_random_proposals_do_not_depend_on_scores() -> None:
     assert propose(sweep, []) != propose(sweep, [_trial(0)])
 
 
-@pytest.mark.skipif(not (_EXTRAS / ".installed").exists(), reason="needs make .venv-extras/.installed")
+@needs_extra()
 def test_optuna_proposes_near_the_best(tmp_path: Path) -> None:
     """After thirty trials that score best at gamma 0.8, of two choices the second, most proposals are there."""
     script = tmp_path / "ask.py"
     script.write_text(_ASK)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{_EXTRAS}"}
-    command = [sys.executable, str(script)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    answer = run_with_extras(str(script))
     assert answer.returncode == 0, answer.stderr
     asked = [line.split() for line in answer.stdout.splitlines()]
     assert len(asked) == 40
