@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.support.learner_fakes import Clock
+from tests.support.clock import Clock
 from tidemill.config.table import TableSettings
 from tidemill.replay.batch import SampledBatch
 from tidemill.replay.sampling.corrupt_items import CorruptItemFilter, Delete

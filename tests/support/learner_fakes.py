@@ -20,17 +20,6 @@ from tidemill.services.learner.data.device import DeviceBatch
 from tidemill.types import WindowSpec
 
 
-class Clock:
-    """Time that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        """Return the time in seconds."""
-        return self.now
-
-
 class FakeAgent:
     """Its one weight grows by 1 an update; its priorities are the weights it was given."""
 

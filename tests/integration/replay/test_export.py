@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.exported import fill, steps_of
 from tests.support.naming import because, naming
 from tests.support.replay_service import LocalServer, local_server, open_appender, write
@@ -52,24 +53,14 @@ def test_range_of_items_is_exported(
     assert report.steps <= len(expected) + 6  # chunks of four, whole
 
 
-class _TimeOfDay:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock() -> _TimeOfDay:
+def clock() -> Clock:
     """The time of day of a server."""
-    return _TimeOfDay()
+    return Clock(1000.0)
 
 
 @pytest.fixture
-def dated(clock: _TimeOfDay) -> Iterator[LocalServer]:
+def dated(clock: Clock) -> Iterator[LocalServer]:
     """A server to whose table 40 items came, four at 1000 s, 1010 s and so on until 1090 s."""
     with local_server(time_of_day=clock) as running:
         with ReplayClient(running.address) as client, open_appender(running.address) as appender:

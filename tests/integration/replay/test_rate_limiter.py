@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.naming import naming
 from tests.support.replay_service import CHUNK_LENGTH, LocalServer, local_server, open_appender, write
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_config
@@ -21,16 +22,6 @@ from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.writing.appender import StreamAppender
 from tidemill.rpc.channel import open_channel
 from tidemill.services.replay.admission import Side
-
-
-class Clock:
-    """What the server's admission reads: it stands still until the test moves it."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        """Return the time in seconds."""
-        return self.now_s
 
 
 @pytest.fixture

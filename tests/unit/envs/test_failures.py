@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from tests.support.clock import Clock
 from tests.support.naming import naming
 from tidemill.envs import isolated
 from tidemill.envs.failures import KINDS, Restarts, count_failure, failure_counts
@@ -23,21 +24,13 @@ _ACTION = np.zeros(1, np.int64)
 _ERROR = EnvFailed("it broke", kind="raised", trace="Traceback: here\n")
 
 
-class _Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now_s
-
-
-def _restarts(clock: _Clock, units: int = 1, **settings: object) -> Restarts:
+def _restarts(clock: Clock, units: int = 1, **settings: object) -> Restarts:
     return Restarts(EnvSettings(**settings), units, clock)  # type: ignore[arg-type]
 
 
 def test_pauses_double_and_the_first_restart_has_none() -> None:
     """0, 0.1, 0.2 ... seconds; none is longer than ten."""
-    clock = _Clock()
+    clock = Clock()
     restarts, waited_s = _restarts(clock, max_restarts=12), []
     for _ in range(10):
         restarts.failed(0, _ERROR)
@@ -51,7 +44,7 @@ def test_pauses_double_and_the_first_restart_has_none() -> None:
 
 def test_default_budget_gives_a_bug_up_within_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     """Eight failures without a step in between end it, after 6.3 s of pauses, with the traceback."""
-    clock = _Clock()
+    clock = Clock()
     restarts = _restarts(clock)
     for _ in range(7):
         restarts.failed(0, _ERROR)
@@ -67,14 +60,14 @@ def test_default_budget_gives_a_bug_up_within_seconds(capsys: pytest.CaptureFixt
 def test_log_names_the_environment_that_failed() -> None:
     """Of several that each have a process, where every message begins with environment 0; a batch is one unit."""
     with capture_logs() as logs:
-        _restarts(_Clock(), units=3).failed(2, _ERROR)
-        _restarts(_Clock()).failed(0, _ERROR)
+        _restarts(Clock(), units=3).failed(2, _ERROR)
+        _restarts(Clock()).failed(0, _ERROR)
     assert [line.get("environment") for line in logs] == [2, None]
 
 
 def test_steps_between_failures_give_the_budget_back() -> None:
     """One that fails every hundred steps is restarted forever; another environment has a separate budget."""
-    restarts = _restarts(_Clock(), units=2, max_restarts=3)
+    restarts = _restarts(Clock(), units=2, max_restarts=3)
     both, first = np.array([True, True]), np.array([True, False])
     for _ in range(50):
         restarts.failed(0, _ERROR)
@@ -90,13 +83,13 @@ def test_steps_between_failures_give_the_budget_back() -> None:
 def test_policy_stop_gives_up_at_once() -> None:
     """The message names the setting."""
     with pytest.raises(EnvFailed, match=naming("env.on_failure 'stop'")) as raised:
-        _restarts(_Clock(), on_failure="stop").failed(0, _ERROR)
+        _restarts(Clock(), on_failure="stop").failed(0, _ERROR)
     assert raised.value.is_final
 
 
 def test_policy_drop_has_the_same_budget() -> None:
     """A bug at every first step ends the run under it, too."""
-    restarts = _restarts(_Clock(), on_failure="drop", max_restarts=2)
+    restarts = _restarts(Clock(), on_failure="drop", max_restarts=2)
     for _ in range(2):
         restarts.failed(0, _ERROR)
     with pytest.raises(EnvFailed, match=naming("2 200 env.max_restarts")):
@@ -107,7 +100,7 @@ def test_seeds_of_restarts_differ_and_depend_on_the_first_seed_alone() -> None:
     """They are those of training: from 1e8 up, below 2**31."""
 
     def drawn(seed: int) -> list[int]:
-        restarts = _restarts(_Clock(), units=2, max_restarts=9)
+        restarts = _restarts(Clock(), units=2, max_restarts=9)
         restarts.begin(seed)
         seeds = []
         for unit in (0, 1, 0, 1):

@@ -6,28 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clock import Clock
 from tidemill.services.evaluator.run_logs import SESSION_VARIABLE, WallClock, session_start_s
-
-
-class Time:
-    """A clock that a test sets."""
-
-    def __init__(self, now_s: float) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        """Return it."""
-        return self.now_s
 
 
 def test_clock_counts_from_the_start_of_the_session(tmp_path: Path) -> None:
     """An evaluator that starts 4 s after the other processes counts those 4 s."""
-    assert WallClock(tmp_path / "c.json", 100.0, Time(104.0)).wall_s() == 4.0
+    assert WallClock(tmp_path / "c.json", 100.0, Clock(104.0)).wall_s() == 4.0
 
 
 def test_clock_goes_on_within_a_session_when_the_evaluator_restarts(tmp_path: Path) -> None:
     """The same session start means the same session: its time is not added to itself."""
-    time = Time(130.0)
+    time = Clock(130.0)
     WallClock(tmp_path / "c.json", 100.0, time).save()
     time.now_s = 150.0
     assert WallClock(tmp_path / "c.json", 100.0, time).wall_s() == 50.0
@@ -35,16 +25,16 @@ def test_clock_goes_on_within_a_session_when_the_evaluator_restarts(tmp_path: Pa
 
 def test_clock_adds_the_sessions_before_a_resume(tmp_path: Path) -> None:
     """30 s of a first session and 5 s of a second one are 35 s, also after a restart within the second."""
-    WallClock(tmp_path / "c.json", 100.0, Time(130.0)).save()
-    second = WallClock(tmp_path / "c.json", 7.0, Time(12.0))  # the machine was restarted in between
+    WallClock(tmp_path / "c.json", 100.0, Clock(130.0)).save()
+    second = WallClock(tmp_path / "c.json", 7.0, Clock(12.0))  # the machine was restarted in between
     assert second.wall_s() == 35.0
     second.save()
-    assert WallClock(tmp_path / "c.json", 7.0, Time(20.0)).wall_s() == 43.0
+    assert WallClock(tmp_path / "c.json", 7.0, Clock(20.0)).wall_s() == 43.0
 
 
 def test_session_starts_when_the_launcher_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a launcher it starts with the process."""
     monkeypatch.setenv(SESSION_VARIABLE, "12.25")
-    assert session_start_s(Time(99.0)) == 12.25
+    assert session_start_s(Clock(99.0)) == 12.25
     monkeypatch.delenv(SESSION_VARIABLE)
-    assert session_start_s(Time(99.0)) == 99.0
+    assert session_start_s(Clock(99.0)) == 99.0

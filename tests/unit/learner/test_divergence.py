@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.learner_fakes import Clock
+from tests.support.clock import Clock
 from tests.support.naming import naming
 from tidemill.services.learner.checkpoint.checkpointer import Checkpointer
 from tidemill.services.learner.checkpoint.format import Checkpoint
@@ -63,11 +63,11 @@ def test_loss_that_is_not_finite_ends_training() -> None:
     clock = Clock()
     progress = Progress(Counters(), log_every_s=10.0, clock=clock)
     progress.record_step(0.01, {"loss": _ZERO, "mean_over_none": _ZERO * math.nan})
-    clock.now += 2.0
+    clock.now_s += 2.0
     progress.tick()
     progress.check()
     progress.record_step(0.01, {"actor_loss": _ZERO * math.nan})
-    clock.now += 2.0
+    clock.now_s += 2.0
     progress.tick()
     with pytest.raises(Diverged, match=naming("actor_loss nan")):
         progress.check()

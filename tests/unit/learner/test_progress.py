@@ -9,7 +9,7 @@ import torch
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from tests.support.learner_fakes import Clock
+from tests.support.clock import Clock
 from tidemill.learner.status import LearnerState
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.progress import Progress
@@ -27,7 +27,7 @@ def test_rates_are_over_the_newest_seconds() -> None:
         for _ in range(10 if second < 10 else 20):
             counters.learner_steps += 1
             progress.record_step(0.01, {})
-        clock.now += 1.0
+        clock.now_s += 1.0
         progress.tick()
     assert progress.steps_per_s == pytest.approx(20.0)
     assert progress.state is LearnerState.TRAINING
@@ -39,7 +39,7 @@ def test_rate_after_a_resume_does_not_count_restored_steps() -> None:
     progress = _progress(clock, counters)
     counters.learner_steps = 1_000_000
     progress.restart()
-    clock.now += 2.0
+    clock.now_s += 2.0
     counters.learner_steps += 4
     progress.tick()
     assert progress.steps_per_s == pytest.approx(2.0)
@@ -52,7 +52,7 @@ def test_wait_fraction_is_the_share_of_time_without_data() -> None:
     for _ in range(5):
         progress.record_wait(0.5, got_batch=True)
         progress.record_pause(0.5)
-        clock.now += 1.0
+        clock.now_s += 1.0
     progress.tick()
     assert progress.wait_fraction == pytest.approx(0.5)
 
@@ -74,7 +74,7 @@ def test_metrics_are_read_once_a_second() -> None:
     progress = _progress(clock, Counters())
     progress.record_step(0.01, {"loss": torch.tensor(3.0), "actor_loss": torch.tensor(1.0)})
     assert progress.metrics == {}
-    clock.now += 1.0
+    clock.now_s += 1.0
     progress.record_step(0.01, {"loss": torch.tensor(2.0)})
     assert progress.metrics == {"loss": 2.0, "actor_loss": 1.0}
     assert REGISTRY.get_sample_value("tidemill_learner_agent", {"name": "loss"}) == 2.0
@@ -85,10 +85,10 @@ def test_stalled_time_grows_without_steps() -> None:
     clock = Clock()
     progress = _progress(clock, Counters())
     progress.record_step(0.01, {})
-    clock.now += 1.0
+    clock.now_s += 1.0
     progress.tick()
     assert REGISTRY.get_sample_value("tidemill_learner_stalled_seconds") == 0.0
-    clock.now += 30.0
+    clock.now_s += 30.0
     progress.record_wait(0.2, got_batch=False)
     assert REGISTRY.get_sample_value("tidemill_learner_stalled_seconds") == 30.0
 
@@ -98,7 +98,7 @@ def test_log_line_warns_of_metrics_that_are_not_finite() -> None:
     clock = Clock()
     progress = _progress(clock, Counters())
     progress.record_step(0.01, {"loss": torch.tensor(math.nan)})
-    clock.now += 10.0
+    clock.now_s += 10.0
     with capture_logs() as logs:
         progress.tick()
     assert [line["log_level"] for line in logs] == ["warning", "info"]
@@ -112,7 +112,7 @@ def test_metrics_are_told_once_per_second_with_the_learners_own() -> None:
     told: list[tuple[int, dict[str, float]]] = []
     progress.on_update = lambda step, metrics: told.append((step, dict(metrics)))
     for step in range(1, 36):
-        clock.now += 0.1
+        clock.now_s += 0.1
         counters.learner_steps = step
         progress.record_step(0.01, {"loss": torch.tensor(step / 2)})
     assert len(told) == 3
@@ -120,7 +120,7 @@ def test_metrics_are_told_once_per_second_with_the_learners_own() -> None:
     assert told[0][1].keys() == {"loss", "env_steps", "steps_per_s", "wait_fraction", "policy_lag"}
     progress.finish()
     assert told[-1][0] == 35
-    clock.now += 5.0
+    clock.now_s += 5.0
     progress.tick()
     assert len(told) == 4
 
@@ -129,9 +129,9 @@ def test_stall_is_seen_while_the_training_thread_hangs() -> None:
     """The time since the newest update grows whether or not that thread does anything; a run that is over has none."""
     clock, counters = Clock(), Counters()
     progress = _progress(clock, counters)
-    clock.now += 2.0
+    clock.now_s += 2.0
     progress.record_step(0.01, {})
-    clock.now += 300.0
+    clock.now_s += 300.0
     assert REGISTRY.get_sample_value("tidemill_learner_stalled_seconds") == 300.0
     progress.finish()
     assert REGISTRY.get_sample_value("tidemill_learner_stalled_seconds") == 0.0

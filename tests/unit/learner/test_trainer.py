@@ -13,14 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.learner_fakes import (
-    Clock,
-    FakeAgent,
-    FakePriorities,
-    FakePublisher,
-    FakeSource,
-    batch,
-)
+from tests.support.clock import Clock
+from tests.support.learner_fakes import FakeAgent, FakePriorities, FakePublisher, FakeSource, batch
 from tests.support.naming import naming
 from tests.support.waiting import wait_until
 from tidemill.errors import ConfigError, FailedPrecondition, FatalError
@@ -208,7 +202,7 @@ def test_versions_are_some_time_apart(tmp_path: Path, scenes: list[_Scene], monk
     update = scene.agent.update
 
     def slow_update(batch: Mapping[str, Tensor], weight: Tensor) -> Update:
-        scene.clock.now += 0.06
+        scene.clock.now_s += 0.06
         return update(batch, weight)
 
     monkeypatch.setattr(scene.agent, "update", slow_update)

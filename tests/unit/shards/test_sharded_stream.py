@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.replay_shards import taken
 from tests.support.replay_streams import make_config
 from tests.support.waiting import WAIT_S, wait_until
@@ -94,23 +95,14 @@ class _Link:
         self.owner.lost(self)  # type: ignore[arg-type]
 
 
-class _Clock:
-    """Stands still until the test moves it."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock() -> _Clock:
+def clock() -> Clock:
     """A clock."""
-    return _Clock()
+    return Clock()
 
 
 @pytest.fixture
-def stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, clock: _Clock) -> Iterator[SampleStream]:
+def stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[SampleStream]:
     """A sampler of shards 0, 1 and 2, all silent; its parameter is the table's `max_times_sampled`."""
     config = make_config(max_times_sampled=getattr(request, "param", 0))
     monkeypatch.setattr(sample_stream, "SampleCall", _Link)
@@ -176,7 +168,7 @@ def test_batch_is_drawn_anew_when_all_shards_are_lost(stream: SampleStream) -> N
     assert shares(taken(stream)) == pytest.approx({1: 1.0})
 
 
-def test_silent_shard_is_cut_and_one_that_is_asked_nothing_is_looked_at(stream: SampleStream, clock: _Clock) -> None:
+def test_silent_shard_is_cut_and_one_that_is_asked_nothing_is_looked_at(stream: SampleStream, clock: Clock) -> None:
     """Silence counts from the oldest question without an answer; only a shard that owes one can be silent."""
     first, second, third = live({"0": 4.0, "1": 4.0, "2": 4.0})
     wait_until(lambda: first.asked and second.asked and third.asked, "a part of each")
@@ -192,7 +184,7 @@ def test_silent_shard_is_cut_and_one_that_is_asked_nothing_is_looked_at(stream: 
 
 
 @pytest.mark.parametrize("stream", [1], indirect=True)
-def test_shard_of_a_queue_that_waits_for_items_is_not_silent(stream: SampleStream, clock: _Clock) -> None:
+def test_shard_of_a_queue_that_waits_for_items_is_not_silent(stream: SampleStream, clock: Clock) -> None:
     """Another reader took the items it was asked for; it is cut once the others have enough to give in its place."""
     first, second, third = live({"0": 8.0, "1": 8.0, "2": 8.0})
     wait_until(lambda: first.asked and second.asked and third.asked, "a part of each")
@@ -205,7 +197,7 @@ def test_shard_of_a_queue_that_waits_for_items_is_not_silent(stream: SampleStrea
     wait_until(lambda: first.cuts > 0, "the cut")
 
 
-def test_first_batch_waits_for_all_shards_but_not_for_long(stream: SampleStream, clock: _Clock) -> None:
+def test_first_batch_waits_for_all_shards_but_not_for_long(stream: SampleStream, clock: Clock) -> None:
     """Two of three live shards are asked nothing but how they are, until the third has had its time."""
     first, second = live({"0": 4.0, "1": 4.0})
     assert not any(draw.items for draw in (*first.asked, *second.asked))

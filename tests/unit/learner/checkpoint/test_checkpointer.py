@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.learner_fakes import Clock
+from tests.support.clock import Clock
 from tests.support.naming import naming
 from tidemill.errors import ResourceExhausted
 from tidemill.params.publisher import StalePublisher
@@ -80,7 +80,7 @@ def test_checkpoint_is_written_when_due(scene: _Scene) -> None:
     scene.steps = 3
     scene.poll()
     assert scene.captures == 0
-    scene.clock.now += 60
+    scene.clock.now_s += 60
     scene.poll()
     scene.poll()
     scene.checkpointer.close()
@@ -90,7 +90,7 @@ def test_checkpoint_is_written_when_due(scene: _Scene) -> None:
 
 def test_checkpoint_without_a_new_step_is_not_due(scene: _Scene) -> None:
     """A learner that waits for data does not write the same state again and again."""
-    scene.clock.now += 60
+    scene.clock.now_s += 60
     scene.poll()
     assert scene.captures == 0
 
@@ -160,7 +160,7 @@ def test_fault_of_a_periodic_checkpoint_stays_in_the_log(scene: _Scene) -> None:
     """Nobody asked for it, so nothing is raised; the next one is due later."""
     scene.store.fault = ResourceExhausted("No space left on device")
     scene.steps = 1
-    scene.clock.now += 60
+    scene.clock.now_s += 60
     scene.poll()
     scene.checkpointer.close()
     assert scene.captures == 1
@@ -197,7 +197,7 @@ def test_zero_interval_means_on_request_only(tmp_path: Path) -> None:
     """`every_s` 0 turns periodic checkpoints off."""
     scene = _Scene(tmp_path, every_s=0.0)
     scene.steps = 1
-    scene.clock.now += 10_000
+    scene.clock.now_s += 10_000
     scene.poll()
     scene.checkpointer.close()
     assert scene.captures == 0

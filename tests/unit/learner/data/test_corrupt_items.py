@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
+from tests.support.clock import Clock
 from tests.support.learner_decoder import LearnerDecoder
-from tests.support.learner_fakes import Clock, FakeAgent
+from tests.support.learner_fakes import FakeAgent
 from tests.support.naming import naming
 from tidemill.config.table import TableSettings
 from tidemill.errors import DataLoss, Unavailable
@@ -164,7 +165,7 @@ def test_corrupt_items_are_named_now_and_then() -> None:
     twice = sample_with({0}).take(np.array([0, 0, 1, 22]))
     with capture_logs() as lines:
         for moment in (0.0, 4.0, 9.9, 10.1, 12.0):
-            clock.now = 100.0 + moment
+            clock.now_s = moment
             decoder.decode(twice, 7.0)
     assert [line["items"] for line in lines] == [2, 6]
     assert decoder.corrupt.items == 10

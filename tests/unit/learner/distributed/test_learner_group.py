@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.learner_fakes import Clock, FakeAgent, FakePriorities, FakeSource, batch
+from tests.support.clock import Clock
+from tests.support.learner_fakes import FakeAgent, FakePriorities, FakeSource, batch
 from tests.support.naming import naming
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import LearnerConfig

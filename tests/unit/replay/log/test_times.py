@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clock import Clock
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.logs import Log, open_log
 from tidemill.services.replay.tables.insertion_times import LOGGED_EVERY_S, InsertionTimes
 
 
-class _Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def _write(log: Log, clock: _Clock, times_s: Sequence[int]) -> None:
+def _write(log: Log, clock: Clock, times_s: Sequence[int]) -> None:
     """Append four items at each time."""
     session = open_streams(log.replay, "a", env_count=1)
     for i, now_s in enumerate(times_s):
@@ -36,7 +30,7 @@ def _border(log: Log, time_s: int) -> int:
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_crash_keeps_the_times_of_the_newest_segment_or_snapshot(tmp_path: Path, snapshot: bool) -> None:
     """What came later counts as come when the last that is known did, until the log continues."""
-    clock = _Clock()
+    clock = Clock(1000.0)
     log = open_log(tmp_path, segment_bytes=2000, clock=clock)
     log.replay.create_table(make_config())
     _write(log, clock, range(1000, 1100))
@@ -55,7 +49,7 @@ def test_crash_keeps_the_times_of_the_newest_segment_or_snapshot(tmp_path: Path,
 
 def test_crash_after_a_pause_keeps_times_to_ten_seconds(tmp_path: Path) -> None:
     """Without another segment or a snapshot, long after the table was created: at most 10 s too early, not late."""
-    clock = _Clock()
+    clock = Clock(1000.0)
     log = open_log(tmp_path, clock=clock)
     log.replay.create_table(make_config())
     times_s = [*range(5000, 5100), *range(9000, 9005)]
@@ -69,7 +63,7 @@ def test_crash_after_a_pause_keeps_times_to_ten_seconds(tmp_path: Path) -> None:
 
 def test_table_without_items_has_known_times_from_its_creation(tmp_path: Path) -> None:
     """So that a range of time of it is empty, and not refused; after a crash too."""
-    clock = _Clock()
+    clock = Clock(1000.0)
     log = open_log(tmp_path, clock=clock)
     log.replay.create_table(make_config())
     assert log.replay.find("t").times.first_s == 1000
@@ -81,7 +75,7 @@ def test_table_without_items_has_known_times_from_its_creation(tmp_path: Path) -
 
 def test_log_without_times_has_none_until_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one of an earlier release: what is in it came at a time that nobody knows."""
-    clock = _Clock()
+    clock = Clock(1000.0)
     with monkeypatch.context() as earlier:
         earlier.setattr(InsertionTimes, "newest", None)
         earlier.setattr(InsertionTimes, "marks", ((), ()))
