@@ -61,40 +61,14 @@ def assert_acknowledged_is_stored(stored: dict[str, list[tuple[int, int]]], ever
             assert not missing, f"{writer.name} misses {len(missing)} items of shard {life.shard}"
 
 
-def test_killed_shard_is_left_out_and_taken_back(
-    shards: Shards, directory: ShardDirectory, stream: SampleStream
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "frozen"])
+def test_lost_shard_is_left_out_and_taken_back(
+    shards: Shards, directory: ShardDirectory, stream: SampleStream, is_killed: bool
 ) -> None:
-    """Batches continue, its writers move away and return to it; nothing is twice, nothing acknowledged is lost."""
-    with writers(directory, 6) as everybody:
-        wait_until(lambda: live(stream) == ["0", "1", "2"], "all shards")
-        taker = Taker(stream)
-        wait_until(lambda: taker.batches > 20, "batches")
-        victim = everybody[0].shard
-        moving = [writer for writer in everybody if writer.shard == victim]
-        shards.kill(victim)
-        wait_until(lambda: victim not in live(stream), "the shard to be left out")
-        wait_until(lambda: all(writer.shard != victim for writer in moving), "its writers to move")
-        before = taker.batches
-        wait_until(lambda: taker.batches > before + 20, "batches without it")
-        shards.start(victim)
-        wait_until(lambda: victim in live(stream), "the shard to be taken back")
-        wait_until(lambda: all(writer.shard == victim for writer in moving), "its writers to return", 2 * WAIT_S)
-        before = samples_of(stream, victim)
-        wait_until(lambda: samples_of(stream, victim) > before, "samples of what it holds now")
-        taker.stop()
-        for writer in everybody:
-            writer.stop()
-        stored = shards.stored()
-        assert_nothing_twice(stored)
-        assert_acknowledged_is_stored(stored, everybody)
+    """Batches continue, its writers move away; nothing is twice, nothing acknowledged is lost.
 
-
-def test_frozen_shard_is_left_out_and_taken_back(
-    shards: Shards, directory: ShardDirectory, stream: SampleStream
-) -> None:
-    """It is noticed although no connection breaks; what it had acknowledged is there when it thaws, and nothing twice.
-
-    Messages that lay in its buffers are stored late, and once: nobody sent them elsewhere.
+    The writers of one that was killed return to it. One that froze is noticed although no connection breaks; messages
+    that lay in its buffers are stored late, and once: nobody sent them elsewhere.
     """
     with writers(directory, 6) as everybody:
         wait_until(lambda: live(stream) == ["0", "1", "2"], "all shards")
@@ -102,13 +76,23 @@ def test_frozen_shard_is_left_out_and_taken_back(
         wait_until(lambda: taker.batches > 20, "batches")
         victim = everybody[0].shard
         moving = [writer for writer in everybody if writer.shard == victim]
-        shards.signal(victim, signal.SIGSTOP)
+        if is_killed:
+            shards.kill(victim)
+        else:
+            shards.signal(victim, signal.SIGSTOP)
         wait_until(lambda: victim not in live(stream), "the shard to be left out")
         wait_until(lambda: all(writer.shard != victim for writer in moving), "its writers to move")
         before = taker.batches
         wait_until(lambda: taker.batches > before + 20, "batches without it")
-        shards.signal(victim, signal.SIGCONT)
+        if is_killed:
+            shards.start(victim)
+        else:
+            shards.signal(victim, signal.SIGCONT)
         wait_until(lambda: victim in live(stream), "the shard to be taken back")
+        if is_killed:
+            wait_until(lambda: all(writer.shard == victim for writer in moving), "its writers to return", 2 * WAIT_S)
+            before = samples_of(stream, victim)
+            wait_until(lambda: samples_of(stream, victim) > before, "samples of what it holds now")
         taker.stop()
         for writer in everybody:
             writer.stop()
