@@ -181,34 +181,39 @@ def test_ppo_update_equals_torchs_adam_on_the_reference(env_spec: EnvSpec) -> No
         assert_close(found[name.replace(".2.", ".1.")], value)
 
 
+def reference_impala_loss(
+    value: Tensor, distribution: torch.distributions.Distribution, batch: dict[str, Tensor], config: IMPALAConfig
+) -> Tensor:
+    """Return IMPALA's loss by V-trace's recursion over a network's outputs for every observation [B, T + 1]."""
+    log_prob, entropy = distribution.log_prob(batch["action"]), distribution.entropy()
+    terms, values = [], value.tolist()
+    streams, steps = batch["reward"].shape
+    for b in range(streams):
+        correction, following = 0.0, values[b][steps]  # v_t+1 - V(s_t+1), and v_t+1
+        for t in range(steps - 1, -1, -1):
+            here, beyond = values[b][t], values[b][t + 1]
+            if not batch["continues"][b, t]:
+                correction, following = 0.0, beyond
+            ratio = min(1.0, math.exp(float(log_prob[b, t].detach() - batch["log_prob"][b, t])))
+            reward, discount = float(batch["reward"][b, t]), float(batch["discount"][b, t])
+            advantage = ratio * (reward + discount * following - here)
+            correction = ratio * (reward + discount * beyond - here) + discount * ratio * correction
+            following = here + correction
+            if batch["is_trained"][b, t]:
+                error = value[b, t] - following
+                bonus = config.entropy_coefficient * entropy[b, t]
+                terms.append(-advantage * log_prob[b, t] + 0.25 * error**2 - bonus)
+    return torch.stack(terms).mean()
+
+
 @pytest.mark.parametrize("env_spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 def test_impala_equals_an_independent_implementation(env_spec: EnvSpec) -> None:
     """Loss and all gradients on a fixed rollout of another policy's, to 1e-4 in float32."""
     config = IMPALAConfig(hidden_sizes=(8,), unroll=STEPS, gamma=GAMMA)
     agent, batch = IMPALAAgent(config, env_spec, CPU, seed=3), rollout(env_spec)
     network = Reference(agent.policy_state(), env_spec)
-    with torch.no_grad():
-        value = network.value(batch["observation"]).squeeze(-1).tolist()
-        log_prob = network.distribution(batch["observation"]).log_prob(batch["action"])
-    terms = []
-    for b in range(STREAMS):
-        correction, following = 0.0, value[b][STEPS]  # v_t+1 - V(s_t+1), and v_t+1
-        for t in range(STEPS - 1, -1, -1):
-            if not batch["continues"][b, t]:
-                correction, following = 0.0, value[b][t + 1]
-            ratio = min(1.0, math.exp(float(log_prob[b, t] - batch["log_prob"][b, t])))
-            reward, discount = float(batch["reward"][b, t]), float(batch["discount"][b, t])
-            advantage = ratio * (reward + discount * following - value[b][t])
-            delta = ratio * (reward + discount * value[b][t + 1] - value[b][t])
-            correction = delta + discount * ratio * correction
-            following = value[b][t] + correction
-            if not batch["is_trained"][b, t]:
-                continue
-            distribution = network.distribution(batch["observation"][b, t])
-            error = network.value(batch["observation"][b, t]).squeeze() - following
-            policy = -advantage * distribution.log_prob(batch["action"][b, t])
-            terms.append(policy + 0.5 * 0.5 * error**2 - config.entropy_coefficient * distribution.entropy())
-    expected = torch.stack(terms).mean()
+    value, distribution = network.value(batch["observation"]).squeeze(-1), network.distribution(batch["observation"])
+    expected = reference_impala_loss(value, distribution, batch, config)
     loss, _ = agent.loss(batch, torch.ones(STREAMS))
     assert_close(loss, expected)
     ours = dict(agent.network.named_parameters())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from tests.support.envs import RecallEnv
 from tests.support.naming import naming
 from tests.support.playing import play
-from tests.unit.rl.test_on_policy import reference_advantages
+from tests.unit.rl.test_on_policy import reference_advantages, reference_impala_loss
 from tests.unit.rl.test_recurrent_continuous import decoded
 from tidemill.envs.make import spec_of
 from tidemill.envs.settings import EnvSettings
@@ -263,27 +262,9 @@ def test_impala_equals_an_independent_implementation(env_spec: EnvSpec) -> None:
     batch = rollout(agent, config, env_spec)
     network = Reference(agent.policy_state(), env_spec)
     features = network.features(batch)
-    value = network.value(features).squeeze(-1)
-    distribution = network.distribution(features)
-    log_prob, entropy = distribution.log_prob(batch["action"]), distribution.entropy()
-    terms, values = [], value.tolist()
-    for b in range(STREAMS):
-        correction, following = 0.0, values[b][STEPS]  # v_t+1 - V(s_t+1), and v_t+1
-        for t in range(STEPS - 1, -1, -1):
-            here, beyond = values[b][t], values[b][t + 1]
-            if not batch["continues"][b, t]:
-                correction, following = 0.0, beyond
-            ratio = min(1.0, math.exp(float(log_prob[b, t].detach() - batch["log_prob"][b, t])))
-            reward, discount = float(batch["reward"][b, t]), float(batch["discount"][b, t])
-            advantage = ratio * (reward + discount * following - here)
-            correction = ratio * (reward + discount * beyond - here) + discount * ratio * correction
-            following = here + correction
-            if batch["is_trained"][b, t]:
-                error = value[b, t] - following
-                bonus = config.entropy_coefficient * entropy[b, t]
-                terms.append(-advantage * log_prob[b, t] + 0.25 * error**2 - bonus)
+    value, distribution = network.value(features).squeeze(-1), network.distribution(features)
     loss, _ = agent.loss(batch, torch.ones(STREAMS))
-    assert_gradients_equal(agent, loss, network, torch.stack(terms).mean())
+    assert_gradients_equal(agent, loss, network, reference_impala_loss(value, distribution, batch, config))
 
 
 def test_without_an_lstm_nothing_of_it_is_there() -> None:
