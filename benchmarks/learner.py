@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.learner_cases import CASES
-from benchmarks.learner_feed import START_S, cores, process, processor_s, random_columns, servers
+from benchmarks.learner_feed import START_S, cores, process, random_columns, servers
+from benchmarks.processes import free_port, processor_s
 from benchmarks.rows import Row, row, write
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
@@ -166,7 +166,7 @@ def batches_in_memory(config: RunConfig, agent: Agent, device: torch.device) -> 
 def learner_rate(path: str, options: list[str], seconds: float) -> tuple[float, dict[str, float]]:
     """Return the rate of a real learner, and the share of the time that each stage took; stages run beside another."""
     with tempfile.TemporaryDirectory(prefix="tm-") as folder:
-        address, metrics = f"unix://{folder}/l", f"127.0.0.1:{_free_port()}"
+        address, metrics = f"unix://{folder}/l", f"127.0.0.1:{free_port()}"
         own = ["--learner.server.address", address, "--learner.server.metrics-address", metrics, "--run.root", folder]
         own += ["--learner.updates-per-env-step", "0"]
         # On a GPU it launches, decodes and waits at the same time.
@@ -209,13 +209,6 @@ def _spent(address: str) -> dict[str, float]:
 def _is(line: str, name: str, label: str) -> bool:
     """True if a line of /metrics is a sample of a metric with a label."""
     return line.startswith(f"{name}{{") and label in line
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def _wait_for_training(client: LearnerClient) -> None:

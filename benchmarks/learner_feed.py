@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,12 +120,6 @@ def publish(agent: Agent, address: str) -> None:
     with ParamsClient(address) as publisher:
         fencing_token = publisher.acquire_fencing_token("benchmark", connect_timeout_s=START_S).fencing_token
         publisher.publish(blobs, ParamsMetadata(), fencing_token=fencing_token, base_version=0)
-
-
-def processor_s(pid: int) -> float:
-    """Return the processor time a process has taken, in seconds (proc(5): utime and stime)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _table(config: RunConfig, spec: EnvSpec) -> TableConfig:

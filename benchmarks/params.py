@@ -22,6 +22,7 @@ from typing import TextIO
 import numpy as np
 
 from benchmarks.params_reader import read
+from benchmarks.processes import processor_s
 from benchmarks.rows import row, write
 from tidemill.params.blob import pack
 from tidemill.params.client import ParamsClient
@@ -71,7 +72,7 @@ def _measure(
             _line(process)
         for number in range(2, versions + 2):
             time.sleep(0.2)  # so that all wait for the next
-            began, used = time.monotonic(), _cpu_s(server)
+            began, used = time.monotonic(), processor_s(server)
             publish(number)
             lines = [_line(process).split() for process in processes]
             way = number % 2  # as params_reader.py takes turns
@@ -80,7 +81,7 @@ def _measure(
             taken["reader's time for a fetch"][way].append(used_s * 1e3)
             taken["messages to a reader"][way].append(messages)
             taken["bytes to a reader"][way].append(sent_bytes)
-            taken["server's time for a version"][way].append((_cpu_s(server) - used) * 1e3)
+            taken["server's time for a version"][way].append((processor_s(server) - used) * 1e3)
     return taken
 
 
@@ -123,11 +124,6 @@ def _line(reader: TextIO) -> str:
     if not line:
         raise RuntimeError("a reader ended before its last version")
     return line
-
-
-def _cpu_s(process: int) -> float:
-    words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

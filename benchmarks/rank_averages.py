@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import socket
 import time
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from benchmarks.processes import free_port
 from benchmarks.rows import row, write
 from tidemill import gpus
 
@@ -42,7 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     context = mp.get_context("spawn")
     times: mp.SimpleQueue[list[float] | str] = context.SimpleQueue()
-    sizes, port = Sizes(arguments.bytes, arguments.rounds), _free_port()
+    sizes, port = Sizes(arguments.bytes, arguments.rounds), free_port()
     ranks = [context.Process(target=_rank, args=(rank, port, sizes, times)) for rank in range(_ranks())]
     for process in ranks:
         process.start()
@@ -96,13 +96,6 @@ def _average_ms(gradients: torch.Tensor) -> float:
 
 def _ranks() -> int:
     return max(gpus.count(), 2)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

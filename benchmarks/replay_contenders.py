@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.processes import processor_s
 from benchmarks.replay_frames import cached_path
 from benchmarks.replay_roles import TABLE
 from tidemill.replay.client import ReplayClient
@@ -37,8 +38,7 @@ class Server:
 
     def cpu_s(self) -> float:
         """Return the processor time it has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return processor_s(self.pid)
 
 
 class Contender(Protocol):

@@ -26,7 +26,8 @@ import grpc
 import numpy as np
 
 from benchmarks.learner_cases import CASES
-from benchmarks.learner_feed import START_S, process, processor_s, random_columns
+from benchmarks.learner_feed import START_S, process, random_columns
+from benchmarks.processes import processor_s
 from benchmarks.replay_roles import FRAME_STACK, N_STEPS, SIGNATURE, TABLE, WINDOW
 from benchmarks.rows import Row, row, write
 from tidemill.replay import codec

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.processes import busy_s
+
 Row = dict[str, object]
 """`name`, `unit`, `ours`, `peer` (a ceiling or another program, named in `name`), `ratio`, `runs`, `spread`."""
 
@@ -76,25 +78,19 @@ def load() -> Row:
     return {"others_cores": round(others, 3), "quiet": others <= _QUIET_CORES}
 
 
-def _busy_s() -> float:
-    """Return the seconds that all processors together were busy since the machine started."""
-    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text(encoding="ascii").split()[1:8])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
 def _own_s() -> float:
     """Return the seconds of this process and of the children that it has waited for."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
-_STARTED = (time.monotonic(), _busy_s(), _own_s())
+_STARTED = (time.monotonic(), busy_s(), _own_s())
 
 
 def _busy_of_others() -> float:
     """Return how many cores others kept busy since this module was loaded."""
     elapsed, busy, own = (
-        now - then for now, then in zip((time.monotonic(), _busy_s(), _own_s()), _STARTED, strict=True)
+        now - then for now, then in zip((time.monotonic(), busy_s(), _own_s()), _STARTED, strict=True)
     )
     return max(busy - own, 0.0) / elapsed
 

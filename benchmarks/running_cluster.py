@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.processes import processor_s
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
 from tidemill.learner.client import LearnerClient
@@ -131,15 +131,14 @@ def _started(launcher_pid: int, folder: Path, streams: int) -> RunningCluster:
 
 
 def _processor_s(launcher_pid: int) -> defaultdict[str, float]:
-    """Return the processor time of each service a launcher has started, in seconds (proc(5): utime and stime)."""
+    """Return the processor time of each service a launcher has started, in seconds."""
     found: defaultdict[str, float] = defaultdict(float)
     children = Path(f"/proc/{launcher_pid}/task/{launcher_pid}/children").read_text(encoding="ascii").split()
     for child in children:
         words = Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8").split("\0")
         if "-m" not in words:  # a helper of the launcher, not a service
             continue
-        fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         module = next(word for word in words[words.index("-m") + 1 :] if word != "tidemill.programs.child")
         service = module.removeprefix("tidemill.services.")
-        found[service] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        found[service] += processor_s(int(child))
     return found

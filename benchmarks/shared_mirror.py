@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.learner_cases import CASES
 from benchmarks.learner_feed import servers
+from benchmarks.processes import free_port, memory_mib
 from benchmarks.rows import Row, row, write
 from tidemill.config.load import load
 from tidemill.config.sections import LearnerConfig
@@ -57,7 +57,7 @@ def sample(arguments: list[str], items: int) -> dict[str, float]:
     per_sample = rank.local_batch_size(config) * batches
     with ExitStack() as stack:
         group = stack.enter_context(joined_group(rank, torch.device("cpu"), _WAIT_S))
-        before = _proportional_kib()
+        before = memory_mib(os.getpid())
         rows = LearnerRows(config, rank, group, stride=agent.window.stride)
 
         def connect(mirror: TableMirror | None, in_flight: int) -> SampleStream:
@@ -73,9 +73,9 @@ def sample(arguments: list[str], items: int) -> dict[str, float]:
                 _read(sampling.mirror, sampling.mirror.rows_of(batch, agent.window.length).ravel())
                 checked += per_sample
         group.all_agree(StepVote(stop=False, pause=False, lacks_batch=False, largest_weight=0.0))
-        taken = _proportional_kib() - before
+        taken = memory_mib(os.getpid()) - before
         group.all_agree(StepVote(stop=False, pause=False, lacks_batch=False, largest_weight=0.0))
-    return {"received": received[0] / _MIB, "taken": taken / 1024}
+    return {"received": received[0] / _MIB, "taken": taken}
 
 
 def _read(mirror: TableMirror, rows: NDArray[np.int64]) -> None:
@@ -96,16 +96,9 @@ def _count_bytes() -> list[int]:
     return total
 
 
-def _proportional_kib() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-
-
 def measure(ranks: int, arguments: list[str], items: int) -> list[dict[str, float]]:
     """Run the given number of ranks as processes; return the figures of each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     torchrun = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "benchmarks.shared_mirror", "--rank", "--items", str(items), *arguments]
     children = [

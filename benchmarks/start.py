@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.processes import TICK_S, memory_mib
 from benchmarks.rows import Row, row, write
 
 _START_S = 120.0
 _STOP_S = 60.0
 _KILLED = ("actor-0", "learner")
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def _measure(config: str, actors: int, option: str) -> _Start:
         waited = {"replay", "paramserver", "learner", "evaluator", *(f"actor-{index}" for index in range(actors))}
         while waited:
             waited.discard(_next_ready(lines))
-        seconds, processor_s, memory = time.monotonic() - began_s, _processor_s(pid), _memory_mib(pid)
+        seconds, processor_s = time.monotonic() - began_s, _processor_s(pid)
+        memory = sum(map(memory_mib, (pid, *_children(pid))))
         pids = {
             "learner": _pid(pid, "tidemill.services.learner", ""),
             "actor-0": _pid(pid, "tidemill.services.actor", "0"),
@@ -137,17 +138,7 @@ def _processor_s(launcher_pid: int) -> float:
     for pid in (launcher_pid, *_children(launcher_pid)):
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         total += sum(int(field) for field in fields[11:15])
-    return total * _TICK_S
-
-
-def _memory_mib(launcher_pid: int) -> float:
-    total = 0
-    for pid in (launcher_pid, *_children(launcher_pid)):
-        (line,) = (
-            line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")
-        )
-        total += int(line.split()[1])
-    return total / 1024
+    return total * TICK_S
 
 
 def _pid(launcher_pid: int, module: str, index: str) -> int:

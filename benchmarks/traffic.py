@@ -27,7 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.actor import prepare
-from benchmarks.learner_feed import START_S, process, processor_s
+from benchmarks.learner_feed import START_S, process
+from benchmarks.processes import processor_s
 from benchmarks.rows import Row, row, write
 from benchmarks.traffic_recorder import record
 from benchmarks.traffic_recording import Recording

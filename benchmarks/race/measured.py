@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.processes import busy_s, memory_mib
+
 _SET_CHILD_SUBREAPER = 36  # prctl(2): what a descendant leaves behind becomes a child of this process
 _EVERY_S = 2.0  # between two samples of memory: reading the pages of six processes takes some 50 ms
 _LEFT_S = 5.0  # for what outlives the command before it is killed
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def measure(command: Sequence[str], log: Path, limit_s: float, environment: Mapp
         environment: All of its variables.
     """
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    busy_s, own_s, spent_s = _busy_s(), _own_s(), _children_s()
+    before_s, own_s, spent_s = busy_s(), _own_s(), _children_s()
     with log.open("ab") as output:
         started_s = time.monotonic()
         child = subprocess.Popen(
@@ -72,7 +73,7 @@ def measure(command: Sequence[str], log: Path, limit_s: float, environment: Mapp
             watch.end()
             _end_descendants()
     processor_s = _children_s() - spent_s
-    others_s = _busy_s() - busy_s - (_own_s() - own_s) - processor_s
+    others_s = busy_s() - before_s - (_own_s() - own_s) - processor_s
     return Measured(code, watch.is_late, wall_s, processor_s, watch.peak_mib, max(others_s, 0.0) / wall_s)
 
 
@@ -149,16 +150,8 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 def _memory_mib(pid: int) -> float:
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) / 1024
+        return memory_mib(pid)
     return 0.0
-
-
-def _busy_s() -> float:
-    """Return the seconds that all processors together were busy since the machine started."""
-    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text(encoding="ascii").split()[1:8])
-    return (user + nice + system + irq + softirq) * _TICK_S
 
 
 def _own_s() -> float:

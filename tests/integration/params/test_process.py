@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.processes import processor_s
 from tests.support.naming import naming
 from tests.support.params_service import METADATA, ServerProcess, free_address, local_server, server_process
 from tests.support.processes import resident_mib
@@ -134,9 +134,9 @@ def test_idle_server_is_small_and_still(steady_server: ServerProcess) -> None:
     address, pid = steady_server.address, steady_server.pid
     with ParamsWatcher(address), ParamsClient(address) as client:
         client.acquire_fencing_token("test", connect_timeout_s=WAIT_S)
-        before = _cpu_s(pid)
+        before = processor_s(pid)
         assert client.fetch(wait_s=2) is None  # two seconds in which nothing happens
-        assert _cpu_s(pid) - before <= 2 * 0.02
+        assert processor_s(pid) - before <= 2 * 0.02
         assert resident_mib(pid) < 100
 
 
@@ -388,8 +388,3 @@ def test_fetches_that_stall_over_many_versions_stay_within_the_budget(tmp_path: 
         newest = client.fetch()
         assert newest is not None
         assert newest.blob == (43).to_bytes(1, "little") * size
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
