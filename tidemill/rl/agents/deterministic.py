@@ -149,8 +149,8 @@ class DeterministicAgent(TrainedAgent):
         self._policy_delay = policy_delay
         recording = settings.compile == "cuda-graphs"
         optimizers = self._state.optimizers.values()
-        self._decay = LearningRateDecay(optimizers, settings.learning_rate_decay_updates, on_device=recording)
-        self._run_update = recorded(self._updated, settings.compile, device, self._state)
+        decay = LearningRateDecay(optimizers, settings.learning_rate_decay_updates, on_device=recording)
+        self._run_update = recorded(self._updated, settings.compile, device, self._state, decay)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions, or sequences of a recurrent agent; see `tidemill.rl.agents.items`."""
@@ -158,12 +158,9 @@ class DeterministicAgent(TrainedAgent):
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Make one update."""
-        self._decay.at(self._state.updates)
         updates_actor = self._state.updates % self._policy_delay == 0
         kind = updates_actor, self._networks.targets_are_due(), self._state.is_measured
-        update = self._run_update(batch, weight, kind)
-        self._state.updates += 1
-        return update
+        return self._run_update(batch, weight, kind)
 
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         update = self._learn(self._normalizer.counted(batch, weight, self._state.group), weight)

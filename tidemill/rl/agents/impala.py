@@ -24,10 +24,7 @@ class IMPALAAgent(ActorCriticAgent):
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one update on the loss of whole rollouts; the priorities are 1."""
-        self._decay.at(self._state.updates)
-        update = self._run_update(batch, weight, None)
-        self._state.updates += 1
-        return update
+        return self._run_update(batch, weight, None)
 
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         rollout = Rollout.of(batch)

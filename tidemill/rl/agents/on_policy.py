@@ -160,11 +160,11 @@ class ActorCriticAgent(TrainedAgent, ABC):
         learned = trained_parameters(self.network)
         self._optimizer = Adam(learned, settings.learning_rate, epsilon=settings.optimizer_epsilon)
         recording = settings.compile == "cuda-graphs"
-        self._decay = LearningRateDecay([self._optimizer], settings.learning_rate_decay_updates, on_device=recording)
+        decay = LearningRateDecay([self._optimizer], settings.learning_rate_decay_updates, on_device=recording)
         self._normalizer = RolloutNormalizer(settings, self.network).to(device)
         networks = {"network": self.network, **self._normalizer.modules_by_name}
         self._state = TrainState(networks, {"optimizer": self._optimizer}, noise)
-        self._run_update = recorded(self._updated, settings.compile, device, self._state)
+        self._run_update = recorded(self._updated, settings.compile, device, self._state, decay)
 
     @abstractmethod
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:

@@ -116,14 +116,11 @@ class PPOAgent(ActorCriticAgent):
         Reports of the last gradient step: losses, entropy, the approximate divergence from the policy that acted
         (Schulman 2020: mean of ratio - 1 - log ratio) and the share of clipped actions.
         """
-        self._decay.at(self._state.updates)
         if self._clip_on_device is not None:
             self._clip_on_device.fill_(self.clip)
         choices = len(weight) if self._config.lstm_size else batch["is_trained"].numel()
         orders = self._shuffle.orders(choices, self._config.epochs)
-        update = self._run_update({**batch, ORDERS: orders}, weight, None)
-        self._state.updates += 1
-        return update
+        return self._run_update({**batch, ORDERS: orders}, weight, None)
 
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         rollout = Rollout.of(batch)

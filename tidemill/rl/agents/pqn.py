@@ -113,10 +113,10 @@ class PQNAgent(TrainedAgent):
         learned = trained_parameters(self.network)
         self._optimizer = Adam(learned, config.learning_rate, epsilon=config.optimizer_epsilon)
         recording = config.compile == "cuda-graphs"
-        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
+        decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
         self._shuffle = Shuffle(config.minibatches, seed, device)
         self._state = TrainState({"network": self.network}, {"optimizer": self._optimizer}, self._shuffle.rng)
-        self._run_update = recorded(self._updated, config.compile, device, self._state)
+        self._run_update = recorded(self._updated, config.compile, device, self._state, decay)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return rollouts; see `tidemill.rl.agents.on_policy.rollouts`."""
@@ -127,11 +127,8 @@ class PQNAgent(TrainedAgent):
 
         Reports the loss and the norm of the gradient of the last gradient step.
         """
-        self._decay.at(self._state.updates)
         orders = self._shuffle.orders(batch["is_trained"].numel(), self._config.epochs)
-        update = self._run_update({**batch, ORDERS: orders}, weight, None)
-        self._state.updates += 1
-        return update
+        return self._run_update({**batch, ORDERS: orders}, weight, None)
 
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         rollout = {name: column.transpose(0, 1) for name, column in batch.items() if name != ORDERS}

@@ -60,13 +60,13 @@ class QLearningAgent(TrainedAgent, ABC, Generic[N]):
         self._optimizer = build_optimizer(config, trained_parameters(online))
         self._max_grad_norm = config.max_grad_norm
         recording = config.compile == "cuda-graphs"
-        self._decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
+        decay = LearningRateDecay([self._optimizer], config.learning_rate_decay_updates, on_device=recording)
         self._loss = compiled(self._loss_of, config.compile, device)
         networks: dict[str, nn.Module] = {"online": online, "target": self._target.network}
         self._normalizer = ReplayNormalizer(config, networks.values(), sequences).to(device)
         networks |= self._normalizer.modules_by_name
         self._state = TrainState(networks, {"optimizer": self._optimizer}, noise)
-        self._run_update = recorded(self._updated, config.compile, device, self._state)
+        self._run_update = recorded(self._updated, config.compile, device, self._state, decay)
 
     @abstractmethod
     def _loss_of(self, batch: Mapping[str, Tensor], weight: Tensor) -> tuple[Tensor, ...]:
@@ -74,10 +74,7 @@ class QLearningAgent(TrainedAgent, ABC, Generic[N]):
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Take one update on the loss of the values and move the target network if it is time."""
-        self._decay.at(self._state.updates)
-        update = self._run_update(batch, weight, self._target.is_due(self._state.updates + 1))
-        self._state.updates += 1
-        return update
+        return self._run_update(batch, weight, self._target.is_due(self._state.updates + 1))
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the online network's parameters, and for initial priorities the scale of rewards."""

@@ -120,13 +120,13 @@ class SACAgent(TrainedAgent):
             self._noise,
             tensors={"log_temperature": self._log_temperature, "mean_priority": self._mean_priority.mean},
         )
-        self._decay = LearningRateDecay(
+        decay = LearningRateDecay(
             self._state.optimizers.values(),
             config.learning_rate_decay_updates,
             config.learning_rate_final,
             on_device=config.compile != "none",
         )
-        self._run_update = recorded(self._updated, config.compile, device, self._state)
+        self._run_update = recorded(self._updated, config.compile, device, self._state, decay)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions, or sequences of a recurrent agent; see `tidemill.rl.agents.items`."""
@@ -135,11 +135,8 @@ class SACAgent(TrainedAgent):
     @torch.no_grad()
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update critics, then every `policy_delay` updates actor and temperature, then the target."""
-        self._decay.at(self._state.updates)
         kind = self._updates_actor, self._renorm_bounds, self._state.is_measured
-        update = self._run_update(batch, weight, kind)
-        self._state.updates += 1
-        return update
+        return self._run_update(batch, weight, kind)
 
     @property
     def _updates_actor(self) -> bool:

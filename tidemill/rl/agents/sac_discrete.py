@@ -156,8 +156,8 @@ class SACDiscreteAgent(TrainedAgent):
         )
         recording = config.compile == "cuda-graphs"
         optimizers = self._state.optimizers.values()
-        self._decay = LearningRateDecay(optimizers, config.learning_rate_decay_updates, on_device=recording)
-        self._run_update = recorded(self._updated, config.compile, device, self._state)
+        decay = LearningRateDecay(optimizers, config.learning_rate_decay_updates, on_device=recording)
+        self._run_update = recorded(self._updated, config.compile, device, self._state, decay)
 
     def decode(self, columns: Mapping[str, Array], index: NDArray[np.int64]) -> dict[str, Array]:
         """Return n-step transitions; see `tidemill.rl.transitions.transitions`."""
@@ -173,10 +173,7 @@ class SACDiscreteAgent(TrainedAgent):
 
     def update(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         """Update critics, actor and temperature, then the target."""
-        self._decay.at(self._state.updates)
-        update = self._run_update(batch, weight, self._target.is_due(self._state.updates + 1))
-        self._state.updates += 1
-        return update
+        return self._run_update(batch, weight, self._target.is_due(self._state.updates + 1))
 
     def _updated(self, batch: Mapping[str, Tensor], weight: Tensor) -> Update:
         batch = self._normalizer.counted(batch, weight, self._state.group)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tidemill.logger import LateLogger
 from tidemill.rl.agents.interface import Update
+from tidemill.rl.optimizers import LearningRateDecay
 from tidemill.rl.process_group import ProcessGroup, flat_mean
 from tidemill.rl.train_state import TrainState
 
@@ -31,7 +32,7 @@ RunUpdate = Callable[[Mapping[str, Tensor], Tensor], Update]
 """Makes an update of a batch, and importance weights [B], without counting it."""
 
 RunKind = Callable[[Mapping[str, Tensor], Tensor, Hashable], Update]
-"""The same, given its kind."""
+"""The same, given its kind, with the step sizes that are due; it is counted."""
 
 _EAGER_FIRST = 2
 """Updates of a kind before it is recorded: kernels are loaded and chosen, and work memory allocated, at their first."""
@@ -190,20 +191,29 @@ def _copied(update: Update) -> Update:
     return Update(priority, dict(zip(update.metrics, metrics, strict=True)))
 
 
-def recorded(run: RunUpdate, how: str, device: torch.device, state: TrainState) -> RunKind:
+def recorded(run: RunUpdate, how: str, device: torch.device, state: TrainState, decay: LearningRateDecay) -> RunKind:
     """Return an update that is recorded if `how` is `cuda-graphs` and the device can, or made as it is.
 
     Args:
         run: Makes an update, as this module's docstring says, and does not count it.
         how: The setting `agent.compile`.
         device: Where the agent is.
-        state: Of the agent.
+        state: Of the agent; counts its updates.
+        decay: Sets the step sizes of each update.
     """
+    recording = None
     if how == "cuda-graphs" and (recorder := recorder_on(device, state.noise)) is not None:
-        return RecordedUpdates(run, state, recorder)
-    if how == "cuda-graphs":
+        recording = RecordedUpdates(run, state, recorder)
+    elif how == "cuda-graphs":
         _log.warning("agent.compile is cuda-graphs, which needs a GPU; running updates without", device=str(device))
-    return lambda batch, weight, _: run(batch, weight)
+
+    def counted(batch: Mapping[str, Tensor], weight: Tensor, kind: Hashable) -> Update:
+        decay.at(state.updates)
+        update = run(batch, weight) if recording is None else recording(batch, weight, kind)
+        state.updates += 1
+        return update
+
+    return counted
 
 
 def recorder_on(device: torch.device, noise: torch.Generator | None) -> Recorder | None:
