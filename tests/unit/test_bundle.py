@@ -15,6 +15,7 @@ import torch
 import yaml
 
 import tidemill
+from tests.support.damage import flip
 from tests.support.naming import naming
 from tidemill.bundle import files
 from tidemill.bundle.files import Bundle, read_bundle, read_policy_params, write_bundle
@@ -131,10 +132,7 @@ def test_export_that_another_was_faster_than_leaves_that_one(tmp_path: Path, mon
 def test_corrupt_bundle_is_refused(tmp_path: Path, file: str) -> None:
     """One flipped bit anywhere in the document or the parameters is noticed before anything is used."""
     _bundle(tmp_path)
-    path = tmp_path / "bundle" / file
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip(tmp_path / "bundle" / file)
     with pytest.raises(DataLoss, match=naming(file)):
         read_bundle(tmp_path / "bundle")
 

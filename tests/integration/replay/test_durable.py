@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.damage import halve
 from tests.support.naming import naming
 from tests.support.replay_log import RANKED, kill, load, options, write
 from tests.support.replay_service import everything, open_appender, server_process, whole_table
@@ -222,8 +223,7 @@ def test_server_on_a_corrupt_log_says_in_one_line_what_is_lost(tmp_path: Path) -
                 write(appender, step)
             assert appender.flush(WAIT_S)
         kill(server)
-    segment = tmp_path / "00000001.log"
-    segment.write_bytes(segment.read_bytes()[: segment.stat().st_size // 2])
+    halve(tmp_path / "00000001.log")
     with server_process("127.0.0.1:0", *arguments) as again, ReplayClient(again.address) as client:
         (line,) = [line for line in again.before_serving.splitlines() if "restored" in line]
         found = len(everything(again.address, RANKED))

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.support.damage import flip
 from tests.support.exported import fill
 from tests.support.naming import naming
 from tests.support.proxy import Proxy
@@ -30,9 +31,7 @@ def _damaged(folder: Path, how: str) -> None:
     steps, manifest = folder / "steps-000000.safetensors", folder / "manifest.json"
     document = json.loads(manifest.read_text())
     if how == "flipped":
-        data = bytearray(steps.read_bytes())
-        data[-1] ^= 1
-        steps.write_bytes(data)
+        flip(steps, -1)
     elif how == "cut":
         steps.write_bytes(steps.read_bytes()[:-1])
     elif how == "missing":

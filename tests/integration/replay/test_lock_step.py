@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.damage import flip, halve
 from tests.support.naming import because, naming
 from tests.support.replay_log import kill, options, write
 from tests.support.replay_service import LocalServer, items_of, local_server, open_appender, server_process
@@ -160,19 +161,9 @@ def test_no_batch_is_drawn_once_items_were_given_up_for_want_of_memory() -> None
             stream.take(WAIT_S)
 
 
-def _flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 4
-    file.write_bytes(data)
-
-
-def _cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
 @pytest.mark.parametrize(
     "file,damage",
-    [("", _flip), ("00000001.log", _flip), ("00000001.log", _cut), ("00000001.snapshot", _flip)],
+    [("", flip), ("00000001.log", flip), ("00000001.log", halve), ("00000001.snapshot", flip)],
     ids=["intact", "flipped", "cut", "snapshot"],
 )
 def test_no_batch_is_drawn_from_a_log_that_was_damaged(

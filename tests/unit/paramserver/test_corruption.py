@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.support.damage import empty, flip, tear
 from tests.support.naming import naming
 from tests.support.publishing import OpenStore, names, publish, read, small_store
 from tidemill.errors import DataLoss, FatalError
@@ -28,26 +29,8 @@ def _three_versions(folder: Path) -> None:
     store.close()
 
 
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def _tear(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
-
-
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def _remove(path: Path) -> None:
-    path.unlink()
-
-
 @pytest.mark.parametrize("kind", ["full.safetensors", "half.safetensors"])
-@pytest.mark.parametrize("corrupt", [_flip, _tear, _empty, _remove])
+@pytest.mark.parametrize("corrupt", [flip, tear, empty, Path.unlink])
 def test_corrupt_newest_version_is_skipped_and_its_number_never_reused(
     tmp_path: Path, open_store: OpenStore, kind: str, corrupt: Callable[[Path], None]
 ) -> None:
@@ -64,7 +47,7 @@ def test_corrupt_newest_version_is_skipped_and_its_number_never_reused(
 
 
 @pytest.mark.parametrize("copy", ["json", "copy.json"])
-@pytest.mark.parametrize("corrupt", [_flip, _tear, _empty, _remove])
+@pytest.mark.parametrize("corrupt", [flip, tear, empty, Path.unlink])
 def test_one_corrupt_copy_of_a_description_loses_nothing(
     tmp_path: Path, open_store: OpenStore, copy: str, corrupt: Callable[[Path], None]
 ) -> None:
@@ -74,7 +57,7 @@ def test_one_corrupt_copy_of_a_description_loses_nothing(
     store = open_store(tmp_path)
     assert (store.catalog.all_tags, read(store, 2)) == ({"best": 2, "latest": 3}, b"two")
     # A folder of an earlier version has no second copy.
-    assert store.corrupt_versions == (0 if (copy, corrupt) == ("copy.json", _remove) else 1)
+    assert store.corrupt_versions == (0 if (copy, corrupt) == ("copy.json", Path.unlink) else 1)
     assert len({(tmp_path / f"0000000002.{name}").read_bytes() for name in ("json", "copy.json")}) == 1
     store.close()
     assert open_store(tmp_path).corrupt_versions == 0
@@ -123,7 +106,7 @@ def test_without_numbers_nothing_counts_as_unfinished(tmp_path: Path, open_store
     """When both copies of the numbers are lost, encodings without a description are set aside, not deleted."""
     _three_versions(tmp_path)
     for name in ("state.json", "state.copy.json", "0000000003.json", "0000000003.copy.json"):
-        _remove(tmp_path / name)
+        (tmp_path / name).unlink()
     store = open_store(tmp_path)
     assert (tmp_path / "damaged" / "0000000003.full.safetensors").read_bytes() == b"three"
     assert publish(store, b"four").version == 4
@@ -158,7 +141,7 @@ def test_crash_at_any_moment_of_a_removal_is_no_corruption(
 def test_corruption_is_counted_once_and_the_number_stays_taken(tmp_path: Path, open_store: OpenStore) -> None:
     """A second restart finds a clean folder."""
     _three_versions(tmp_path)
-    _flip(tmp_path / "0000000003.full.safetensors")
+    flip(tmp_path / "0000000003.full.safetensors")
     open_store(tmp_path).close()
     store = open_store(tmp_path)
     assert store.corrupt_versions == 0
@@ -175,7 +158,7 @@ def test_newest_files_that_vanish_do_not_free_their_number(tmp_path: Path, open_
 
 
 @pytest.mark.parametrize("copy", ["state.json", "state.copy.json", "tags.json", "tags.copy.json"])
-@pytest.mark.parametrize("corrupt", [_flip, _tear, _empty, _remove])
+@pytest.mark.parametrize("corrupt", [flip, tear, empty, Path.unlink])
 def test_one_corrupt_copy_of_the_state_loses_nothing(
     tmp_path: Path, open_store: OpenStore, copy: str, corrupt: Callable[[Path], None]
 ) -> None:
@@ -185,7 +168,7 @@ def test_one_corrupt_copy_of_the_state_loses_nothing(
     store = open_store(tmp_path)
     assert store.catalog.all_tags == {"best": 2, "latest": 3}
     assert store.catalog.fencing_token == 1
-    assert store.corrupt_versions == (0 if corrupt is _remove else 1)
+    assert store.corrupt_versions == (0 if corrupt is Path.unlink else 1)
     store.acquire_fencing_token()
     store.set_tag("best", 2)
     for names_of_copies in (("state.json", "state.copy.json"), ("tags.json", "tags.copy.json")):
@@ -198,7 +181,7 @@ def test_losing_both_copies_of_the_numbers_keeps_versions_and_shuts_out_old_publ
     """A fencing token that may have been handed out is skipped, and the tags, which have a document too, stay."""
     _three_versions(tmp_path)
     for name in ("state.json", "state.copy.json"):
-        _flip(tmp_path / name)
+        flip(tmp_path / name)
     store = open_store(tmp_path)
     assert (store.corrupt_versions, store.catalog.all_tags) == (2, {"best": 2, "latest": 3})
     assert store.acquire_fencing_token().fencing_token == 3
@@ -209,7 +192,7 @@ def test_losing_both_copies_of_the_tags_loses_nothing_else(tmp_path: Path, open_
     """Versions and fencing token stay; the corruption is counted once."""
     _three_versions(tmp_path)
     for name in ("tags.json", "tags.copy.json"):
-        _flip(tmp_path / name)
+        flip(tmp_path / name)
     store = open_store(tmp_path)
     assert (store.corrupt_versions, store.catalog.fencing_token) == (2, 1)
     assert store.catalog.all_tags == {"latest": 3}
@@ -220,7 +203,7 @@ def test_losing_both_copies_of_the_tags_loses_nothing_else(tmp_path: Path, open_
 def test_tag_on_a_corrupt_version_is_dropped(tmp_path: Path, open_store: OpenStore) -> None:
     """A tag never points at something that cannot be served."""
     _three_versions(tmp_path)
-    _flip(tmp_path / "0000000002.full.safetensors")
+    flip(tmp_path / "0000000002.full.safetensors")
     assert open_store(tmp_path).catalog.all_tags == {"latest": 3}
 
 
@@ -229,10 +212,10 @@ def test_version_corrupted_while_the_server_runs_is_not_served(tmp_path: Path, o
     store = open_store(tmp_path)
     publish(store, b"one")
     publish(store, b"two")
-    _flip(tmp_path / "0000000001.full.safetensors")
+    flip(tmp_path / "0000000001.full.safetensors")
     with pytest.raises(DataLoss, match=naming("SHA-256")):
         read(store, 1)
-    _tear(tmp_path / "0000000001.full.safetensors")
+    tear(tmp_path / "0000000001.full.safetensors")
     with pytest.raises(DataLoss, match=naming("1 3")):
         read(store, 1)
 

@@ -7,12 +7,14 @@ import hashlib
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
+from tests.support.damage import empty, flip, tear
 from tests.support.naming import because, naming
 from tidemill import formats
 from tidemill.errors import FatalError, Reason, ResourceExhausted, TidemillError
@@ -133,20 +135,6 @@ def test_learner_superseded_while_it_writes_leaves_nothing(tmp_path: Path, monke
     assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"checkpoint-000002-00000001"}
 
 
-def _tear(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
-
-
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 def _lose_checksum(path: Path) -> None:
     path.with_suffix(".sha256").unlink()
 
@@ -155,13 +143,13 @@ def _garble_checksum(path: Path) -> None:
     path.with_suffix(".sha256").write_bytes(b"\xff\xfe")
 
 
-@pytest.mark.parametrize("corrupt", [_tear, _flip, _empty, _lose_checksum, _garble_checksum])
-def test_corrupt_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, corrupt: object) -> None:
+@pytest.mark.parametrize("corrupt", [tear, flip, empty, _lose_checksum, _garble_checksum])
+def test_corrupt_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, corrupt: Callable[[Path], None]) -> None:
     """Whatever happened to the newest file, the newest whole one is restored."""
     store = CheckpointStore(tmp_path, keep=3)
     store.write(_checkpoint(1))
     newest = store.write(_checkpoint(2))
-    corrupt(newest)  # type: ignore[operator]
+    corrupt(newest)
     assert _steps(store) == 1
 
 
@@ -193,7 +181,7 @@ def test_checkpoint_that_cannot_be_read_now_is_not_corrupt(
 def test_next_checkpoint_after_a_corrupt_one_is_the_newest(tmp_path: Path) -> None:
     """Numbers continue behind a corrupt file, so that it never hides a good one."""
     store = CheckpointStore(tmp_path, keep=3)
-    _flip(store.write(_checkpoint(1)))
+    flip(store.write(_checkpoint(1)))
     store.write(_checkpoint(2))
     assert _steps(store) == 2
 

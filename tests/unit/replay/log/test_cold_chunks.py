@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.damage import flip
 from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
 from tests.unit.replay.logs import Log, open_log, unreadable
@@ -81,10 +82,7 @@ def cold_of(log: Log, slots: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.n
 def corrupt(log: Log, slot: int) -> None:
     """Flip a bit of a chunk on disk."""
     where = blocks_of(log).locations(np.array([slot]))
-    path = log.recovered.folder.segment(int(where.segments[0]))
-    data = bytearray(path.read_bytes())
-    data[int(where.offsets[0]) + 7] ^= 4
-    path.write_bytes(data)
+    flip(log.recovered.folder.segment(int(where.segments[0])), int(where.offsets[0]) + 7)
 
 
 def test_memory_stays_within_its_budget_and_every_item_is_served(log: Log) -> None:

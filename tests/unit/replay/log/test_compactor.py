@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.damage import flip
 from tests.support.replay_streams import (
     FIFO,
     append,
@@ -154,9 +155,7 @@ def test_corrupt_chunk_that_a_call_holds_does_not_keep_its_segment(tmp_path: Pat
     held, before = table.store.held()[:1], log.files
     where = logged(table.store).locations(held)
     path = log.recovered.folder.segment(int(where.segments[0]))
-    data = bytearray(path.read_bytes())
-    data[int(where.offsets[0]) + 7] ^= 4
-    path.write_bytes(data)
+    flip(path, int(where.offsets[0]) + 7)
     table.store.acquire(held)
     moves = iter(range(100))
 
@@ -186,10 +185,7 @@ def test_chunks_whose_new_place_the_disk_lost_are_read_at_the_old_one(tmp_path: 
     moved = NewChunks(store, slots, logged(store).blobs(slots))
     where = log.journal.log_moved(log.replay.env_steps, moved)
     append(log.replay, session, [make_chunk(0, 0, 16, 4)], [make_items(0, [(0, 3, 4)])])
-    data = bytearray(log.files[0].read_bytes())
-    for start in where.offsets[1:3].tolist():
-        data[start + 10] ^= 1
-    log.files[0].write_bytes(data)
+    flip(log.files[0], *(where.offsets[1:3] + 10).tolist())
     again = open_log_again(log)
     steps = sorted(steps_of(sample_all(again, again.replay.find("t"))))
     assert steps == [(0, *range(first, first + 4)) for first in range(0, 20, 4)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.damage import flip
 from tests.support.naming import naming
 from tests.support.replay_streams import (
     SIGNATURE,
@@ -221,10 +222,7 @@ def test_corrupt_chunk_costs_only_the_items_that_need_it(tmp_path: Path) -> None
     second = store.next_slot(int(store.held()[0]))
     where = store.blocks.locations(store.held()[second : second + 1])  # type: ignore[attr-defined]
     log.crash()
-    file = log.files[-1]
-    data = bytearray(file.read_bytes())
-    data[int(where.offsets[0]) + 10] ^= 1
-    file.write_bytes(data)
+    flip(log.files[-1], int(where.offsets[0]) + 10)
     restarted = open_log(tmp_path)
     assert contents(restarted) == [(0, a, b) for _, a, b in expected(16) if not {a, b} & {4, 5, 6, 7}]
     assert restarted.recovered.dropped == restarted.replay.find("t").counters.corrupt_items == 5
@@ -246,12 +244,9 @@ def test_two_corrupt_chunks_of_one_item_are_each_freed_once(tmp_path: Path) -> N
     store = log.replay.find("t").store
     oldest = store.in_order(store.held())[0][:2]
     append(log.replay, session, [make_chunk(0, 0, first, 4) for first in (12, 16, 20)])  # which the stream lets go
-    starts = store.blocks.locations(oldest).offsets.tolist()  # type: ignore[attr-defined]
+    starts = store.blocks.locations(oldest).offsets  # type: ignore[attr-defined]
     log.crash()
-    data = bytearray(log.files[-1].read_bytes())
-    for start in starts:
-        data[start + 10] ^= 1
-    log.files[-1].write_bytes(data)
+    flip(log.files[-1], *(starts + 10).tolist())
     restarted = open_log(tmp_path)
     assert (restarted.recovered.dropped, contents(restarted)) == (1, [(0, 11)])
     session = open_streams(restarted.replay, epoch=1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.damage import flip
 from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.logs import AtOnce, Log, open_log, unreadable
@@ -75,10 +76,7 @@ def test_corrupt_chunks_are_left_out_with_their_items(
     slots = np.array(corrupt)  # a new store gives slots in order
     where = logged(table.store).locations(slots)
     for slot, segment, offset in zip(corrupt, where.segments.tolist(), where.offsets.tolist(), strict=True):
-        path = log.recovered.folder.segment(segment)
-        data = bytearray(path.read_bytes())
-        data[offset + 10] ^= 1
-        path.write_bytes(data)
+        flip(log.recovered.folder.segment(segment), offset + 10)
         logged(table.store)._data[slot] = None  # only the log has it
     gone = set(corrupt)
     chunks, parts = _exported(log)
