@@ -38,21 +38,7 @@ MAIN = (
     ),
     *("VectorEnv", "Agent", "Policy", "Callback", "RunLogger"),
 )
-_STATUS = LearnerStatus(
-    state=LearnerState.TRAINING,
-    learner_steps=7,
-    env_steps=28,
-    steps_per_s=3.5,
-    wait_fraction=0.25,
-    params_version=2,
-    fencing_token=3,
-    checkpoint_steps=5,
-    table_items=11,
-    metrics={},
-    uptime_s=9.0,
-    max_learner_steps=100,
-    restored="",
-)
+_STATUS = LearnerStatus(LearnerState.TRAINING, learner_steps=7)
 
 
 @pytest.fixture
