@@ -9,31 +9,27 @@ The restart is of a server that was killed, from the start of the process to the
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.replay import insert, machine, rate
+from benchmarks.replay import insert, rate
 from benchmarks.replay_contenders import Server, Tidemill
 from benchmarks.replay_endurance import outcome
 from benchmarks.replay_frames import cached_steps
 from benchmarks.replay_roles import TABLE
+from benchmarks.rows import Row, row, write
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 
-_RESULTS = Path(__file__).parent / "results" / "replay_durable.json"
 _SNAPSHOTS = 5
 _LARGER = 4  # times its chunks in memory
 _RECORD_BYTES, _ITEM_BYTES = 256, 64  # the server counts for each chunk and item beside the bytes of chunks
 _FILL_S = 600.0
-
-Row = dict[str, object]
 
 
 @contextmanager
@@ -43,31 +39,17 @@ def durable(root: Path, *options: str) -> Iterator[Tidemill]:
         yield Tidemill("--replay.storage.folder", folder, *options)
 
 
-def row(name: str, unit: str, ours: list[float], peer: list[float]) -> Row:
-    """Return a result; the ratio is the median over the runs of ours over the peer's."""
-    ratios = [a / b for a, b in zip(ours, peer, strict=False)]
-    return {
-        "name": name,
-        "unit": unit,
-        "ours": round(statistics.median(ours), 2),
-        "peer": round(statistics.median(peer), 2) if peer else None,
-        "ratio": round(statistics.median(ratios), 2) if ratios else None,
-        "runs": len(ours),
-        "spread": [round(min(ours), 2), round(max(ours), 2)],
-    }
-
-
 def inserts(root: Path, runs: int, seconds: float) -> Iterator[Row]:
     """Yield insert rates with the log over those in memory."""
-    memory, write, fsync = [], [], []
+    memory, written, synced = [], [], []
     for _ in range(runs):
         memory.append(insert(Tidemill(), 1, seconds))
         with durable(root) as contender:
-            write.append(insert(contender, 1, seconds))
+            written.append(insert(contender, 1, seconds))
         with durable(root, "--replay.storage.ack", "fsync") as contender:
-            fsync.append(insert(contender, 1, seconds))
-    yield row("insert, 1 writer, acknowledged after the write; peer: in memory", "transitions/s", write, memory)
-    yield row("insert, 1 writer, acknowledged after fsync; peer: in memory", "transitions/s", fsync, memory)
+            synced.append(insert(contender, 1, seconds))
+    yield row("insert, 1 writer, acknowledged after the write; peer: in memory", "transitions/s", written, memory)
+    yield row("insert, 1 writer, acknowledged after fsync; peer: in memory", "transitions/s", synced, memory)
 
 
 def restart(root: Path, runs: int, seconds: float, items: int) -> Iterator[Row]:
@@ -133,17 +115,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where logs are written; a folder on the disk to be measured")
     a = parser.parse_args()
     cached_steps()
-    described, rows = machine(), []
     with tempfile.TemporaryDirectory(dir=a.folder) as root:
-        parts = (
-            inserts(Path(root), a.runs, a.seconds),
-            restart(Path(root), a.runs, a.seconds, a.items),
-            larger_than_memory(Path(root), a.runs, a.seconds, a.items // 4),
-        )
-        for result in (result for part in parts for result in part):
-            rows.append(result)
-            print(json.dumps(result), flush=True)
-    _RESULTS.write_text(json.dumps({"machine": described, "rows": rows}, indent=1) + "\n")
+        rows = [
+            *inserts(Path(root), a.runs, a.seconds),
+            *restart(Path(root), a.runs, a.seconds, a.items),
+            *larger_than_memory(Path(root), a.runs, a.seconds, a.items // 4),
+        ]
+    write("replay_durable", rows)
 
 
 if __name__ == "__main__":
