@@ -34,7 +34,7 @@ def kill_params(folder: Path, kills: int, seed: int) -> FaultReport:
             for _ in range(kills):
                 pause(rng.uniform(0.0, _LONGEST_PAUSE_S))
                 began_s = time.monotonic()
-                server.kill()
+                server.close()
                 before = len(publisher.acknowledged)
                 server.start()
                 report.time_recovery(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.support.processes import children_of
+from tests.support.waiting import WAIT_S
 from tidemill import linux
 from tidemill.programs.fork_client import DRAWING, ForkClient, ForkedPopen, started
 from tidemill.programs.fork_server import Order
@@ -103,6 +106,53 @@ def fork_read(
     with open(write, "wb") as output:
         forked = fork_service(Order(module, arguments, environment, directory, with_server), output, server)
     return ForkedService(forked.pid, open(read, encoding="utf-8"))
+
+
+class ServiceProcess:
+    """`python -m tidemill.services.NAME`, started and ended like a launcher would."""
+
+    def __init__(self, name: str, *arguments: str, before: Sequence[str] = (), forked: bool = True) -> None:
+        """Start it.
+
+        Args:
+            name: Of the service.
+            arguments: Its command line.
+            before: Words that go before its command, such as `ip netns exec NAME`.
+            forked: Whether it is forked if there are no such words; its memory is then not its alone.
+        """
+        self._module, self.arguments = f"tidemill.services.{name}", list(arguments)
+        self._before, self._is_forked = before, forked and not before
+        self.process: ForkedService | subprocess.Popen[str]
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again after its end."""
+        if self._is_forked:
+            self.process = fork_read(self._module, self.arguments)
+        else:
+            command = [*self._before, sys.executable, "-m", self._module, *self.arguments]
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def stop(self) -> tuple[int, str]:
+        """Ask it to end; return its exit code and what else it wrote."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        """Wait until it ends by itself; return its exit code and what else it wrote."""
+        said, _ = self.process.communicate(timeout=WAIT_S)
+        return self.process.wait(), said
+
+    def close(self) -> None:
+        """Kill it if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=WAIT_S)
 
 
 _before: set[int] = set()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from tests.support.forked_service import ForkedService, fork_read
-from tests.support.waiting import WAIT_S
+from tests.support.forked_service import ServiceProcess
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.rpc.background import BackgroundServer
@@ -78,54 +74,19 @@ def local_server(
         store.close()
 
 
-class ServerProcess:
-    """`python -m tidemill.services.paramserver`, started and ended like a launcher would."""
+class ServerProcess(ServiceProcess):
+    """A parameter server."""
 
     def __init__(self, root: Path, address: str, *options: str, forked: bool = True) -> None:
-        """Start it; if it is forked, its memory is not its alone."""
-        self._arguments = ["--run.root", str(root), "--paramserver.server.address", address, *options]
-        self.address, self._is_forked = address, forked
-        self._process: ForkedService | subprocess.Popen[str]
-        self.start()
-
-    def start(self) -> None:
-        """Start it, or start it again after `kill`."""
-        module = "tidemill.services.paramserver"
-        if self._is_forked:
-            self._process = fork_read(module, self._arguments)
-        else:
-            command = [sys.executable, "-m", module, *self._arguments]
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+        """Start it at an address, for the runs of a folder."""
+        self.address = address
+        served = ("--run.root", str(root), "--paramserver.server.address", address)
+        super().__init__("paramserver", *served, *options, forked=forked)
 
     def line(self) -> str:
         """Return the next line it writes."""
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-    def kill(self) -> None:
-        """End it without a chance to do anything."""
-        self._process.kill()
-        self._process.communicate(timeout=WAIT_S)
-
-    def stop(self) -> tuple[int, str]:
-        """Ask it to end; return its exit code and what it wrote."""
-        self._process.send_signal(signal.SIGTERM)
-        return self.wait()
-
-    def wait(self) -> tuple[int, str]:
-        """Wait until it ends by itself; return its exit code and what it wrote."""
-        said, _ = self._process.communicate(timeout=WAIT_S)
-        return self._process.wait(), said
-
-    def close(self) -> None:
-        """Leave nothing running."""
-        if self._process.poll() is None:
-            self.kill()
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
 
 
 def free_port() -> int:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +14,7 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from tests.support.forked_service import ForkedService, fork_read
+from tests.support.forked_service import ServiceProcess
 from tests.support.proxy import Proxy
 from tests.support.replay_streams import SIGNATURE, make_chunk, make_items
 from tests.support.waiting import WAIT_S, wait_until
@@ -78,51 +75,20 @@ def local_server(
         yield LocalServer(address, replay, admission, background.loop)
 
 
-class ServerProcess:
-    """`python -m tidemill.services.replay`, started and ended like a launcher would."""
+class ServerProcess(ServiceProcess):
+    """A replay service."""
 
     def __init__(
         self, address: str = "127.0.0.1:0", *options: str, before: Sequence[str] = (), forked: bool = True
     ) -> None:
-        """Start it.
-
-        Args:
-            address: Where it serves.
-            options: Settings.
-            before: Words that go before its command, such as `ip netns exec NAME`.
-            forked: Whether it is forked if there are no such words; its memory is then not its alone.
-        """
-        self.address, self._options, self._before = address, options, before
-        self._is_forked = forked and not before
-        self.process: ForkedService | subprocess.Popen[str]
-        self.start()
+        """Start it at an address; `before` and `forked` are as of `ServiceProcess`."""
+        super().__init__("replay", "--replay.server.address", address, *options, before=before, forked=forked)
 
     def start(self) -> None:
-        """Start it, or start it again at its address after `close`."""
-        module, arguments = "tidemill.services.replay", ["--replay.server.address", self.address, *self._options]
-        if self._is_forked:
-            self.process = fork_read(module, arguments)
-        else:
-            command = [*self._before, sys.executable, "-m", module, *arguments]
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        """Start it, or start it again at its address after its end."""
+        super().start()
         self.address, self.metrics_address = self._addresses()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.process.pid
-
-    def stop(self) -> tuple[int, str]:
-        """Ask it to end; return its exit code and what else it wrote."""
-        self.process.send_signal(signal.SIGTERM)
-        said, _ = self.process.communicate(timeout=WAIT_S)
-        return self.process.wait(), said
-
-    def close(self) -> None:
-        """Kill it if it still runs."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate(timeout=WAIT_S)
+        self.arguments[1] = self.address
 
     def _addresses(self) -> tuple[str, str]:
         assert self.process.stdout is not None

@@ -151,7 +151,7 @@ def test_publisher_and_watcher_go_on_after_the_server_was_killed(server: ServerP
         params = watcher.wait(WAIT_S)
         assert params is not None
         assert params.blob == b"one"
-        server.kill()
+        server.close()
         publisher.offer(_full("two"), METADATA)
         assert not publisher.flush(0.3)
         assert watcher.newest() == params
@@ -213,7 +213,7 @@ def test_publisher_goes_on_when_the_server_lost_its_newest_version(tmp_path: Pat
             for text in ("one", "two"):
                 publisher.offer(_full(text), METADATA)
                 assert publisher.flush(WAIT_S)
-            server.kill()
+            server.close()
             (folder / "0000000002.full.safetensors").write_bytes(b"t_o")
             server.start()
             publisher.offer(_full("three"), METADATA)
