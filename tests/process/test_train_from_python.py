@@ -22,7 +22,7 @@ from tests.support.launched import ROOT
 from tests.support.naming import naming
 from tests.support.processes import children_of
 from tests.support.waiting import wait_until
-from tidemill.config.load import load_run
+from tidemill.config.load import load_run, write_document
 from tidemill.errors import AlreadyExists, ConfigError, FatalError, TidemillError, Unavailable
 from tidemill.programs.cluster import Cluster
 
@@ -132,6 +132,19 @@ def test_run_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
     }
     with pytest.raises((ConfigError, FatalError), match="cuda"):
         tidemill.train("CartPole-v1", algorithm="dqn", settings=settings, progress=False)
+
+
+def test_result_of_a_run_that_was_refused_is_not_that_of_the_earlier_run(tmp_path: Path) -> None:
+    """The folder keeps the earlier one's files, and the handle says what the launcher did."""
+    config, _ = load_run(None, {**_SHORT, "run.root": str(tmp_path), "env.id": "CartPole-v1"})
+    folder = config.run.folder
+    folder.mkdir()
+    write_document(config, folder / "config.yaml")
+    (folder / "result.json").write_text('{"mean_return": 475.0}')
+    with Cluster(config) as cluster:
+        result = cluster.wait(timeout_s=100.0)
+        assert (result.exit_code, result.summary) == (1, {})
+        assert "AlreadyExists" in "".join(cluster.output())
 
 
 _SCRIPT = """

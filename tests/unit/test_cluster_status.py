@@ -1,8 +1,9 @@
-"""What a cluster's handle says while its learner does not answer."""
+"""A cluster's handle while its learner does not answer, and while its run stops."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,3 +53,14 @@ def test_fault_of_the_program_is_not_taken_for_a_late_learner(tmp_path: Path, mo
     monkeypatch.setattr(handle, "LearnerClient", broken)
     with pytest.raises(ZeroDivisionError):
         cluster.poll()
+
+
+def test_stop_waits_as_long_as_the_settings_let_services_and_loggers_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner that needs long to save is not killed before its launcher would do so."""
+    cluster = Cluster({"run": {"name": "r", "root": str(tmp_path)}, "launcher": {"stop_timeout_s": 120.0}})
+    process = Mock(poll=Mock(side_effect=[None, 0]), returncode=0)
+    monkeypatch.setattr(cluster, "_process", process)
+    assert cluster.stop().exit_code == 0
+    assert process.wait.call_args.args[0] >= 4 * 120.0 + 60.0

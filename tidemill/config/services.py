@@ -12,6 +12,10 @@ from tidemill.rpc.addresses import LAST_PORT
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
 from tidemill.settings.check import check, check_at_least, check_between, check_positive, is_safe_name
 
+LOGGERS_STOP_S = 60.0
+"""Longest that a launcher waits for loggers once its services have ended, in seconds."""
+
+_STOP_GROUPS = 4  # actors, inference, learner and evaluator, servers: each ends before the next is asked to
 _MAX_BLOB_BYTES = 1024**3  # what `tidemill.params` packs, fetches and unpacks at most
 
 
@@ -407,3 +411,8 @@ class LauncherSettings:
         check_between(0, LAST_PORT, "launcher", self, "status_page_port")
         check_positive("launcher", self, "restart_backoff_s", "start_timeout_s", "frozen_timeout_s")
         check_positive("launcher", self, "stop_timeout_s", "view_every_s")
+
+    @property
+    def longest_stop_s(self) -> float:
+        """The longest that a launcher takes to end its services in order, in seconds."""
+        return _STOP_GROUPS * self.stop_timeout_s

@@ -16,9 +16,11 @@ from tidemill import formats
 from tidemill.closing import Closing
 from tidemill.config.load import load_config, read_document, write_document
 from tidemill.config.sections import RunConfig
+from tidemill.config.services import LOGGERS_STOP_S
 from tidemill.errors import ConfigError, FailedPrecondition, FatalError, TidemillError, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerStatus
+from tidemill.params.run_end import RESULT
 from tidemill.process import ENDS_WITH_INPUT, NAMES_ERRORS
 from tidemill.programs.fork_client import wait_or_kill
 from tidemill.programs.result import RunResult
@@ -28,6 +30,7 @@ from tidemill.temporary_folder import temporary_folder
 
 _POLL_S = 0.2
 _LAST_LINES = 12
+_START_S = 10.0  # of a launcher that is stopped before it starts services
 
 
 class Cluster(Closing):
@@ -66,6 +69,7 @@ class Cluster(Closing):
         self._process: subprocess.Popen[str] | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._heeds_interrupts = True
+        self._earlier_result: tuple[int, int] | None = None
 
     def start(self) -> None:
         """Start the processes in the background; returns at once.
@@ -80,6 +84,7 @@ class Cluster(Closing):
             )
         if self._process is not None:
             raise FailedPrecondition(f"the cluster of {self.folder} was started already")
+        self._earlier_result = _stamp(self.folder / RESULT)
         self._scratch = temporary_folder("cluster")
         scratch = Path(self._scratch.name)
         write_document(self.config, scratch / "config.yaml")
@@ -167,11 +172,12 @@ class Cluster(Closing):
             raise Unavailable(f"the run in {self.folder} did not end within {timeout_s:g} s") from error
         return self.result()
 
-    def stop(self, timeout_s: float = 60.0) -> RunResult:
+    def stop(self, timeout_s: float | None = None) -> RunResult:
         """Stop the run as Ctrl-C would: everything is saved, and `tidemill resume` can continue it.
 
         Args:
-            timeout_s: How long the processes may take to save and end, in seconds; then they are killed.
+            timeout_s: How long the processes may take to save and end, in seconds; then they are killed. None: as long
+                as `launcher.stop_timeout_s` gives them, and a minute for the loggers.
 
         Raises:
             FailedPrecondition: It was not started.
@@ -182,6 +188,8 @@ class Cluster(Closing):
             # Python that is interrupted while it starts ends with a fatal error; a run that has begun takes both alike.
             may_interrupt = self._heeds_interrupts and self.output()
             self._process.send_signal(signal.SIGINT if may_interrupt else signal.SIGTERM)
+            if timeout_s is None:
+                timeout_s = _START_S + self.config.launcher.longest_stop_s + LOGGERS_STOP_S
             wait_or_kill(self._process, timeout_s)  # its children end with it
         return self.result()
 
@@ -199,7 +207,9 @@ class Cluster(Closing):
         """
         if self._process is None or self.is_running:
             raise FailedPrecondition(f"the cluster of {self.folder} has not ended")
-        summary = formats.read_json(self.folder / "result.json", formats.RESULT)
+        file = self.folder / RESULT
+        is_of_this_run = _stamp(file) != self._earlier_result
+        summary = formats.read_json(file, formats.RESULT) if is_of_this_run else {}
         return RunResult(self._process.returncode, self.folder, summary)
 
     def close(self) -> None:
@@ -216,3 +226,12 @@ class Cluster(Closing):
         """Start, and return itself."""
         self.start()
         return self
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Return a mark that changes when a file is replaced; None without a file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Self
 
+from tidemill.config.services import LOGGERS_STOP_S
 from tidemill.installation import command_name
 from tidemill.parent import PARENT_VARIABLE
 from tidemill.programs.fork_client import Program, started, wait_or_kill
 from tidemill.programs.fork_server import Order
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 
-_LAST_S = 60.0
 _STOP_S = 5.0
 
 
@@ -42,7 +42,7 @@ class LoggerProcesses:
             with log_file(folder.path, f"log-{name.replace(':', '.')}").open("ab") as output:
                 self._children[name] = started(order, output)
 
-    def wait(self, bound_s: float = _LAST_S) -> list[str]:
+    def wait(self, bound_s: float = LOGGERS_STOP_S) -> list[str]:
         """Wait until all have sent the last records; return a line for each that could not."""
         deadline_s = time.monotonic() + bound_s
         return [line for name, child in self._children.items() if (line := self._end(name, child, deadline_s))]

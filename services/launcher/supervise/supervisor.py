@@ -32,11 +32,6 @@ _STOP_ORDER = ((ACTOR,), (INFERENCE,), (LEARNER, EVALUATOR), (REPLAY, PARAMSERVE
 the learning curve while the learner saves."""
 
 
-def longest_stop_s(settings: LauncherSettings) -> float:
-    """Return the longest that a launcher takes to end its services in order, in seconds."""
-    return len(_STOP_ORDER) * settings.stop_timeout_s
-
-
 class Phase(enum.Enum):
     """State of a process, as far as the launcher knows."""
 

@@ -22,7 +22,6 @@ from tidemill.params.run_end import RESULT
 from tidemill.process import stop_event, survive_without_output
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import has_trained, is_running
-from tidemill.services.launcher.supervise.supervisor import longest_stop_s
 from tidemill.services.tools.sweep import gpus
 from tidemill.services.tools.sweep.journal import Journal, Trial
 from tidemill.services.tools.sweep.plan import Sweep, read_sweep
@@ -118,7 +117,7 @@ class _Loop:
         for run in self._running:
             with suppress(ConfigError):  # of values that do not go together, for which a launcher starts no service
                 config = load_config(self._plan.config(run.trial.values))
-                services_s = max(services_s, longest_stop_s(config.launcher))
+                services_s = max(services_s, config.launcher.longest_stop_s)
         for run in stop(self._running, services_s):
             folder = run_folder(self._folder, run.trial, run.seed)
             print(f"{folder} did not end in time and was killed; it continues from its last checkpoint", flush=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tidemill import formats, linux
 from tidemill.atomic_files import write_atomically
+from tidemill.config.services import LOGGERS_STOP_S
 from tidemill.config.yaml_text import written
 from tidemill.params.run_end import RESULT, read_divergence
 from tidemill.parent import PARENT_VARIABLE
@@ -21,9 +22,6 @@ from tidemill.scores import read_scores
 from tidemill.services.launcher.run.folder import has_trained
 from tidemill.services.launcher.supervise.child import DEFAULTS
 from tidemill.services.tools.sweep.journal import Trial
-
-_LOGGERS_S = 60.0
-"""Longest that a launcher waits for loggers once its services have ended."""
 
 
 @dataclass(frozen=True)
@@ -105,5 +103,5 @@ def stop(runs: Sequence[Run], services_s: float) -> list[Run]:
     """
     for run in runs:
         run.process.terminate()
-    deadline_s = time.monotonic() + services_s + _LOGGERS_S
+    deadline_s = time.monotonic() + services_s + LOGGERS_STOP_S
     return [run for run in runs if wait_or_kill(run.process, max(deadline_s - time.monotonic(), 0.0))]

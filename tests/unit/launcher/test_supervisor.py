@@ -197,6 +197,21 @@ def test_stop_kills_what_does_not_end_in_time() -> None:
     assert supervisor.on_exit("learner", -9, 30.1) == [Action(Verb.TERMINATE, "replay")]
 
 
+def test_services_that_do_not_end_are_all_killed_within_the_longest_stop() -> None:
+    """Four groups, each killed after its time."""
+    names = ("replay", "paramserver", "learner", "inference-0", "actor-0", "evaluator")
+    supervisor = Supervisor(list(map(_spec, names)), _SETTINGS)
+    supervisor.start(0.0)
+    supervisor.on_stop_requested(0.0)
+    now_s = 0.0
+    while (due_s := supervisor.next_timer_s()) is not None:
+        now_s = due_s
+        for action in supervisor.on_timer(now_s):
+            supervisor.on_exit(action.service, -9, now_s)
+    assert supervisor.is_over
+    assert now_s == _SETTINGS.longest_stop_s
+
+
 def test_actor_that_outlives_the_run_it_acted_for_is_killed_in_time() -> None:
     """Asked to end when the learner had finished, and still there when the evaluator has: the run ends nevertheless."""
     supervisor = _running()
