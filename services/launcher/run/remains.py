@@ -11,6 +11,7 @@ from tidemill.atomic_files import is_there
 from tidemill.config.load import read_document
 from tidemill.errors import ConfigError
 
+_SERVICES = ("actor-*", "evaluator", "inference-*", "learner", "log-*", "paramserver", "replay", "replay-*")
 _FILES = (
     "cluster.yaml",
     "env_spec.json",
@@ -32,8 +33,8 @@ _FILES = (
     "lock_step/*.settings.json",
     "loggers/*.json",
     "loggers/*.lock",
-    "logs/*.log",
-    "logs/*.log.1",
+    *(f"logs/{name}.log" for name in _SERVICES),
+    *(f"logs/{name}.log.1" for name in _SERVICES),
     "params/[0-9]*",
     "params/damaged/*",
     "params/incoming/*",
@@ -48,6 +49,7 @@ _FILES = (
     "config.yaml",  # the last, for it says where the log is
 )
 _LOG_FILES = (".lock", "newest", *(f"{'[0-9]' * 8}*.{kind}" for kind in ("copies", "log", "snapshot")))
+_SHARD = "[0-9]*"
 
 
 def remains(folder: Path) -> Iterator[Path]:
@@ -83,10 +85,10 @@ def _log_patterns(folder: Path) -> list[str]:
     if (document.get("launcher") or {}).get("replay") is False:
         return []
     storage = (document.get("replay") or {}).get("storage") or {}
-    text = (storage.get("folder") or "{run}/replay").partition("{shard}")[0]
-    log, run = Path(text).resolve(), folder.resolve()
-    if text.startswith("{run}/"):
-        log = run / text.removeprefix("{run}/")
-    if run not in log.parents:
+    run = folder.resolve()
+    log = Path((storage.get("folder") or "{run}/replay").replace("{run}", str(run))).resolve()
+    if not log.is_relative_to(run):
         return []
-    return [f"{glob.escape(str(log.relative_to(run)))}/**/{name}" for name in _LOG_FILES]
+    inside = glob.escape(str(log.relative_to(run))).replace("{shard}", _SHARD)
+    each = [inside] if log != run else []  # that of the run has its lock
+    return [f"{place}/{name}" for place in (*each, f"{inside}/{_SHARD}") for name in _LOG_FILES]

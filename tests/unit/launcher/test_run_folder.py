@@ -476,9 +476,10 @@ def test_files_of_a_user_in_the_folder_of_a_run_that_never_trained_stay(tmp_path
     (path / "notes.md").write_text("mine")
     with RunFolder.create(_config(tmp_path), fresh=fresh):
         left = ("params/0000000001.json", "logs/actor-0.log", "logs/actor-0.log.1", "scores.csv.1a2b3c4d.tmp")
-        own = ("my_env.py", "data/0001.log", "logs/notes.txt", "params/mine.pt", "plots/mine.png", "curves.csv")
+        logs = ("data/0001.log", "logs/notes.txt", "logs/console.log", "replay/old/00000001.log")
+        own = ("my_env.py", *logs, "params/mine.pt", "plots/mine.png", "curves.csv")
         for name in (*left, *own):
-            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).write_text(name)
     with RunFolder.create(_config(tmp_path), fresh=fresh):
         files = {str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()}
@@ -487,7 +488,7 @@ def test_files_of_a_user_in_the_folder_of_a_run_that_never_trained_stay(tmp_path
     assert [each.name for each in tmp_path.iterdir()] == ["lander"]
 
 
-@pytest.mark.parametrize("name", ["logs/app.log", "scores.csv", "result.json", "params/0000000001.json"])
+@pytest.mark.parametrize("name", ["logs/learner.log", "scores.csv", "result.json", "params/0000000001.json"])
 def test_folder_with_files_that_a_run_would_replace_is_left_alone(tmp_path: Path, name: str) -> None:
     """They are not of a launcher's run, which would write others of these names and delete them later."""
     own = tmp_path / "lander" / name
@@ -503,13 +504,27 @@ def test_folder_with_files_that_a_run_would_replace_is_left_alone(tmp_path: Path
     keep_settings(_config(tmp_path))  # of an engine, whose parameter server may have started first
 
 
-@pytest.mark.parametrize("folder", ["{run}/log", "{run}/log/{shard}", "ROOT/lander/log", "", None])
-def test_log_of_a_run_that_never_trained_goes_with_it(tmp_path: Path, folder: str | None) -> None:
+@pytest.mark.parametrize(
+    "folder, where",
+    [
+        ("{run}/log", "log"),
+        ("{run}/log", "log/0"),
+        ("{run}/log/{shard}", "log/0"),
+        ("{run}/shard-{shard}", "shard-0"),
+        ("{run}/{shard}/log", "0/log"),
+        ("{run}/{shard}", "0"),
+        ("{run}", "0"),
+        ("ROOT/lander/log", "log"),
+        ("", "replay/0"),
+        (None, "replay/0"),
+    ],
+)
+def test_log_of_a_run_that_never_trained_goes_with_it(tmp_path: Path, folder: str | None, where: str) -> None:
     """Wherever the run kept it in its folder; that of a service that another program runs stays."""
     config = _with_log(tmp_path, (folder or "").replace("ROOT", str(tmp_path)))
     if folder is None:
         config = replace(config, launcher=LauncherSettings(replay=False))
-    log = tmp_path / "lander" / ("log/0" if folder else "replay/0")
+    log = tmp_path / "lander" / where
     with RunFolder.create(config, fresh=False):
         log.mkdir(parents=True)
         for name in (".lock", "newest", "00000001.log", "00000001.copies", "00000001.snapshot"):
