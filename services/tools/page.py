@@ -84,14 +84,20 @@ def _config_of(run: Path, arguments: Sequence[str]) -> RunConfig:
 
 
 class _RunClock:
-    """The time since a run was started, which is longer than that of a page or of a learner's process."""
+    """The time since a run was started, which may be before the page or after it, and before a learner's process."""
 
     def __init__(self, folder: Path) -> None:
-        """Know of no time before this page's."""
-        self._folder, self._before_s = folder, 0.0
+        """Know of no run yet."""
+        self._folder = folder
+        self._before_s: float | None = None  # from the run's start to the page's
 
     def of_the_run(self, status: ClusterStatus) -> ClusterStatus:
-        """Return the status with that time, which never goes back."""
+        """Return the status with that time, which never goes back; 0 until a learner or the run's folder tells it."""
         known_s = max(status.learner.uptime_s if status.learner else 0.0, trained_s(self._folder))
-        self._before_s = max(self._before_s, known_s - status.elapsed_s)
-        return replace(status, elapsed_s=self._before_s + status.elapsed_s, earlier_s=0.0)
+        before_s = known_s - status.elapsed_s
+        if self._before_s is not None:
+            self._before_s = max(self._before_s, before_s)
+        elif known_s > 0:
+            self._before_s = before_s
+        elapsed_s = 0.0 if self._before_s is None else self._before_s + status.elapsed_s
+        return replace(status, elapsed_s=elapsed_s, earlier_s=0.0)

@@ -25,6 +25,14 @@ def test_time_of_a_run_outlasts_its_learner(tmp_path: Path) -> None:
     assert [status.elapsed_s for status in shown] == [5_000.0, 5_058.0, 5_068.0]
 
 
+def test_time_of_a_run_leaves_out_that_of_a_page_before_it(tmp_path: Path) -> None:
+    """A page may be open long before the learner starts, whose process may start again."""
+    clock = _RunClock(tmp_path)
+    ages = ((3_600.0, None), (3_602.0, 2.0), (3_610.0, 10.0), (3_620.0, 3.0))
+    shown = [clock.of_the_run(_polled(page_s, up_s)) for page_s, up_s in ages]
+    assert [status.elapsed_s for status in shown] == [0.0, 2.0, 10.0, 20.0]
+
+
 @pytest.mark.parametrize("uptime_s", [3.0, None])
 def test_time_of_a_run_is_that_of_its_folder_if_the_page_is_newer(tmp_path: Path, uptime_s: float | None) -> None:
     """What the evaluator has written counts toward `run.max_wall_s`, and once."""
