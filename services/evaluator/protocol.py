@@ -134,6 +134,11 @@ class EnvSlot:
         self.is_new = True
         """Whether no environment was ever made."""
 
+    @property
+    def has_env(self) -> bool:
+        """False before the first start, after `close`, and if the environment could not be made."""
+        return self._env is not None
+
     def start(self, seed: int, policy: EvalPolicy) -> PolicyInput:
         """Start the episode of a seed; return the policy's first input."""
         if self._env is None:
@@ -183,6 +188,8 @@ class EvalProtocol:
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> Evaluation | None:
         """Play one episode of each seed; one whose environment fails is reported and left out.
+
+        A slot whose environment cannot be made leaves its episode to the slots that play, if any do.
 
         Args:
             policy: The policy.
@@ -238,12 +245,13 @@ class _Rollout:
         self.lengths = np.zeros(len(seeds), np.int64)
         self._left = deque(enumerate(seeds))
         self._playing: list[_Episode] = []
+        self._begun = 0  # episodes that have begun and not ended
         for slot in slots:
             self._playing += self._start_next(slot)
 
     @property
     def is_playing(self) -> bool:
-        return not all(episode.is_over for episode in self._playing)
+        return self._begun > 0
 
     def step(self) -> None:
         """Act once in every slot that plays."""
@@ -264,6 +272,7 @@ class _Rollout:
                 return [episode]
             self.returns[episode.number], self.lengths[episode.number] = summary.episode_return, summary.length
         episode.is_over = True
+        self._begun -= 1
         self._on_progress(int(np.count_nonzero(self.lengths)) + len(self._failed))
         return self._start_next(episode.slot) or ([episode] if self._policy.keeps_rows else [])
 
@@ -278,7 +287,7 @@ class _Rollout:
         return Evaluation(self.returns[kept], self.lengths[kept], seeds, failed=len(self._failed))
 
     def _start_next(self, slot: EnvSlot) -> list[_Episode]:
-        """Return the next episode, started in a slot; nothing if none is left."""
+        """Return the next episode, started in a slot; nothing if none is left, or if it is left to other slots."""
         while self._left:
             number, seed = self._left.popleft()
             try:
@@ -286,8 +295,15 @@ class _Rollout:
             except FAILURES as error:
                 if isinstance(error, ConfigError) and slot.is_new:
                     raise
+                if self._begun and not slot.has_env:
+                    self._left.appendleft((number, seed))
+                    failure = as_failure(error)
+                    _log.warning("environment not made: fewer episodes are played at a time", reason=str(failure))
+                    count_failure(failure.kind)
+                    return []
                 self._skip(slot, number, error)
             else:
+                self._begun += 1
                 return [_Episode(slot, number, policy_input, np.random.default_rng(seed))]
         return []
 

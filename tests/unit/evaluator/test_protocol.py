@@ -268,6 +268,27 @@ def test_play_survives_a_first_environment_that_cannot_be_made(error: BaseExcept
     assert (evaluation.failed, evaluation.seeds, len(made)) == (1, (1, 2, 3, 4, 5), 3)
 
 
+@pytest.mark.parametrize("keeps_rows", [False, True])
+def test_play_continues_in_fewer_slots_where_an_environment_cannot_be_made(keeps_rows: bool) -> None:
+    """Those that work play every episode; one that fails later is left out, and its slot if there is no other."""
+    made: list[int] = []
+
+    def make() -> GymnasiumVectorEnv:
+        made.append(len(made))
+        if len(made) > 2:
+            raise RuntimeError("no licence left")
+        return GymnasiumVectorEnv(_FailingEnv, 1)
+
+    protocol = EvalProtocol(make, 3)
+    policy = EvalPolicy(_zeros, keeps_rows=keeps_rows)
+    evaluation = protocol.play(policy, [*range(3), *range(6, 23)])
+    assert evaluation is not None
+    assert (evaluation.failed, len(evaluation.returns), len(made)) == (0, 20, 3)
+    evaluation = protocol.play(policy, [3, *range(6, 25)])
+    assert evaluation is not None
+    assert (evaluation.failed, len(evaluation.returns), len(made)) == (1, 19, 5)
+
+
 def test_settings_without_an_environment_are_not_a_failed_episode() -> None:
     """Every episode would fail in the same way."""
 
