@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 
 from tidemill.rpc.addresses import host_and_port, joined
 from tidemill.services.launcher.supervise.supervisor import Phase
@@ -100,10 +101,9 @@ class AskedEndpoints:
         """Bring the processes in line with what names resolve to."""
         found: dict[str, _Process] = {}
         hosts = Counter(host_and_port(endpoint)[0] for endpoint in self._endpoints)
-        for endpoint in self._endpoints:
-            host, port = host_and_port(endpoint)
+        for endpoint, addresses in self._of_one_kind().items():
+            host, _ = host_and_port(endpoint)
             name = host if hosts[host] == 1 else endpoint
-            addresses = self._of_one_kind(_addresses(host, port))
             known = [address for address in addresses if address in self._processes]
             taken = {self._processes[address].name for address in known}
             free = (name for name in _names(name, len(addresses)) if name not in taken)
@@ -111,13 +111,19 @@ class AskedEndpoints:
                 found[address] = self._processes.get(address) or _Process(next(free))
         self._processes = dict(sorted(found.items(), key=lambda item: _in_order(item[1].name)))
 
-    def _of_one_kind(self, kinds: list[list[str]]) -> list[str]:
-        """Return the addresses of the first kind of which one answered when it was last asked, or answers now."""
-        kinds = sorted(kinds, key=lambda kind: not self._processes.keys() & {*kind})  # those that were asked first
+    def _of_one_kind(self) -> dict[str, list[str]]:
+        """Return each endpoint's addresses of the first kind of which one answered when last asked, or answers now."""
+
+        def is_new(kind: list[str]) -> bool:
+            return not self._processes.keys() & {*kind}
+
+        kinds = {each: sorted(_addresses(*host_and_port(each)), key=is_new) for each in self._endpoints}
         answering = {address for address, each in self._processes.items() if each.phase is not Phase.SILENT}
-        if len(kinds) == 1 or answering & {*kinds[0]}:
-            return kinds[0]
-        return next((kind for kind in kinds if any(self._pool.map(_accepts, kind))), kinds[0])
+        open_kinds = (each for each in kinds.values() if len(each) > 1 and not answering & {*each[0]})
+        unclear = [address for each in open_kinds for address in chain(*each)]
+        accepts = self._pool.map(_accepts, unclear)  # those of all endpoints: each may take until it is given up
+        answering |= {address for address, is_open in zip(unclear, accepts, strict=True) if is_open}
+        return {name: next((kind for kind in each if answering & {*kind}), each[0]) for name, each in kinds.items()}
 
     def _ask(self, address: str) -> None:
         process = self._processes[address]

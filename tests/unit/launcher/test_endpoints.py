@@ -194,6 +194,20 @@ def test_process_behind_one_of_two_kinds_of_address_has_one_row(
     assert seen == [[("box", phase)] for phase in ("silent", "serving", "serving", "silent")]
 
 
+def test_all_endpoints_of_a_silent_machine_are_tried_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each address may take seconds until it is given up."""
+    _both_kinds(monkeypatch, "127.0.0.1", "::1")
+    together = threading.Barrier(2 * 8)
+
+    def accepts(_: str) -> bool:
+        together.wait(5.0)
+        return False
+
+    monkeypatch.setattr("tidemill.services.launcher.view.endpoints._accepts", accepts)
+    with closing(AskedEndpoints([f"box:{port}" for port in range(1, 9)])) as asked:
+        assert [row.phase.value for row in asked()] == ["silent"] * 8
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_process_behind_two_kinds_of_address_has_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that listens on every address of its machine."""
