@@ -122,16 +122,19 @@ def test_settings_that_are_no_mapping_are_refused() -> None:
         tidemill.train()
 
 
-def test_run_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    """A service that ends again and again ends the call with the exception for it."""
+@pytest.mark.parametrize("view", ["auto", "quiet", "json"])
+def test_run_that_fails_is_told_with_its_last_words(tmp_path: Path, view: str) -> None:
+    """A service that ends again and again ends the call with the exception for it, whatever view is set."""
     settings = {
         **_SHORT,
         "run.root": str(tmp_path),
         "launcher.max_restarts": 0,
+        "launcher.view": view,
         "learner.device": "cuda:77",
     }
-    with pytest.raises((ConfigError, FatalError), match="cuda"):
+    with pytest.raises((ConfigError, FatalError), match="cuda") as failure:
         tidemill.train("CartPole-v1", algorithm="dqn", settings=settings, progress=False)
+    assert str(failure.value).startswith("run: learner refused")
 
 
 def test_result_of_a_run_that_was_refused_is_not_that_of_the_earlier_run(tmp_path: Path) -> None:

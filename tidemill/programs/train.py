@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def train(
             "nothing to train given: name an environment and an algorithm, or a config, such as cartpole_dqn"
         )
     resolved, notes = load_run(config, options)
+    # What follows reads the launcher's plain view, which `auto` is for a file.
+    resolved = replace(resolved, launcher=replace(resolved.launcher, view="auto"))
     line = ProgressLine(sys.stdout) if progress and sys.stdout else None  # a program may have been started without one
     for note in (*notes, *_without_end(resolved.run)):
         _say(line, f"note: {note}")
