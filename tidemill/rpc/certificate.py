@@ -6,6 +6,7 @@ import base64
 import binascii
 import contextlib
 import datetime
+import math
 import os
 import re
 from functools import cache, partial
@@ -45,22 +46,27 @@ def end_of(pem: bytes) -> datetime.datetime:
 def watch_certificates(settings: ServerSettings) -> None:
     """Let Prometheus read when the certificates of this process end: its server's, its client's and those they trust.
 
-    The files are read at each scrape, so that a renewed one counts at once; one that cannot be read just now keeps its
-    time.
+    A server's files are read at each scrape, as the server reloads them; one that cannot be read just now keeps its
+    time. A client's are read once, as its channels keep them.
     """
-    files = {
+    reloaded = {
         "server": settings.tls_cert,
         "client_ca": settings.tls_client_ca,
+    }
+    kept = {
         "ca": os.environ.get(client_security.CA, ""),
         "client": os.environ.get(client_security.CERT, ""),
     }
-    named = {use: Path(file) for use, file in files.items() if file}
+    named = {use: partial(_expires, Path(file), [math.nan]) for use, file in (reloaded | kept).items() if file}
     if not named:
         return
     gauge = _gauge()
     gauge.clear()
-    for use, file in named.items():
-        gauge.labels(use).set_function(partial(_expires, file, [float("nan")]))
+    for use, end in named.items():
+        if use in reloaded:
+            gauge.labels(use).set_function(end)
+        else:
+            gauge.labels(use).set(end())
 
 
 @cache
@@ -68,7 +74,7 @@ def _gauge() -> Gauge:
     """Return the gauge of a process with certificates; others do not show any."""
     return Gauge(
         "tidemill_certificate_expires_timestamp_seconds",
-        "When the file of a certificate expires, in Unix time; `use` is what this process uses it for.",
+        "When a certificate expires, in Unix time; `use` is what this process uses it for.",
         ["use"],
     )
 

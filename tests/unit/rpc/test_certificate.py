@@ -106,6 +106,19 @@ def test_ends_are_shown_and_follow_a_renewed_file(tmp_path: Path, monkeypatch: p
     assert _shown("server") == datetime.datetime(2099, 1, 1, tzinfo=datetime.UTC).timestamp()
 
 
+def test_end_of_a_client_is_that_of_the_files_it_has_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections keep them, so a renewed file counts from the next start of the process."""
+    make(tmp_path)
+    uses = {"ca": tmp_path / "ca.pem", "client": tmp_path / "client.pem"}
+    become(monkeypatch, ca=uses["ca"])
+    monkeypatch.setenv("TIDEMILL_TLS_CERT", str(uses["client"]))
+    watch_certificates(ServerSettings())
+    ends = {use: end_of(file.read_bytes()).timestamp() for use, file in uses.items()}
+    for file in uses.values():
+        file.write_bytes(_certificate(datetime.datetime(2099, 1, 1, tzinfo=datetime.UTC)))
+    assert {use: _shown(use) for use in uses} == ends
+
+
 def test_file_that_was_never_read_shows_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It compares to nothing, so no alert takes it for a certificate of 1970; a scrape works."""
     become(monkeypatch)
