@@ -81,7 +81,8 @@ class RateLimiterConfig:
     """Limits at which inserts and samples wait.
 
     Attributes:
-        min_size: Samples wait until the table has held this many items, at least 1.
+        min_size: Samples wait until the table has held this many items, at least 1, or was full: `max_bytes` or the
+            server's memory may keep it smaller. Readers of several servers wait for as many items in any case.
         samples_per_insert: Samples handed out for each insert on average, in items; 0 means no ratio.
         error_buffer: How far `inserts * samples_per_insert - samples` may move from its value at `min_size` before
             the side that is ahead waits, in samples; positive with a ratio, 0 without.

@@ -33,6 +33,7 @@ class RateLimiter:
     def reset(self) -> None:
         """Forget every call."""
         self._reached = False  # whether the table has ever held min_size items
+        self._least = self._config.min_size  # items up to which inserts do not wait for samples
         self._inserts = 0  # beyond min_size
         self._samples = 0
 
@@ -61,7 +62,7 @@ class RateLimiter:
         """True if an insert is allowed while the table holds `size` items."""
         if self._config.queue_size and size >= self._config.queue_size:
             return False
-        return size < self._config.min_size or self.diff <= self._config.error_buffer
+        return size < self._least or self.diff <= self._config.error_buffer
 
     def can_sample(self, size: int) -> bool:
         """True if a sample is allowed while the table holds `size` items."""
@@ -74,6 +75,11 @@ class RateLimiter:
         elif size >= self._config.min_size:
             self._reached = True
             self._inserts = size - self._config.min_size
+
+    def full(self, size: int) -> None:
+        """Count `min_size` as reached: the table evicted items to save bytes and is full with `size` of them."""
+        self._reached = True
+        self._least = min(self._least, max(size, 1))
 
     def countable(self, said: int, batch_size: int) -> int:
         """Return the number of a caller's samples, drawn here or elsewhere, that are counted.

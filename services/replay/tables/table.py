@@ -265,6 +265,7 @@ class Table:
             return 0
         evicted = max(1, int(min(size_bytes / max(self.held_bytes, 1), 1.0) * self.size))
         self._evict(evicted)
+        self.limiter.full(self.size)
         return evicted
 
     def note_fencing_token(self, fencing_token: int) -> None:

@@ -11,7 +11,7 @@ from tests.support.naming import because, naming
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams
 from tests.unit.replay.logs import open_log
 from tidemill.errors import Reason, ResourceExhausted
-from tidemill.replay.table_config import TableConfig
+from tidemill.replay.table_config import RateLimiterConfig, TableConfig
 from tidemill.services.replay.sample_queue import SampleDemand, SampleQueue
 from tidemill.services.replay.state.append import AppendSession
 from tidemill.services.replay.state.memory import MemoryBudget, default_budget_bytes
@@ -46,6 +46,14 @@ def test_memory_stays_within_what_may_be_stored() -> None:
     replay.reset(table)
     replay.memory.count()
     assert replay.budget.beside_bytes < 3000  # the stream and its newest chunks
+
+
+def test_table_that_memory_keeps_below_min_size_may_be_sampled() -> None:
+    """Its writers run on and its readers would wait for ever."""
+    replay = replay_of(50_000, make_config(max_items=1000, limiter=RateLimiterConfig(min_size=300)))
+    write(replay, open_streams(replay), 300)
+    assert replay.find("t").size < 300
+    assert replay.find("t").can_sample()
 
 
 def test_payloads_are_counted_as_they_come_and_go() -> None:

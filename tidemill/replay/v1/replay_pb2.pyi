@@ -184,7 +184,9 @@ class RateLimiter(_message.Message):
     ERROR_BUFFER_FIELD_NUMBER: _builtins.int
     QUEUE_SIZE_FIELD_NUMBER: _builtins.int
     min_size: _builtins.int
-    """Samples wait until the table has held this many items; 0 counts as 1."""
+    """Samples wait until the table has held this many items; 0 counts as 1. A table that evicts items for `max_bytes` or for
+    the server's memory has reached it, too.
+    """
     samples_per_insert: _builtins.float
     """Average number of samples per insert, in items; 0 disables the ratio."""
     error_buffer: _builtins.float

@@ -85,6 +85,21 @@ def test_max_bytes_evicts_until_the_chunks_fit() -> None:
     assert table.counters.evictions == 40 - table.size
 
 
+def test_table_that_bytes_keep_below_min_size_is_full() -> None:
+    """It may be sampled, and its inserts wait for samples, which would otherwise wait for it for ever."""
+    _, table, _ = filled(make_config(), 4)
+    limiter = RateLimiterConfig(min_size=30, samples_per_insert=1.0, error_buffer=8.0)
+    replay, table, session = filled(make_config(max_bytes=3 * table.held_bytes, limiter=limiter), 8)
+    assert table.can_insert()
+    assert not table.can_sample()
+    extend(replay, session, 8, 32)
+    assert table.size < 30
+    assert table.can_sample()
+    assert not table.can_insert()
+    table.delete(table.items.keys(table.items.live()))
+    assert table.can_insert()
+
+
 def test_queue_hands_out_each_item_once_in_order() -> None:
     """FIFO sampling with max_times_sampled 1 is a queue: in order, once, and the chunks go with the last item."""
     replay, table, _ = filled(make_config(sampler=FIFO, max_times_sampled=1, max_item_steps=1), 8)
