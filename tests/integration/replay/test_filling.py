@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from tests.support.proxy import Proxy
 from tests.support.replay_service import LocalServer, lose_answer_of_creation
 from tests.support.waiting import WAIT_S
-from tidemill.errors import AlreadyExists, InvalidArgument, NotFound
+from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
 from tidemill.replay import ReplayClient
 from tidemill.replay.codec import window_index
 from tidemill.replay.transfer import minari
@@ -60,6 +61,19 @@ def test_items_of_one_step_have_room_for_every_row(server: LocalServer) -> None:
     )
     with ReplayClient(server.address) as client:
         assert client.describe_table("data").items == 16
+
+
+def test_dataset_that_breaks_off_while_the_server_is_away_says_how_to_remove_the_table(server: LocalServer) -> None:
+    """The next try would be refused, and a learner would train on a part of it."""
+    with Proxy(server.address) as proxy, ExitStack() as away:
+
+        def rows() -> Rows:
+            yield from _rows(2, 3)
+            away.enter_context(proxy.refusing())
+            raise InvalidArgument("the file ends here")
+
+        with pytest.raises(Unavailable, match=f"ends here.*tidemill replay drop {proxy.address} data"):
+            fill_table(proxy.address, "data", rows(), name="d", steps=12, item_steps=2, sampler=None, timeout_s=1.0)
 
 
 def test_creation_that_was_not_answered_is_no_table_of_another(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,26 @@ def test_failed_import_leaves_no_table_and_can_be_repeated(
     assert [table.config.name for table in client.list_tables()] == ["t"]
     assert import_table(server.address, tmp_path / "out", table="copy", timeout_s=2.0).table_items == 40
     assert not client.describe_table("copy").rate_limiter_off
+
+
+def test_import_into_a_server_that_goes_away_says_how_to_remove_the_table(
+    server: LocalServer, client: ReplayClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another import would append to the part that is there, and leave the rate limiter off."""
+    fill(server.address)
+    export_table(server.address, "t", tmp_path / "out")
+    item_values = ExportedTable.item_values
+    with Proxy(server.address) as proxy, ExitStack() as away, monkeypatch.context() as patch:
+
+        def leave(exported: ExportedTable, start: int, stop: int) -> Any:  # noqa: ANN401 - as it is
+            away.enter_context(proxy.refusing())
+            return item_values(exported, start, stop)
+
+        patch.setattr(ExportedTable, "item_values", leave)
+        with pytest.raises(Unavailable, match=naming("'copy'", f"tidemill replay drop {proxy.address} copy")):
+            import_table(proxy.address, tmp_path / "out", table="copy", timeout_s=1.0)
+    client.drop_table("copy")
+    assert import_table(server.address, tmp_path / "out", table="copy").table_items == 40
 
 
 def test_import_whose_creation_was_not_answered_fills_its_own_table(

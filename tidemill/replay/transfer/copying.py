@@ -45,7 +45,7 @@ def copy_tables(
         FailedPrecondition: A time is given, and the source does not know when any item of a table came; nothing was
             copied.
         Unavailable: A server cannot be reached, or was silent for `timeout_s`. Tables that are complete stay at the
-            target; one that is not is removed, if the target could still be told.
+            target; one that is not is removed; if the target was away, the message says how to remove it.
     """
     if source == target:
         raise InvalidArgument(f"source and target are both {source}, must be two servers")
@@ -62,7 +62,8 @@ def copy_tables(
         taken = {table.config.name for table in client.list_tables()}
     if taken := taken & set(names):
         raise AlreadyExists(
-            f"tables {sorted(taken)} are at {target} already: name the others, or copy to a server without them"
+            f"tables {sorted(taken)} are at {target} already: drop those that a failed copy left unfinished, name the "
+            "others, or copy to a server without them"
         )
     reports = []
     for name in names:

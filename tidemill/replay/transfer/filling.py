@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import chain
 from typing import Any
 
-from tidemill.errors import AlreadyExists, InvalidArgument, TidemillError
+from tidemill.errors import AlreadyExists, InvalidArgument
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig
+from tidemill.replay.transfer.new_table import removed_on_failure
 from tidemill.replay.writing.steps import signature_like
 from tidemill.replay.writing.stream_items import ItemWindow
 from tidemill.replay.writing.writer import ReplayWriter
@@ -48,7 +48,7 @@ def fill_table(  # noqa: PLR0913 - each is a separate condition
         InvalidArgument: There are no rows, or one that no column can hold.
         AlreadyExists: The server has a table of that name; nothing was written.
         Unavailable: The server cannot be reached, or took nothing for `timeout_s`. No part of the table is left then,
-            if the server could still be told.
+            unless the message says so.
     """
     first = next(rows, None)
     if first is None or not steps:
@@ -66,15 +66,9 @@ def fill_table(  # noqa: PLR0913 - each is a separate condition
         # not by what `create_table` returns: gRPC repeats a call whose answer was lost, which finds its own table then
         if table in [found.config.name for found in client.list_tables()]:
             raise AlreadyExists(f"table {table!r} is at {address} already: choose another name")
-        try:
+        with removed_on_failure(client, address, table):
             client.create_table(config)
             _write(address, config, chain([first], rows), windows, timeout_s)
-        except AlreadyExists:  # another program has created one of that name meanwhile
-            raise
-        except BaseException:
-            with suppress(TidemillError):
-                client.drop_table(table)
-            raise
 
 
 def _write(address: str, config: TableConfig, rows: Rows, windows: ItemWindow, timeout_s: float) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tidemill.replay.codec import encode
 from tidemill.replay.table_config import TableConfig, TableUpdate
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import TransferReport
+from tidemill.replay.transfer.new_table import removed_on_failure
 from tidemill.replay.transfer.plan import ImportPlan, PlannedMessage
 from tidemill.replay.writing.append_call import AppendOverdue, StreamRestarted
 from tidemill.replay.writing.appender import StreamAppender
@@ -50,8 +50,8 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
         DataLoss: A file is damaged or missing; nothing was sent.
         AlreadyExists: The server has a table of that name with another configuration; nothing was sent.
         Unavailable: The server cannot be reached, or took nothing for `timeout_s`. A table that was created is removed
-            then, if the server could still be told, so that the import can be repeated. If the message says that the
-            items are stored, only the rate limiter is still to be switched on.
+            then, so that the import can be repeated; if the server was away, the message says how to remove it. If it
+            says that the items are stored, only the rate limiter is still to be switched on.
         FailedPrecondition: A server that keeps its tables in memory was restarted meanwhile.
     """
     exported = ExportedTable(Path(folder))
@@ -61,35 +61,20 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
         client.wait_for_ready(timeout_s)
         # not by what `create_table` returns: gRPC repeats a call whose answer was lost, which finds its own table then
         is_new = config.name not in [found.config.name for found in client.list_tables()]
-        client.create_table(config)
-        with (
-            _filling(client, config, None if exported.rate_limiter_off else timeout_s) if is_new else nullcontext(),
-            _Lanes(address, config, plan.lanes, timeout_s) as lanes,
-        ):
-            for message in plan.messages():
-                lanes.append(exported, message)
-            lanes.flush()
+        with removed_on_failure(client, address, config.name) if is_new else nullcontext():
+            client.create_table(config)
+            if is_new:
+                client.update_table(config.name, TableUpdate(rate_limiter_on=False))
+            with _Lanes(address, config, plan.lanes, timeout_s) as lanes:
+                for message in plan.messages():
+                    lanes.append(exported, message)
+                lanes.flush()
+        if is_new and not exported.rate_limiter_off:
+            _switch_on(client, config.name, timeout_s)
         table_items = None
         with suppress(TidemillError):  # everything is stored: another import would store it twice
             table_items = client.describe_table(config.name).items
     return TransferReport(config.name, exported.items, exported.steps, 0, exported.size_bytes, table_items)
-
-
-@contextmanager
-def _filling(client: ReplayClient, config: TableConfig, switching_s: float | None) -> Iterator[None]:
-    """Switch a new table's rate limiter off, and on again within `switching_s`; remove the table if the block fails.
-
-    None leaves it off.
-    """
-    try:
-        client.update_table(config.name, TableUpdate(rate_limiter_on=False))
-        yield
-    except BaseException:
-        with suppress(TidemillError):
-            client.drop_table(config.name)
-        raise
-    if switching_s is not None:
-        _switch_on(client, config.name, switching_s)
 
 
 def _switch_on(client: ReplayClient, table: str, timeout_s: float) -> None:
