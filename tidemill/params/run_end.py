@@ -108,7 +108,7 @@ class RunEnd(Closing):
         """Mark the run as over; durable when it returns. An existing mark is left unchanged.
 
         Args:
-            timeout_s: How long to try, in seconds.
+            timeout_s: How long to try, in seconds. The last try may end up to 10 s later if the server does not answer.
             version: Version the run ended with; the newest if not given.
 
         Raises:
