@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,11 @@ _NO_LIMIT_BYTES = 2**60
 def memory_bytes(root: Path = _ROOT, own: Path = _OWN) -> int | None:
     """Return the smallest limit of this process's group and of those around it; None without a limit."""
     return min((limit for limit, _ in _memory(root, own)), default=None)
+
+
+def machine_memory_bytes() -> int:
+    """Return the memory of the whole machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def free_memory_bytes(root: Path = _ROOT, own: Path = _OWN) -> int | None:

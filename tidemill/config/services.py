@@ -74,9 +74,10 @@ class ReplaySettings:
     max_streams: int = 65_536
     """Maximum number of streams in the service, at least 1. Each environment of each actor writes one."""
     max_memory_mib: int = 0
-    """Memory limit for data, in MiB. 0: three quarters of the container's memory, or half of the machine's, divided by
-    `shards`. Half of the limit is for stored data, a quarter for batches being sent, a quarter for messages being
-    received. Further chunks are read from the log on disk; without a log, tables evict items."""
+    """Memory limit for data, in MiB. 0: half of the machine's memory, divided by `shards`; in a container three
+    quarters of its memory, which `tidemill train` divides among its shards. Half of the limit is for stored data, a
+    quarter for batches being sent, a quarter for messages being received. Further chunks are read from the log on disk;
+    without a log, tables evict items."""
     storage: StorageSettings = field(default_factory=StorageSettings)
     """The log on disk."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidemill import container_limits
 from tidemill.config.sections import RunConfig
 from tidemill.services.launcher.run.paths import actor_address, inference_addresses, shard_address
 
@@ -95,6 +96,10 @@ def _shard_spec(config: RunConfig, config_file: Path, sockets: Path, shard: int)
     arguments = ["--config", str(config_file), "--replay.shard", str(shard), "--replay.server.address", address]
     if folder and "{shard}" not in folder:  # a folder for all is divided, for no two may share one
         arguments += ["--replay.storage.folder", f"{folder}/{shard}"]
+    limit = container_limits.memory_bytes() or 0
+    if not config.replay.max_memory_mib and 0 < limit < container_limits.machine_memory_bytes():
+        part_mib = limit // 4 * 3 // config.replay.shards // 2**20  # each would take the limit for its own
+        arguments += ["--replay.max-memory-mib", str(max(part_mib, 1))]
     return ServiceSpec(f"replay-{shard}", REPLAY, "tidemill.services.replay", tuple(arguments), address)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
+from tidemill import container_limits
 from tidemill.errors import InvalidArgument, Reason, ResourceExhausted
 from tidemill.services.replay.chunks.store import RECORD_BYTES, ChunkStore
 from tidemill.services.replay.state.append import AppendPlan, AppendSession
@@ -23,7 +23,7 @@ def default_budget_bytes(shards: int, container_bytes: int | None) -> int:
         shards: Replay servers that may be on this machine.
         container_bytes: The container's limit; None without one.
     """
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = container_limits.machine_memory_bytes()
     if container_bytes is not None and container_bytes < machine:
         return container_bytes // 4 * 3
     return machine // 2 // shards

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.naming import naming
+from tidemill import container_limits
 from tidemill.config.load import load, write_document
 from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import ActorConfig, ReplayConfig, RunConfig
@@ -110,6 +111,21 @@ def test_several_shards_are_processes_of_one_kind_with_an_address_each(tmp_path:
     assert [replay.storage.folder for replay in settings] == [f"/data/replay/{shard}" for shard in range(3)]
     assert [spec.health_address for spec in specs] == list(config.cluster.replay)
     assert config.cluster.shard_count == 3
+
+
+@pytest.mark.parametrize("limit, set_mib, each_mib", [(8 * 2**30, 0, 1536), (8 * 2**30, 100, 100), (None, 0, 0)])
+def test_shards_divide_the_memory_of_their_container(
+    limit: int | None, set_mib: int, each_mib: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each would take the limit for its own, so that together they would have several times the memory there is."""
+    monkeypatch.setattr(container_limits, "memory_bytes", lambda: limit)
+    monkeypatch.setattr(container_limits, "machine_memory_bytes", lambda: 16 * 2**30)
+    config = with_addresses(RunConfig(replay=ReplaySettings(shards=4, max_memory_mib=set_mib)), _SOCKETS)
+    file = tmp_path / "cluster.yaml"
+    write_document(config, file)
+    for spec in cluster_specs(config, file, _SOCKETS)[:4]:
+        settings = load(ReplayConfig, spec.arguments, prog="x", description="x").replay
+        assert settings.max_memory_mib == each_mib
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -109,4 +108,4 @@ def open_mirror(
 def free_bytes(meminfo: Path = linux.PROC / "meminfo") -> int:
     """Return the memory that is free for this process: of its container, or of the machine, half of it if unknown."""
     free = container_limits.available_memory_bytes(meminfo)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if free is None else free
+    return container_limits.machine_memory_bytes() // 2 if free is None else free
