@@ -31,7 +31,7 @@ class StorageSettings:
     """Folder of the log on disk. `{run}` stands for the run's folder, `{shard}` for `replay.shard`. Empty: tables are
     kept in memory only, except that `tidemill train` uses RUN/replay/SHARD unless `memory_only` is set."""
     memory_only: bool = False
-    """Keep tables in memory only, under `tidemill train` too. They are lost when the service ends."""
+    """Keep tables in memory only, whatever `folder` is. They are lost when the service ends."""
     ack: Literal["write", "fsync"] = "write"
     """Guarantee behind an acknowledged append. `write`: the operating system has the data, so it survives a killed
     process. `fsync`: the disk has the data, so it survives a power failure; each append waits for the disk."""
@@ -47,6 +47,8 @@ class StorageSettings:
     """Seconds between snapshots of priorities and counters. 0: only on request and at the end."""
 
     def __post_init__(self) -> None:
+        if self.memory_only:  # also of a deployment, which always gives a folder
+            object.__setattr__(self, "folder", "")
         check_positive("replay.storage", self, "fsync_interval_ms")
         check_at_least(1, "replay.storage", self, "segment_mib", "max_queue_mib")
         check_at_least(0, "replay.storage", self, "snapshot_every_s")

@@ -63,7 +63,7 @@ def test_table_that_is_not_restored_may_have_other_items() -> None:
     table = TableSettings(sampler="prioritized", priority_exponent=0.5, chunk_length=32)
     now = replace(before, table=table, replay=ReplaySettings(storage=StorageSettings(memory_only=True)))
     check_continues(before, now, lambda _: CONTINUOUS)
-    kept = ReplaySettings(storage=StorageSettings("/fast/log", memory_only=True))
+    kept = ReplaySettings(storage=StorageSettings("/fast/log"))
     for each in (replace(now, launcher=LauncherSettings(replay=False)), replace(now, replay=kept)):
         with pytest.raises(ConfigError, match=naming("table.priority_exponent 0.5")):
             check_continues(before, each, lambda _: CONTINUOUS)

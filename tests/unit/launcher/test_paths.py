@@ -41,6 +41,7 @@ from tidemill.services.launcher.run.paths import (
         (StorageSettings(), "{run}/replay/{shard}"),
         (StorageSettings(folder="/fast/log"), "/fast/log"),
         (StorageSettings(memory_only=True), ""),
+        (StorageSettings(folder="/fast/log", memory_only=True), ""),
     ],
 )
 def test_run_keeps_its_log_in_its_folder_unless_told_otherwise(storage: StorageSettings, folder: str) -> None:
