@@ -18,6 +18,21 @@ def test_it():
     assert was_seen
 """
 
+_CHAPTERS = """
+from pathlib import Path
+
+begun = []
+
+def test_first():
+    begun.append(True)
+
+def test_second():
+    seen = Path(__file__).with_suffix(".seen")
+    was_seen = seen.exists()
+    seen.touch()
+    assert begun and was_seen
+"""
+
 
 @pytest.mark.parametrize(
     "failed, expected",
@@ -66,6 +81,17 @@ def test_second_try_decides(
     (tmp_path / "pytest.ini").touch()
     assert (run(tmp_path, "--numprocesses", "1") == 0) is (code == 0)
     assert ("passed alone, failed beside other tests" in capfd.readouterr().out) is (code == 0)
+
+
+def test_chapter_is_tried_again_with_those_before_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The chapters of a cluster's life need what the ones before them have left; the one that failed is named."""
+    file = tmp_path / "tests" / "compose" / "test_stack.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(_CHAPTERS)
+    (tmp_path / "pytest.ini").touch()
+    assert run(tmp_path, "--numprocesses", "1") == 0
+    named = "tests/compose/test_stack.py::test_second\n"
+    assert capfd.readouterr().out.endswith(f"passed alone, failed beside other tests: {named}")
 
 
 def test_byte_code_is_written_whatever_the_shell_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
