@@ -59,9 +59,10 @@ _CASES: dict[str, dict[str, Any]] = {
         },
     },
     "atari": {
-        "run": {"max_learner_steps": 32, "round_steps": 16},
+        "run": {"max_learner_steps": 32, "round_steps": 8},
         "env": {"id": "ALE/Pong-v5", "num_envs": 2},
         "agent": {"algorithm": "dqn", "batch_size": 4, "hidden_sizes": [16], "dueling": False},
+        "table": {**_SETTINGS["table"], "chunk_length": 8},
         "learner": {"updates_per_env_step": 0.0625},
         **_SLOW,
     },
@@ -87,7 +88,8 @@ def _digest(
     with lock_step_cluster(folder, settings, seed, server) as cluster:
         cluster.start_all()
         for number, words in enumerate(ended):
-            cluster.reach(updates * (number + 1) // (len(ended) + 3))
+            # in the first half: after a pause the actors make up to a second's decisions at full speed
+            cluster.reach(updates * (number + 1) // (2 * (len(ended) + 3)))
             *stops, name = words.split()
             if stops:
                 cluster.stop(name)
