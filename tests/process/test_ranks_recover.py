@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.support.forked_service import fork_service
 from tests.support.learner_cluster import LearnerCluster
+from tests.support.processes import sockets_of
 from tests.support.ranks import RANKS, start_ranks, workers
 from tests.support.scraped import scrape
 from tests.support.waiting import WAIT_S, wait_until
@@ -159,13 +160,12 @@ def test_ranks_that_cannot_share_the_batch_are_refused(cluster: LearnerCluster) 
 
 def _listening(pids: list[int]) -> list[IPv4Address | IPv6Address]:
     """Return the addresses at which processes listen for TCP connections."""
-    links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
-    own = {os.readlink(link) for link in links}
+    own = {inode for pid in pids for inode in sockets_of(pid)}
     found: list[IPv4Address | IPv6Address] = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
             local, state, inode = (line.split()[place] for place in (1, 3, 9))
-            if state == _LISTENS and f"socket:[{inode}]" in own:
+            if state == _LISTENS and inode in own:
                 # words of 32 bits, each as the machine keeps it
                 words = bytes.fromhex(local.partition(":")[0])
                 address = b"".join(words[i : i + 4][::_BYTE_STEP] for i in range(0, len(words), 4))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.demonstrations import demonstrations, write_demonstrations
 from tests.support.learner_cluster import LearnerCluster, Process, learner_cluster
-from tests.support.processes import runs
+from tests.support.processes import runs, sockets_of
 from tests.support.ranks import start_ranks, workers
 from tests.support.waiting import wait_until
 
@@ -65,15 +65,6 @@ def _doors(inodes: set[str] | None = None) -> set[str]:
     return {name for inode, name in found if inodes is None or inode in inodes}
 
 
-def _sockets(pid: int) -> set[str]:
-    """Return the inodes of a process's sockets."""
-    found = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.add(os.readlink(descriptor))
-    return {link[len("socket:[") : -1] for link in found if link.startswith("socket:")}
-
-
 def _trained(cluster: LearnerCluster, learner: Process, steps: int) -> list[int]:
     cluster.wait_for_status(lambda s: s.learner_steps > steps, f"{steps} updates")
     return workers(learner.pid)
@@ -94,8 +85,8 @@ def test_memory_of_two_ranks_is_there_once(cluster: LearnerCluster) -> None:
     shared = second.kib["Rss"]  # the owner has mapped these pages, too: it wrote them
     assert second.kib["Pss"] == pytest.approx(shared / 2, abs=len(second.kib) + 0.1 * shared)
     assert "sampling for the learners of this machine" in learner.text()
-    updates = cluster.learner_client().get_status().learner_steps
     drawn = cluster.replay_client().describe_table("demos").samples
+    updates = cluster.learner_client().get_status().learner_steps  # not fewer than when these were drawn
     assert 16 * 200 <= drawn <= 16 * (updates + 100)  # half of each batch, and what both ranks fetch ahead
     assert learner.text().count("source=demos") == 2
     cluster.learner_client().stop("enough")
@@ -113,7 +104,7 @@ def test_nothing_is_left_of_a_killed_rank(cluster: LearnerCluster) -> None:
         assert len(files) == 1
         assert not files & old
         old |= files
-        new_doors = _doors({inode for pid in ranks for inode in _sockets(pid)})
+        new_doors = _doors({inode for pid in ranks for inode in sockets_of(pid)})
         assert len(new_doors - doors) == 1
         doors |= new_doors
         steps = cluster.learner_client().save_checkpoint().learner_steps

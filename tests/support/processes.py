@@ -19,6 +19,15 @@ def runs(pid: int) -> bool:
     return False
 
 
+def sockets_of(pid: int) -> set[str]:
+    """Return the inodes of a process's sockets."""
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(descriptor))
+    return {link[len("socket:[") : -1] for link in found if link.startswith("socket:")}
+
+
 def resident_mib(pid: int) -> float:
     """Return the resident memory of a process, in MiB; 0 if it has ended."""
     with contextlib.suppress(OSError, IndexError):
