@@ -68,7 +68,7 @@ async def test_actors_and_learner_use_real_services(tmp_path: Path) -> None:
             blob = pack({"weight": np.zeros(3, np.float32)})
             client.publish({Precision.FULL: blob}, METADATA, fencing_token=token, base_version=0)
         recording = await asyncio.to_thread(_recorded, replay.address)
-        begin_s = time.monotonic() + 0.5
+        begin_s = time.monotonic() + 5.0  # by when all streams are open
         span, figures = Span(begin_s, begin_s, begin_s + _SECONDS), Figures()
         actors = [Actor(f"actor-{index}", recording, 0.0, span, figures) for index in range(2)]
         learner = Learner("t", 4, 50.0, span, figures)

@@ -34,11 +34,11 @@ _SAYS = "tests.process.says"
 
 
 @asynccontextmanager
-async def _server(answer_s: float = _BOUND_S, client: ForkClient | None = None) -> AsyncIterator[ForkServer]:
+async def _server(client: ForkClient | None = None) -> AsyncIterator[ForkServer]:
     server = ForkServer(os.environ, client)
     server.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fork_client, "ANSWER_S", answer_s)
+        patch.setattr(fork_client, "ANSWER_S", _BOUND_S)
         try:
             yield server
         finally:
@@ -174,13 +174,15 @@ async def test_process_that_cannot_be_watched_ends(tmp_path: Path, monkeypatch: 
 
 async def test_frozen_server_is_given_up_and_nothing_is_left_of_what_it_was_asked_for(tmp_path: Path) -> None:
     """Asked for a process that it forks too late, if at all, it is ended; another one can be started."""
-    async with _server(answer_s=0.5) as server:
+    async with _server() as server:
         first = await _forked(server, tmp_path / "first", "state")
         assert first is not None
         await _ended(first)
         (pid,) = children()
         os.kill(pid, signal.SIGSTOP)
-        assert await _forked(server, tmp_path / "log", "state") is None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fork_client, "ANSWER_S", 0.5)
+            assert await _forked(server, tmp_path / "log", "state") is None
         assert children() == set()
         assert (tmp_path / "log").read_text() == ""
         server.start()

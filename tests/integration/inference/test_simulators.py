@@ -836,13 +836,13 @@ def test_client_at_a_wrong_port_says_so_and_goes_on_trying(monkeypatch: pytest.M
     monkeypatch.setattr(client_module._log, "warning", lambda event, **fields: told.append(f"{event} {fields}"))
     address = free_address()
     with (
-        SimulatorClient(address, _SPEC, timeout_s=1.0) as client,
-        pytest.raises(Unavailable, match=naming(address, 1, "(timeout_s) simulators: HOST:PORT")) as failed,
+        SimulatorClient(address, _SPEC, timeout_s=3.0) as client,
+        pytest.raises(Unavailable, match=naming(address, 3, "(timeout_s) simulators: HOST:PORT")) as failed,
     ):
         client.begin(np.zeros(2, np.float32))
     assert "refused" in str(failed.value)
     (warning,) = told
-    assert warning.startswith(f"nothing answers at {address}; trying again for up to 1 s (timeout_s)")
+    assert warning.startswith(f"nothing answers at {address}; trying again for up to 3 s (timeout_s)")
     assert "refused" in warning
 
 

@@ -152,7 +152,7 @@ def test_long_take_ends_with_its_dataset_or_sampler(server: LocalServer, kind: s
             sampling.close()
         else:
             stop.set()
-        waiting.join(5.0)
+        waiting.join(WAIT_S / 2)
         assert not waiting.is_alive()
     assert taken in ([], [None])
 

@@ -384,10 +384,10 @@ def test_wait_for_a_table_smaller_than_a_batch_names_what_takes_it(
 def test_silent_servers_are_asked_for_the_reason_together() -> None:
     """However many there are, an overdue batch is refused half a second later."""
     with ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(6)]
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(60)]
         addresses = [f"127.0.0.1:{port}" for port in silent]
         dataset = stack.enter_context(ReplayDataset(addresses, _POOL, 1, timeout_s=0.1, create=True))
         began_s = time.monotonic()
-        with pytest.raises(Unavailable, match=naming(f"{addresses[0]} {addresses[5]}")):
+        with pytest.raises(Unavailable, match=naming(f"{addresses[0]} {addresses[-1]}")):
             next(dataset)
-        assert time.monotonic() - began_s < 2.5
+        assert time.monotonic() - began_s < 15  # 30 if asked in turn
