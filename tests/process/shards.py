@@ -170,6 +170,7 @@ class Taker:
         """End; fail if a batch took longer than the bound."""
         self._stop.set()
         self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
         if self._error is not None:
             raise self._error
 

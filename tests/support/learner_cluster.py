@@ -13,7 +13,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Protocol, TypeVar
 
@@ -274,9 +274,10 @@ class LearnerCluster:
         return "".join(failures)
 
     def close(self) -> None:
-        """End everything, the newest first."""
-        for each in reversed(self._opened):
-            each.close()
+        """End everything, the newest first, also after one that fails to end."""
+        with ExitStack() as stack:
+            for each in self._opened:
+                stack.callback(each.close)
 
     def start(self, module: str, arguments: list[str]) -> Process:
         """Start a process of any service; it is not waited for."""

@@ -109,11 +109,13 @@ def test_processes_with_the_folder_mounted_are_sent_nothing(tmp_path: Path) -> N
             client.publish(_full("one"), METADATA, fencing_token=token, base_version=0)
         mounted.symlink_to(root / "run" / "params")
         command = [sys.executable, "-c", _READER, address]
-        readers = [
-            subprocess.Popen([*command, str(folder), str(WAIT_S)], stdout=subprocess.PIPE, text=True)
-            for folder in (mounted, mounted, tmp_path / "nothing")
-        ]
-        assert [reader.communicate(timeout=2 * WAIT_S)[0] for reader in readers] == ["one\n"] * 3
+        with contextlib.ExitStack() as stack:
+            readers = []
+            for folder in (mounted, mounted, tmp_path / "nothing"):
+                reader = subprocess.Popen([*command, str(folder), str(WAIT_S)], stdout=subprocess.PIPE, text=True)
+                readers.append(stack.enter_context(reader))
+                stack.callback(reader.kill)
+            assert [reader.communicate(timeout=2 * WAIT_S)[0] for reader in readers] == ["one\n"] * 3
         samples = scrape(json.loads(server.line())["metrics"])
         assert samples['tidemill_paramserver_fetched_bytes_total{precision="full"}'] == 3
     finally:
