@@ -25,6 +25,7 @@ from tidemill.config.on_policy import check_on_policy
 from tidemill.config.presets import FOLDER, find_config, preset_names
 from tidemill.config.sections import RunConfig
 from tidemill.config.sources import check_sources
+from tidemill.config.traces import check_traces
 from tidemill.config.yaml_text import described_error, parse, written
 from tidemill.errors import ConfigError, described
 from tidemill.rl.settings.registry import config_class
@@ -233,6 +234,7 @@ _CHECKS = (
     check_learners,
     check_actors,
     check_inference,
+    check_traces,
 )
 
 

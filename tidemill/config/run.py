@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from tidemill.errors import ConfigError
 from tidemill.rpc.addresses import CLIENT, is_client_address
 from tidemill.settings.check import check, check_at_least, check_positive, is_safe_name
 
@@ -139,7 +137,3 @@ class LogSettings:
         check_at_least(0, "log", self, "trace_every")
         is_url = not self.trace_to or self.trace_to.startswith(("http://", "https://"))
         check(is_url, "log.trace_to", self.trace_to, "http://host:port, https://host:port or empty")
-        if self.trace_every and find_spec("opentelemetry") is None:
-            raise ConfigError(
-                f"log.trace_every is {self.trace_every}, which needs OpenTelemetry: pip install 'tidemill[trace]'"
-            )

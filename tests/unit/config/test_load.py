@@ -56,6 +56,15 @@ def test_server_takes_no_larger_version_than_its_clients() -> None:
         _load(RunConfig, "--paramserver.max-blob-bytes", str(2**30 + 1))
 
 
+def test_only_a_process_that_would_trace_needs_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of a traced run is read without it, as for its policy."""
+    monkeypatch.setattr("tidemill.config.traces.find_spec", lambda _: None)
+    assert from_document(RunConfig, {"log": {"trace_every": 5}}).log.trace_every == 5
+    for config in (ActorConfig, RunConfig):
+        with pytest.raises(ConfigError, match=naming("log.trace_every 5 tidemill[trace]")):
+            _load(config, "--log.trace-every", "5")
+
+
 def test_load_builds_the_agent_the_file_names(tmp_path: Path) -> None:
     """`agent.algorithm` decides which settings the agent section has."""
     file = tmp_path / "run.yaml"
