@@ -48,11 +48,3 @@ def start(every: int, to: str, *, run: str, folder: Path, name: str) -> None:
             f"log.trace_every is {every}, which needs OpenTelemetry ({error}): pip install 'tidemill[trace]'"
         ) from error
     _tracer = Tracer(exporter(to, folder / FOLDER / f"{name}.jsonl"), every=every, run=run, name=name)
-
-
-def stop() -> None:
-    """Export what is left, within a bounded time, and trace no more. May be called twice."""
-    global _tracer  # noqa: PLW0603 - see above
-    if _tracer is not None:
-        _tracer.close()
-        _tracer = None

@@ -16,7 +16,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from tidemill.tracing.json_lines import JsonLinesExporter
 
-_FLUSH_S = 5.0
+_EXPORT_S = 5.0
 _EVERY_S = 1.0
 _HEADER = "traceparent"
 _HEADER_BYTES = 55
@@ -53,14 +53,14 @@ def exporter(to: str, file: Path) -> SpanExporter:
         return JsonLinesExporter(file)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter(endpoint=f"{to.rstrip('/')}/v1/traces", timeout=_FLUSH_S)
+    return OTLPSpanExporter(endpoint=f"{to.rstrip('/')}/v1/traces", timeout=_EXPORT_S)
 
 
 class Tracer:
     """Makes spans. Safe to call from several threads."""
 
     def __init__(self, sink: SpanExporter, *, every: int, run: str, name: str) -> None:
-        """Export in a thread of the background, spans of the last second at once.
+        """Export in a thread of the background, spans of the last second at once, and the rest at the process's exit.
 
         Args:
             sink: Where they go.
@@ -69,15 +69,10 @@ class Tracer:
             name: Name of the process, attribute `service.name`.
         """
         resource = Resource.create({"service.name": name, "service.namespace": "tidemill", "tidemill.run": run})
-        self._provider = TracerProvider(resource=resource)
-        self._provider.add_span_processor(BatchSpanProcessor(sink, schedule_delay_millis=1000 * _EVERY_S))
-        self._tracer = self._provider.get_tracer("tidemill")
+        provider = TracerProvider(resource=resource)
+        provider.add_span_processor(BatchSpanProcessor(sink, schedule_delay_millis=1000 * _EVERY_S))
+        self._tracer = provider.get_tracer("tidemill")
         self._every, self._chunks = every, 0
-
-    def close(self) -> None:
-        """Export what is left. May be called twice."""
-        self._provider.force_flush(int(1000 * _FLUSH_S))
-        self._provider.shutdown()
 
     def append(self, chunks: int, attributes: Mapping[str, Any]) -> Span | None:
         """Begin the trace of a message of so many chunks, if it has the one in `every` that is traced."""
