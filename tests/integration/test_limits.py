@@ -149,6 +149,22 @@ def test_connection_without_a_call() -> None:
 
 
 @pytest.mark.parametrize(
+    "make, most",
+    [
+        (lambda most: ServerSettings(max_message_bytes=most), 2**31 - 1),
+        (lambda most: ServerSettings(max_calls_per_connection=most), 2**31 - 1),
+        (lambda most: ServerSettings(max_idle_s=most), 2_147_483),
+    ],
+)
+def test_limit_beyond_what_grpc_can_hold_is_refused(make: Callable[[int], ServerSettings], most: int) -> None:
+    """Its arguments are of 32 bits; the largest that fits makes a server."""
+    with _health_server(make(most)):
+        pass
+    with pytest.raises(ConfigError, match=naming("server", most + 1, most)):
+        make(most + 1)
+
+
+@pytest.mark.parametrize(
     "make", [lambda: ServerSettings(max_calls_per_connection=0), lambda: ServerSettings(max_idle_s=0)]
 )
 def test_limit_of_nothing_is_refused(make: Callable[[], ServerSettings]) -> None:

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from tidemill.errors import ConfigError
 from tidemill.rpc.addresses import SERVER, is_server_address
-from tidemill.settings.check import check_at_least, check_positive
+from tidemill.settings.check import check, check_at_least, check_between
 
 MEBIBYTE = 1024 * 1024
+
+GRPC_MOST = 2**31 - 1
+"""Largest number that a channel argument of gRPC holds."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ class ServerSettings:
         metrics = self.metrics_address
         if metrics and (metrics.startswith("unix:") or not is_server_address(metrics)):
             raise ConfigError(f"server.metrics_address is {metrics!r}, allowed: host:port, or nothing to turn it off")
-        check_positive("server", self, "max_message_bytes", "max_calls_per_connection", "max_idle_s")
+        check_between(1, GRPC_MOST, "server", self, "max_message_bytes", "max_calls_per_connection")
+        longest_s = GRPC_MOST // 1000
+        check(0 < self.max_idle_s <= longest_s, "server.max_idle_s", self.max_idle_s, f"more than 0, up to {longest_s}")
         check_at_least(0, "server", self, "max_request_bytes", "grace_s")
 
     @property

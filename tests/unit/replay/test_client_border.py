@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
 from tests.support.naming import naming
+from tests.support.replay_streams import make_config
 from tidemill.errors import InvalidArgument
 from tidemill.replay.chunk import Chunk
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.sample_stream import SampleStream
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.writing.appender import StreamAppender
 from tidemill.types import ColumnSpec
 
@@ -23,6 +28,16 @@ def test_append_refuses_a_stream_the_actor_does_not_have(env_index: int) -> None
         with pytest.raises(InvalidArgument, match=naming("env_index", env_index, 0, 1)):
             appender.append([chunk])
         assert appender.unacknowledged_chunks == 0
+
+
+@pytest.mark.parametrize("size_bytes", [2**16 - 1, 2**31])
+def test_sampling_refuses_messages_of_a_size_that_no_channel_has(size_bytes: int) -> None:
+    """Too small for a part of a batch, or beyond the 32 bits of gRPC's arguments."""
+    with (
+        closing(ShardDirectory([_NOBODY])) as servers,
+        pytest.raises(InvalidArgument, match=naming("max_message_bytes", size_bytes, 2**16)),
+    ):
+        SampleStream(servers, make_config("t"), 4, max_message_bytes=size_bytes)
 
 
 def test_update_refuses_float_keys() -> None:

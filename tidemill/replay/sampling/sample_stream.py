@@ -34,6 +34,7 @@ from tidemill.replay.table_config import SelectorKind, TableConfig, shard_config
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import unpack_sample
 from tidemill.rpc.channel import DEADLINE_S, MAX_MESSAGE_BYTES
+from tidemill.rpc.settings import GRPC_MOST
 
 SILENT_S = 8.0
 """A shard that answers nothing for so long is left out until it answers again, in seconds."""
@@ -130,8 +131,7 @@ class SampleStream:
             InvalidArgument: An argument is out of range, the table cannot be drawn by epochs, or several servers get
                 what takes a single one.
         """
-        if max_message_bytes < LEAST_MESSAGE_BYTES:
-            raise InvalidArgument(f"max_message_bytes is {max_message_bytes}, must be at least {LEAST_MESSAGE_BYTES}")
+        check_range("max_message_bytes", max_message_bytes, LEAST_MESSAGE_BYTES, GRPC_MOST)
         check_seed(seed)
         if by_epoch:
             _check_by_epoch(table)
