@@ -77,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             address, metrics = server.start(), serve_metrics(config.evaluator.server, server.health)
             _log.info("listening", address=address, metrics=metrics)
             has_diverged = evaluate(config, server, stop, finish)
-        idle = ("tidemill.programs.idle", config.run.name, "evaluator", config.evaluator.server.metrics_address)
+        idle = ["tidemill.programs.idle", config.run.name, "evaluator", config.evaluator.server.metrics_address]
+        idle += [config.log.level, *(["json"] if config.log.json else [])]
         return exit_or_idle(idle, config.run, is_over=not stop.is_set(), has_diverged=has_diverged)
 
     return run("evaluator", body)

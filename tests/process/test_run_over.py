@@ -112,8 +112,9 @@ def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> N
     learner = cluster.start_learner_process(*settings)
     result, written = cluster.folder / "test" / "result.json", set()
     for _ in range(2):
-        evaluator = _start_evaluator(cluster, addresses[1], *target)
+        evaluator = _start_evaluator(cluster, addresses[1], *target, "--log.json")
         _wait_for_rest(addresses[1], evaluator)
+        assert json.loads(evaluator.text().splitlines()[-1])["event"] == "run is over, idling until stopped"
         verdict = json.loads(result.read_text())
         assert verdict["solved"] is True
         written.add(result.stat().st_mtime_ns)

@@ -1,8 +1,8 @@
 """The end of a process whose part of a run is done: it exits, or idles where it would otherwise be restarted.
 
-`python -m tidemill.programs.idle SERVICE METRICS_ADDRESS` replaces a process where a container engine would restart it
-if it ended: it reports itself healthy, shows Prometheus that it idles, and waits to be stopped. A learner's place is
-taken by a program that also answers for its status.
+`python -m tidemill.programs.idle RUN SERVICE METRICS_ADDRESS LOG_LEVEL [json]` replaces a process where a container
+engine would restart it if it ended: it reports itself healthy, shows Prometheus that it idles, and waits to be stopped.
+A learner's place is taken by a program that also answers for its status.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Idle until SIGTERM; return the exit code."""
 
     def body() -> int:
-        run_name, service, address = sys.argv[1:] if argv is None else argv
-        configure_logging(service)
+        run_name, service, address, level, *form = sys.argv[1:] if argv is None else argv
+        configure_logging(service, level=level, json="json" in form)
         identify(run_name, service)
         health = Health()
         stop = stop_event()
