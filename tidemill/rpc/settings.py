@@ -25,7 +25,8 @@ class ServerSettings:
     insecure: bool = False
     """Allow an address beyond this machine without TLS and tokens. Anyone who reaches it controls the run."""
     metrics_insecure: bool = False
-    """Allow a metrics address beyond this machine. Anyone who reaches it can read metrics and health, unencrypted."""
+    """Allow a metrics address beyond this machine. Anyone who reaches it can read metrics, health and the last lines of
+    the log, unencrypted."""
     tls_cert: str = ""
     """PEM file with the server's certificate, followed by any intermediate ones. It is read again when it changes.
     Empty: no TLS."""
