@@ -100,7 +100,8 @@ def _reaching(command: Callable[[Sequence[str]], int], arguments: Sequence[str])
     try:
         return command(arguments)
     except Unavailable as error:
-        raise Unavailable(f"the replay service does not answer: is it running at this address? ({error})") from error
+        asked = "is it running at this address? Is its disk full (`tidemill replay tables`)?"
+        raise Unavailable(f"the replay service does not answer: {asked} ({error})") from error
 
 
 def _start(arguments: Sequence[str]) -> int:

@@ -27,7 +27,7 @@ def tables(arguments: Sequence[str]) -> int:
 
 
 def update(arguments: Sequence[str]) -> int:
-    """Change a table of a server and print it; return 0. With an error nothing was changed."""
+    """Change a table of a server and print it; return 0. Only `Unavailable` may come after a change."""
     parser = command_parser(
         "update",
         "Change a table of a running replay server, immediately and permanently. A restarted server keeps the change, "
@@ -50,7 +50,7 @@ def update(arguments: Sequence[str]) -> int:
 
 
 def delete(arguments: Sequence[str]) -> int:
-    """Delete items of a server's table and print how many; return 0. With an error nothing was deleted."""
+    """Delete items of a server's table and print how many; return 0. Only `Unavailable` may come after a deletion."""
     parser = command_parser(
         "delete",
         "Delete the items of a table of a running replay server that meet every given condition.",
@@ -108,6 +108,8 @@ def described(table: TableDescription) -> Iterator[str]:
     waiting = [side for side in ("insert", "sample") if getattr(table, f"{side}_blocked")]
     limiter = describe_limiter(config.rate_limiter, is_on=not table.rate_limiter_off)
     yield f"  {limiter}{f'; holds back {waiting[0]}s' if waiting else ''}"
+    if table.log_full:
+        yield "  the server's DISK IS FULL: changes are made, but not confirmed until it has room"
     if table.updated_fields:
         yield f"  changed in use: {', '.join(table.updated_fields)}"
 

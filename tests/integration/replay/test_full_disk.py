@@ -21,6 +21,8 @@ from tidemill.errors import NotFound, Reason, ResourceExhausted, TidemillError, 
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.writing.appender import StreamAppender
+from tidemill.services.replay.__main__ import main
+from tidemill.services.replay.commands import administration
 
 
 def fill_disk_after_a_chunk(server: ServerProcess, appender: StreamAppender, folder: Path) -> None:
@@ -70,6 +72,26 @@ def test_repeated_creation_and_removal_wait_for_the_record_of_the_first(tmp_path
         assert not client.create_table(other)
         with pytest.raises(NotFound):
             client.drop_table("t")
+
+
+def test_commands_name_the_full_disk_that_a_change_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The change is in memory at once; the missing confirmation does not mean that no server is there."""
+    monkeypatch.setattr(administration, "_DEADLINE_S", 1.0)
+    with server_process("127.0.0.1:0", *options(tmp_path)) as server, ReplayClient(server.address) as client:
+        client.create_table(RANKED)
+        size = sum(path.stat().st_size for path in tmp_path.glob("*.log"))
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+        assert main(["update", server.address, "t", "--max-items", "50"]) == 1
+        assert "Is its disk full (`tidemill replay tables`)?" in capsys.readouterr().err
+        assert main(["tables", server.address]) == 0
+        shown = capsys.readouterr().out
+        assert "of at most 50 items" in shown
+        assert "DISK IS FULL" in shown
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert main(["update", server.address, "t", "--max-items", "50"]) == 0
+        assert "DISK" not in capsys.readouterr().out
 
 
 def test_server_killed_with_a_full_disk_has_what_it_acknowledged(tmp_path: Path) -> None:

@@ -145,8 +145,9 @@ class ReplayServiceServicer:
         continues to wait.
 
         Never blocks, except on the disk if there is a log: the answer comes once the change is durable. A retry is safe.
-        After an error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of
-        range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
+        After DEADLINE_EXCEEDED or UNAVAILABLE the change may have been made; `log_full` of TableDescription says whether the
+        disk is why. After any other error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a
+        value is out of range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

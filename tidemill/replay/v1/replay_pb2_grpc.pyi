@@ -83,8 +83,9 @@ class ReplayServiceStub:
     continues to wait.
 
     Never blocks, except on the disk if there is a log: the answer comes once the change is durable. A retry is safe.
-    After an error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of
-    range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
+    After DEADLINE_EXCEEDED or UNAVAILABLE the change may have been made; `log_full` of TableDescription says whether the
+    disk is why. After any other error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a
+    value is out of range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
     """
     ResetTable: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]
     """Removes every item of a table and zeroes its counters, but keeps its configuration and its streams.
@@ -202,8 +203,9 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     continues to wait.
 
     Never blocks, except on the disk if there is a log: the answer comes once the change is durable. A retry is safe.
-    After an error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of
-    range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
+    After DEADLINE_EXCEEDED or UNAVAILABLE the change may have been made; `log_full` of TableDescription says whether the
+    disk is why. After any other error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a
+    value is out of range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
     """
     ResetTable: _aio.UnaryUnaryMultiCallable[_replay_pb2.ResetTableRequest, _replay_pb2.ResetTableResponse]  # type: ignore[assignment]
     """Removes every item of a table and zeroes its counters, but keeps its configuration and its streams.
@@ -338,8 +340,9 @@ class ReplayServiceServicer:
         continues to wait.
 
         Never blocks, except on the disk if there is a log: the answer comes once the change is durable. A retry is safe.
-        After an error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a value is out of
-        range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
+        After DEADLINE_EXCEEDED or UNAVAILABLE the change may have been made; `log_full` of TableDescription says whether the
+        disk is why. After any other error nothing has changed. NOT_FOUND: no such table. INVALID_ARGUMENT: nothing is set, or a
+        value is out of range or conflicts with another. RESOURCE_EXHAUSTED: there is no memory for so many items.
         """
 
     def ResetTable(
