@@ -29,12 +29,16 @@ class Epochs:
 
     place: EpochPlace
 
-    def take(self, items: Items, count: int) -> Ints:
-        """Return the slots of the next items, at most `count`, fewer at the end of an epoch; there must be an item."""
+    def take(self, items: Items, count: int, inserts: int = 0) -> Ints:
+        """Return the slots of the next items, at most `count`, fewer at the end of an epoch; there must be an item.
+
+        `inserts` of the table since it was last emptied may have used slots beyond those that it knows of now: a
+        restart forgets the empty ones behind its last item.
+        """
         place, taken, found = self.place, 0, [_NO_SLOTS]
         look = count
         while taken < count:
-            if place.slots > items.used:  # of a table that was emptied since
+            if place.slots > max(items.used, min(inserts, items.capacity)):  # of a table that was emptied since
                 place = replace(place, slots=0, next=0)
             if place.next >= place.slots:
                 if taken:

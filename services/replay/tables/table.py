@@ -193,7 +193,7 @@ class Table:
         total_weight, size = self.total_weight, self.size
         if epochs is not None:
             self.check_epochs()  # it may have been changed since the call was opened
-            slots, exhausted = epochs.take(self.items, batch_size), _NO_SLOTS
+            slots, exhausted = epochs.take(self.items, batch_size, self.counters.inserts), _NO_SLOTS
             probabilities = self._sampler.use(slots)
         elif seed is None:
             slots, probabilities, exhausted = self._sampler.sample(batch_size, without_replacement, rng)

@@ -57,6 +57,35 @@ def test_table_that_is_emptied_begins_the_epoch_again() -> None:
     assert epochs.place.number == 1
 
 
+def test_epoch_continues_in_a_table_whose_newest_items_were_deleted_before_it_was_laid_out_again() -> None:
+    """No item is drawn twice, though fewer slots are in use than at its beginning. After a reset it begins again."""
+    replay = make_replay(make_config(max_items=40, max_item_steps=1))
+    session, table = open_streams(replay), replay.find("t")
+
+    def fill(first: int) -> None:
+        append(replay, session, [make_chunk(0, 0, first, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
+
+    def draw(count: int) -> list[int]:
+        drawn = table.draw(count, epochs=epochs)
+        drawn.release(table.store)
+        return [int(key) for key in drawn.batch.keys]
+
+    for step in range(0, 20, 4):
+        fill(step)
+    epochs = Epochs(EpochPlace(5))
+    seen = draw(8)
+    table.delete_slots(np.arange(12, 20))
+    replay.update_table(table, TableUpdate(max_items=30))
+    left = set(table.items.keys(table.items.live()).tolist()) - set(seen)
+    assert sorted(draw(20)) == sorted(left)
+    assert epochs.place == EpochPlace(5, 0, 20, 20)
+    replay.reset(table)
+    fill(20)
+    epochs = Epochs(EpochPlace(5, 0, 20, 3))
+    assert len(draw(9)) == 4
+    assert epochs.place == EpochPlace(5, 0, 4, 4)
+
+
 def test_table_with_an_order_of_its_own_has_no_epochs() -> None:
     """The contract says so for callers that are not checked by a client."""
     table = make_replay(make_config(sampler=SelectorConfig(SelectorKind.FIFO))).find("t")
