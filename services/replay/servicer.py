@@ -346,6 +346,7 @@ class ReplayServicer:
                     await closed
                     return None
                 if drawing.done():
+                    queue.smaller.clear()  # it was for this batch, which is whole
                     return await drawing
             finally:
                 for task in tasks:

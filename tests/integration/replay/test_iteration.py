@@ -42,6 +42,9 @@ from tidemill.replay import (
 from tidemill.replay.sampling import late_batches
 from tidemill.replay.sampling.sample_stream import SampleStream
 from tidemill.replay.shards.directory import ShardDirectory
+from tidemill.replay.v1 import replay_pb2 as pb
+from tidemill.replay.v1 import replay_pb2_grpc
+from tidemill.rpc.channel import open_channel
 
 _UNIFORM = SelectorConfig(SelectorKind.UNIFORM)
 _RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
@@ -223,6 +226,19 @@ def test_smaller_batch_does_not_wait_behind_a_reader_of_whole_ones(server: Local
             next(fewer)
         whole.close()
         waiting.join(WAIT_S)
+
+
+def test_smaller_batch_that_is_asked_for_while_a_whole_one_is_drawn_is_that_one(server: LocalServer) -> None:
+    """The next batch waits for as many items as any other."""
+    _write(server.address, steps_table(), range(5))
+    asked = pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=4, allow_smaller=True), credit=2, smaller=True)
+    with open_channel(server.address) as channel:
+        answers = replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter([asked]), timeout=WAIT_S)
+        assert len(next(answers).keys) == 4
+        table = server.replay.find("t")
+        wait_until(lambda: server.admission.waiting(table, "sample") == 1, "the next draw to wait")
+        _write(server.address, steps_table(), range(5, 8))
+        assert len(next(answers).keys) == 4
 
 
 def test_smaller_batches_are_asked_for_at_any_moment(tmp_path: Path) -> None:
