@@ -44,8 +44,10 @@ _NOTES = f"""
   of {EVALUATION_EPISODES} episodes, unless a line below its table says otherwise: an evaluation that takes longer than
   the way to the next is not caught up on, and Sample Factory is evaluated at the end alone. "2 of 3" counts the seeds
   that reached it, of those with a published time.
-- Contenders of a task were measured in one sitting, with two exceptions. In Hopper, one seed of Tidemill was measured
-  apart, and in Pong with DQN one of Stable-Baselines3, an hour before.
+- Contenders of a task were measured in one sitting on one machine, with three exceptions. In Hopper, one seed of
+  Tidemill was measured apart, and in Pong with DQN one of Stable-Baselines3, an hour before. In Pong with PPO,
+  Tidemill was measured again an hour later with [images channels last](performance.md#settings-of-the-step) and two
+  threads in the actor. Before, it took 52.2 s.
 - Tidemill's learner takes denormal numbers for zero ([why](performance.md#denormal-numbers)); the others do not. Its
   rows of Pendulum and HalfCheetah are older than that.
 - The trainings of Pong are too short to learn anything, so their rows compare rates. Each has one evaluation of 5 games
