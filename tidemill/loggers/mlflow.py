@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -16,22 +17,19 @@ _EXPERIMENT = "tidemill"
 
 
 class MlflowLogger(RunLogger):
-    """Logs with the `mlflow` package to MLFLOW_TRACKING_URI, in the experiment MLFLOW_EXPERIMENT_NAME ("tidemill")."""
+    """Logs with the `mlflow` package to MLFLOW_TRACKING_URI.
+
+    The experiment is that of MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID, by default "tidemill".
+    """
 
     def __init__(self, run: LoggedRun) -> None:
         """Start a run there, or continue the one of `run.id`."""
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
         self._metric, self._client = Metric, MlflowClient()
-        self.id = run.id or self._create(run.name)
-        if not run.id:
-            params = [Param(key, value[:_MOST_TEXT]) for key, value in _flat(run.config)]
-            rest = iter(params)
-            while batch := list(islice(rest, _MOST_PARAMS)):
-                self._client.log_batch(self.id, params=batch)
-            self._client.log_batch(self.id, tags=[RunTag("tidemill.folder", str(run.folder))])
-        else:
+        self.id = run.id or self._create(run)
+        if run.id:
             self._client.update_run(self.id, status="RUNNING")
 
     def log(self, step: int, scalars: Mapping[str, float], time_s: float) -> None:
@@ -46,11 +44,33 @@ class MlflowLogger(RunLogger):
                 self._client.set_tag(self.id, f"result.{name}", value)
         self._client.set_terminated(self.id, "FINISHED")
 
-    def _create(self, name: str) -> str:
-        wanted = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
+    def _create(self, run: LoggedRun) -> str:
+        """Start a run there and return its id; one that does not take the settings is deleted."""
+        made = str(self._client.create_run(self._experiment(), run_name=run.name).info.run_id)
+        try:
+            self._describe(made, run)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._client.delete_run(made)
+            raise
+        return made
+
+    def _describe(self, made: str, run: LoggedRun) -> None:
+        from mlflow.entities import Param, RunTag
+
+        params = (Param(key, value[:_MOST_TEXT]) for key, value in _flat(run.config))
+        while batch := list(islice(params, _MOST_PARAMS)):
+            self._client.log_batch(made, params=batch)
+        self._client.log_batch(made, tags=[RunTag("tidemill.folder", str(run.folder))])
+
+    def _experiment(self) -> str:
+        """Return the id of the experiment of mlflow's variables; the name counts first, as there."""
+        name, given = os.environ.get("MLFLOW_EXPERIMENT_NAME"), os.environ.get("MLFLOW_EXPERIMENT_ID")
+        if given and not name:
+            return given
+        wanted = name or _EXPERIMENT
         found = self._client.get_experiment_by_name(wanted)
-        experiment = found.experiment_id if found is not None else self._client.create_experiment(wanted)
-        return str(self._client.create_run(experiment, run_name=name).info.run_id)
+        return str(found.experiment_id if found is not None else self._client.create_experiment(wanted))
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,0 +1,60 @@
+"""The run that `--to mlflow` makes: in which experiment, and only as a whole. The package is a stand-in."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from tidemill.loggers.interface import LoggedRun
+from tidemill.loggers.mlflow import MlflowLogger
+
+_RUN = LoggedRun("small", Path("runs/small"), {"agent": {"gamma": 0.5}})
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The client of a tracking server, which has no experiment yet."""
+    made = Mock()
+    made.get_experiment_by_name.return_value = None
+    made.create_experiment.side_effect = lambda name: f"made-{name}"
+    made.create_run.return_value.info.run_id = "there"
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "mlflow.entities", SimpleNamespace(Metric=Mock(), Param=Mock(), RunTag=Mock()))
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=lambda: made))
+    for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+@pytest.mark.parametrize(
+    "variables, experiment",
+    [
+        ({}, "made-tidemill"),
+        ({"MLFLOW_EXPERIMENT_NAME": "mine"}, "made-mine"),
+        ({"MLFLOW_EXPERIMENT_ID": "7"}, "7"),
+        ({"MLFLOW_EXPERIMENT_NAME": "mine", "MLFLOW_EXPERIMENT_ID": "7"}, "made-mine"),
+    ],
+)
+def test_experiment_is_that_of_the_variables_of_mlflow(
+    client: Mock, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], experiment: str
+) -> None:
+    """The name counts before the id, as in mlflow."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert MlflowLogger(_RUN).id == "there"
+    client.create_run.assert_called_once_with(experiment, run_name="small")
+    client.delete_run.assert_not_called()
+
+
+@pytest.mark.parametrize("can_delete", [True, False])
+def test_run_whose_settings_are_refused_is_deleted(client: Mock, *, can_delete: bool) -> None:
+    """The next attempt makes another; the reason is raised also if the server can no longer be reached."""
+    client.log_batch.side_effect = ValueError("refused")
+    client.delete_run.side_effect = None if can_delete else ConnectionError("gone")
+    with pytest.raises(ValueError, match="refused"):
+        MlflowLogger(_RUN)
+    client.delete_run.assert_called_once_with("there")
