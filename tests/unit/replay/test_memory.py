@@ -12,6 +12,7 @@ from tests.support.replay_streams import append, make_chunk, make_config, make_i
 from tests.unit.replay.logs import open_log
 from tidemill.errors import Reason, ResourceExhausted
 from tidemill.replay.table_config import RateLimiterConfig, TableConfig
+from tidemill.services.replay.batch_reader import BatchRoom
 from tidemill.services.replay.sample_queue import SampleDemand, SampleQueue
 from tidemill.services.replay.state.append import AppendSession
 from tidemill.services.replay.state.memory import MemoryBudget, default_budget_bytes
@@ -135,6 +136,11 @@ def test_budget_is_that_of_the_container_or_a_part_of_the_machine() -> None:
     whole = default_budget_bytes(1, None)
     assert default_budget_bytes(1, 2**60) == whole > 2**28
     assert default_budget_bytes(4, None) == whole // 4
+
+
+def test_largest_batch_has_an_eighth_of_the_whole_memory() -> None:
+    """A quarter is for batches, and each is there twice: docs/replay.md says so."""
+    assert BatchRoom(MemoryBudget(800_000 // 2), lambda: None).largest == 100_000
 
 
 async def test_credit_that_comes_in_many_messages_is_one_entry() -> None:
