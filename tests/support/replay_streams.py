@@ -13,6 +13,7 @@ from tidemill.replay.codec import decode, encode
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
 from tidemill.services.replay.state.append import AppendSession, plan_append
 from tidemill.services.replay.state.replay_state import ReplayState
+from tidemill.services.replay.tables.table import Table
 from tidemill.types import Codec, ColumnSpec, Signature
 
 SIGNATURE: Signature = (
@@ -100,6 +101,23 @@ def open_streams(
 ) -> AppendSession:
     """Open streams of this module's signature."""
     return replay.open_streams(actor_id, epoch, env_count, tables, SIGNATURE, chunk_length)
+
+
+def sample_from(table: Table, batch_size: int, without_replacement: bool = False) -> SampledBatch:
+    """Draw a batch that arrives, and read its blocks, which must be in memory."""
+    drawn = table.draw(batch_size, without_replacement)
+    table.arrived(drawn.batch.keys, drawn.eras)
+    try:
+        return drawn.with_blocks(table.store.blocks.read(drawn.chunks, drawn.batch.step_counts))
+    finally:
+        drawn.release(table.store)
+
+
+def numbers_of(table: Table, keys: NDArray[np.uint64]) -> list[int]:
+    """Return the insertion numbers of items by key, all in the table."""
+    slots, found = table.items.find(keys)
+    assert found.all()
+    return [int(number) for number in table.items.numbers(slots)]
 
 
 def steps_of(sample: SampledBatch) -> list[tuple[int, ...]]:

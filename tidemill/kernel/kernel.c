@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define FAN_OUT 16                               /* of services/replay/selectors/segment_tree.py */
-#define JUST_BELOW_ONE (1.0 - 0x1p-52)           /* of services/replay/selectors/sum_tree.py */
+#define JUST_BELOW_ONE (1.0 - 0x1p-52)           /* of services/replay/selectors/segment_tree.py */
 #define EXPORTED __attribute__((visibility("default")))
 
 /* To be raised whenever a function changes: a library of another number is not used. */

@@ -167,10 +167,6 @@ class Items:
             found &= ~self._lent[slots]
         return slots[found], found
 
-    def numbers_of(self, keys: NDArray[np.uint64]) -> Ints:
-        """Return the insertion numbers (modulo 2^32) of the items that have keys [N], in the table or not."""
-        return ((keys >> _SLOT_BITS).astype(np.uint32) - self._salt).astype(np.int64)
-
     def lend(self, slots: Ints) -> None:
         """Take items [N] out of the table, whose slots stay theirs until they are removed or come back."""
         self._lent[slots] = True

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from tidemill.arrays import Ints
 from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
-from tidemill.replay.batch import SampledBatch
 from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.services.replay.chunks.store import NONE, ChunkRefCounts, ChunkStore
 from tidemill.services.replay.selectors.selector import SelectorPair
@@ -158,15 +157,6 @@ class Table:
         if self.counters.evictions > evictions:  # perhaps some of the new ones
             slots = slots[self.items.has(slots, np.arange(number, number + count))]
         return slots
-
-    def sample(self, batch_size: int, without_replacement: bool = False, counted: int | None = None) -> SampledBatch:
-        """Draw a batch and read its blocks, which must be in memory; see `draw`."""
-        drawn = self.draw(batch_size, without_replacement, counted)
-        self.arrived(drawn.batch.keys, drawn.eras)
-        try:
-            return drawn.with_blocks(self.store.blocks.read(drawn.chunks, drawn.batch.step_counts))
-        finally:
-            drawn.release(self.store)
 
     def draw(
         self,

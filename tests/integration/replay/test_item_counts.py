@@ -88,8 +88,8 @@ def test_shards_count_for_themselves() -> None:
                 assert all(found.any() for _, found in counts)
                 for server in (first, second):
                     items = server.replay.find("t").items
-                    _, found = items.find(batch.keys[:, 0])
-                    assert batch.ages[found].tolist() == (9 - items.numbers_of(batch.keys[found, 0])).tolist()
+                    slots, found = items.find(batch.keys[:, 0])
+                    assert batch.ages[found].tolist() == (9 - items.numbers(slots)).tolist()
                 assert (batch.times_sampled >= 1).all()
 
 

@@ -18,6 +18,7 @@ from tests.support.replay_streams import (
     make_items,
     make_replay,
     open_streams,
+    sample_from,
 )
 from tidemill.errors import NotFound
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind, TableConfig
@@ -48,7 +49,7 @@ class Scene:
 
     async def sample(self, batch_size: int) -> int:
         """Sample through the admission; return the size of the batch."""
-        sample = await self.admission.sample(self.table, batch_size, False, lambda: self.table.sample(batch_size))
+        sample = await self.admission.sample(self.table, batch_size, False, lambda: sample_from(self.table, batch_size))
         return len(sample.keys)
 
 

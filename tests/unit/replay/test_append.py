@@ -17,6 +17,7 @@ from tests.support.replay_streams import (
     make_items,
     make_replay,
     open_streams,
+    sample_from,
     steps_of,
 )
 from tidemill.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason, ResourceExhausted
@@ -153,7 +154,7 @@ def test_payload_of_another_size_than_the_tables_is_refused(payloads: tuple[byte
         append(replay, opened, [make_chunk(0, 0, 0, 4)], [items_with(payloads=payloads)])
     assert snapshot(replay, opened) == before
     append(replay, opened, [make_chunk(0, 0, 0, 4)], [items_with(payloads=(b"12345678",))])
-    assert replay.find("t").sample(1).payloads == (b"12345678",)
+    assert sample_from(replay.find("t"), 1).payloads == (b"12345678",)
 
 
 def test_item_that_reaches_into_freed_steps_is_refused() -> None:
@@ -167,7 +168,7 @@ def test_item_that_reaches_into_freed_steps_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=naming("lengths[0] 12")):
         append(replay, resumed, [make_chunk(0, 0, 20, 4)], [make_items(1, [(0, 3, 12)])])
     append(replay, resumed, [make_chunk(0, 0, 20, 4)], [make_items(1, [(0, 3, 8)])])
-    assert steps_of(replay.find("long").sample(1)) == [(0, *range(16, 24))]
+    assert steps_of(sample_from(replay.find("long"), 1)) == [(0, *range(16, 24))]
 
 
 def test_table_added_later_keeps_its_longer_steps_for_items_to_come() -> None:
@@ -179,7 +180,7 @@ def test_table_added_later_keeps_its_longer_steps_for_items_to_come() -> None:
     for first in range(0, 20, 4):
         append(replay, resumed, [make_chunk(0, 0, first, 4)])
     append(replay, resumed, [make_chunk(0, 0, 20, 4)], [make_items(1, [(0, 3, 20)])])
-    assert steps_of(replay.find("long").sample(1)) == [(0, *range(4, 24))]
+    assert steps_of(sample_from(replay.find("long"), 1)) == [(0, *range(4, 24))]
 
 
 def test_repeated_chunk_is_skipped_with_its_items(replay: ReplayState, opened: AppendSession) -> None:
@@ -191,7 +192,7 @@ def test_repeated_chunk_is_skipped_with_its_items(replay: ReplayState, opened: A
     append(replay, opened, [*repeated, make_chunk(0, 0, 8, 4)], [make_items(0, [(1, 0, 1), (2, 1, 5)])])
     table = replay.find("t")
     assert table.size == 9
-    assert (0, 5, 6, 7, 8, 9) in steps_of(table.sample(9, without_replacement=True))
+    assert (0, 5, 6, 7, 8, 9) in steps_of(sample_from(table, 9, without_replacement=True))
     assert replay.env_steps == 12
 
 
@@ -211,7 +212,7 @@ def test_short_chunk_ends_its_stream(replay: ReplayState, opened: AppendSession)
     for chunk in (make_chunk(0, 0, 12, 4), make_chunk(0, 0, 8, 4)):
         with pytest.raises(FailedPrecondition, match=naming("10"), check=because(Reason.STREAM_ENDED)):
             append(replay, opened, [chunk])
-    sampled = steps_of(replay.find("t").sample(9, without_replacement=True))
+    sampled = steps_of(sample_from(replay.find("t"), 9, without_replacement=True))
     assert (0, 5, 6, 7, 8, 9) in sampled
     append(replay, opened, [make_chunk(0, 0, 8, 2)])  # a repetition is still recognised
 

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
+from tests.support.replay_streams import (
+    append,
+    make_chunk,
+    make_config,
+    make_items,
+    make_replay,
+    open_streams,
+    sample_from,
+)
 from tests.unit.replay.logs import empty_replay
 from tidemill.config.services import StorageSettings
 from tidemill.replay.chunk import ItemBatch
@@ -90,5 +98,5 @@ async def test_item_that_has_left_its_slot_at_once_is_not_mistaken(change: Calla
     await scene.admit()
     change(scene)
     await scene.call
-    batch, _ = scene.servicer._traces.drawn(scene.table, scene.table.sample(scene.table.size, True))
+    batch, _ = scene.servicer._traces.drawn(scene.table, sample_from(scene.table, scene.table.size, True))
     assert batch.traces == ()

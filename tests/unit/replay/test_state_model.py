@@ -16,7 +16,9 @@ from tests.support.replay_streams import (
     make_config,
     make_items,
     make_replay,
+    numbers_of,
     open_streams,
+    sample_from,
     steps_of,
 )
 from tidemill.replay.batch import SampledBatch
@@ -91,7 +93,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
     def sample_all(self, table: Table) -> SampledBatch:
         """Draw every item of a table once."""
-        return table.sample(table.size, without_replacement=True)
+        return sample_from(table, table.size, without_replacement=True)
 
     @initialize()
     def first_actor(self) -> None:
@@ -155,12 +157,12 @@ class ReplayMachine(RuleBasedStateMachine):
         indices = data.draw(st.lists(st.integers(0, len(model) - 1), unique=True, max_size=5))
         unknown = np.array([0, 2**64 - 1], dtype=np.uint64)
         keys = np.concatenate((sample.keys[indices], unknown))
+        touched = set(numbers_of(table, sample.keys[indices]))
         priority = data.draw(st.sampled_from([0.25, 2.0]))
         if change == "update":
             assert table.update_priorities(keys, np.full(len(keys), priority)) == len(indices)
         else:
             assert self.replay.delete(table, keys) == len(indices)
-        touched = set(table.items.numbers_of(sample.keys[indices]).tolist())
         if change == "update":
             for item in model:
                 item.priority = priority if item.number in touched else item.priority
@@ -211,7 +213,7 @@ class ReplayMachine(RuleBasedStateMachine):
                 continue
             sample = self.sample_all(table)
             by_number = {item.number: item for item in model}
-            items = [by_number[number] for number in table.items.numbers_of(sample.keys).tolist()]
+            items = [by_number[number] for number in numbers_of(table, sample.keys)]
             assert len({item.number for item in items}) == len(model)
             assert steps_of(sample) == [item.steps for item in items]
             weights = np.array([item.priority**self.exponent if name == "ranked" else 1.0 for item in items])

@@ -9,7 +9,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.replay_streams import SIGNATURE, append, make_chunk, make_config, make_items, make_replay
+from tests.support.replay_streams import (
+    SIGNATURE,
+    append,
+    make_chunk,
+    make_config,
+    make_items,
+    make_replay,
+    sample_from,
+)
 from tests.support.replay_streams import open_streams as opened
 from tidemill.replay.batch import SampledBatch, StoredSteps
 from tidemill.replay.codec import decode
@@ -27,7 +35,7 @@ def sample_of(stream: int, items: int, payloads: bool = False) -> SampledBatch:
     chunks = [make_chunk(stream, 0, 0, 4), make_chunk(stream, 0, 4, 4)]
     places = [(0, 1, 2), (0, 2, 2), (0, 3, 2), (1, 0, 2), (1, 1, 2), (1, 2, 2), (1, 3, 2)]
     append(replay, appending, chunks, [make_items(0, places, payloads=given_payloads)])
-    drawn = replay.find("t").sample(items)
+    drawn = sample_from(replay.find("t"), items)
     return replace(drawn, stored={"": StoredSteps(1, 8)})
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.replay_streams import append, make_chunk, make_config, make_items, open_streams, steps_of
+from tests.support.replay_streams import append, make_chunk, make_config, make_items, numbers_of, open_streams, steps_of
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from tests.unit.replay.logs import AtOnce, BlobBudget, Log, empty_replay, open_log, sample_all
 from tidemill.errors import FatalError
@@ -150,7 +150,7 @@ def _check(server: Server, synced: int, again: Log) -> None:
     assert not risen, f"items {sorted(risen)} had left before the sync and are back"
     if table and found:
         batch = sample_all(again, table)
-        numbers = table.items.numbers_of(batch.keys).tolist()
+        numbers = numbers_of(table, batch.keys)
         for number, steps in zip(numbers, steps_of(batch), strict=True):
             assert steps == server.inserted[number][1], f"item {number} holds other steps than were written"
 

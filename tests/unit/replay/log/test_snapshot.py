@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from tests.support.naming import naming
-from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
+from tests.support.replay_streams import (
+    append,
+    make_chunk,
+    make_config,
+    make_items,
+    make_replay,
+    open_streams,
+    sample_from,
+)
 from tests.unit.replay.logs import open_log
 from tidemill.errors import FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
@@ -138,9 +146,9 @@ def test_restart_has_priorities_counts_and_counters_of_the_snapshot(tmp_path: Pa
     table = log.replay.find("t")
     session = open_streams(log.replay)
     append(log.replay, session, [make_chunk(0, 0, 0, 4)], [make_items(0, [(0, i, 1) for i in range(4)])])
-    keys = table.sample(4, without_replacement=True).keys
+    keys = sample_from(table, 4, without_replacement=True).keys
     table.update_priorities(keys, np.array([0.0, 2.0, 4.0, 8.0]))
-    table.sample(5)
+    sample_from(table, 5)
     log.snapshot()
     diff, total_weight, counters = table.limiter.diff, table.total_weight, table.counters
     times = table.items.times_sampled[table.items.live()].tolist()

@@ -17,6 +17,7 @@ from tests.support.replay_streams import (
     make_items,
     make_replay,
     open_streams,
+    sample_from,
     steps_of,
 )
 from tidemill.errors import InvalidArgument
@@ -50,7 +51,7 @@ def extend(
 
 def firsts(table: Table, count: int, *, without_replacement: bool = False) -> list[int]:
     """Return the first steps of a sample's items."""
-    return [steps[1] for steps in steps_of(table.sample(count, without_replacement))]
+    return [steps[1] for steps in steps_of(sample_from(table, count, without_replacement))]
 
 
 def test_full_table_evicts_the_oldest_and_counts_them() -> None:
@@ -145,7 +146,7 @@ def test_no_item_is_sampled_more_often_than_it_may(sampler: SelectorConfig, limi
 def test_without_replacement_no_item_comes_twice() -> None:
     """A batch as large as the table holds every item once."""
     _, table, _ = filled(make_config(sampler=RANKED), 12, [float(i + 1) for i in range(12)])
-    sample = table.sample(12, without_replacement=True)
+    sample = sample_from(table, 12, without_replacement=True)
     assert len(set(sample.keys.tolist())) == 12
     np.testing.assert_allclose(sample.probabilities.sum(), 1.0)
     assert not table.has_draws(13, without_replacement=True)
@@ -154,7 +155,7 @@ def test_without_replacement_no_item_comes_twice() -> None:
 def test_priority_updates_count_the_last_of_a_repeated_key_and_unknown_keys() -> None:
     """A repeated key takes its last priority; keys that are not there are counted."""
     _, table, _ = filled(make_config(sampler=RANKED), 4)
-    key = table.sample(1).keys[0]
+    key = sample_from(table, 1).keys[0]
     keys = np.array([key, 12345, key], dtype=np.uint64)
     assert table.update_priorities(keys, np.array([9.0, 1.0, 5.0])) == 2
     assert table.total_weight == 3 + 5
@@ -164,7 +165,7 @@ def test_priority_updates_count_the_last_of_a_repeated_key_and_unknown_keys() ->
 def test_key_of_a_removed_item_is_unknown_after_its_slot_is_used_again() -> None:
     """A key names one item forever, not a slot."""
     replay, table, opened = filled(make_config(max_items=4), 4)
-    old = table.sample(4, without_replacement=True).keys
+    old = sample_from(table, 4, without_replacement=True).keys
     extend(replay, opened, 4, 4)
     assert table.update_priorities(old, np.ones(4)) == 0
     assert table.delete(old) == 0
@@ -186,15 +187,15 @@ def test_payloads_come_back_with_their_items() -> None:
     items = make_items(0, [(0, 0, 1), (0, 1, 1), (0, 2, 1)], payloads=[b"x", b"y", b"z"])
     append(replay, opened, [make_chunk(0, 0, 0, 4)], [items, make_items(1, [(0, 0, 1)])])
     table = replay.find("t")
-    assert table.sample(2).payloads == (b"x", b"y")
-    assert table.sample(1).payloads == (b"z",)
-    assert replay.find("without").sample(1).payloads == ()
+    assert sample_from(table, 2).payloads == (b"x", b"y")
+    assert sample_from(table, 1).payloads == (b"z",)
+    assert sample_from(replay.find("without"), 1).payloads == ()
 
 
 def test_sampled_age_counts_the_items_inserted_after() -> None:
     """The oldest of 4 items is 3 items old."""
     _, table, _ = filled(make_config(sampler=FIFO), 4)
-    table.sample(2)
+    sample_from(table, 2)
     assert table.counters.sampled_age == 6
 
 
@@ -212,7 +213,7 @@ def test_reset_empties_the_table_and_its_counters_and_streams_go_on() -> None:
     """After a reset items can be appended to the same streams, reaching back into the tail."""
     config = make_config(limiter=RateLimiterConfig(min_size=4))
     replay, table, opened = filled(config, 8)
-    table.sample(3)
+    sample_from(table, 3)
     assert table.reset() == 8
     assert table.size == table.held_bytes == table.counters.inserts == table.counters.samples == 0
     assert not table.can_sample(1)
