@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--name", required=True)
     parser.add_argument("--exit-code", type=int, help="end with this code instead of serving")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
+    parser.add_argument("--unready", action="store_true", help="never serve, and let calls in progress hold up its end")
     parser.add_argument("--result", type=Path, help="write this file and end on SIGUSR1, as the evaluator does")
     options = parser.parse_args()
     stop, finish = process.stop_event(), process.signal_event(signal.SIGUSR1)
@@ -29,9 +30,10 @@ def main() -> int:
     if options.exit_code is not None:
         sys.stderr.write(f"{options.name}: the last words\n")
         return int(options.exit_code)
-    with BackgroundServer(options.name, ServerSettings(address=options.address, grace_s=0.5)) as server:
+    grace_s = 600.0 if options.unready else 0.5
+    with BackgroundServer(options.name, ServerSettings(address=options.address, grace_s=grace_s)) as server:
         server.start()
-        server.set_serving(True)
+        server.set_serving(not options.unready)
         while not (stop.wait(0.05) or finish.is_set()):
             pass
     if finish.is_set() and options.result:

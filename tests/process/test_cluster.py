@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
@@ -12,7 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tests.support.forked_service import children, held_client
 from tidemill.config.run import RunSettings
@@ -21,6 +25,7 @@ from tidemill.config.services import LauncherSettings
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import RunFolder
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
+from tidemill.services.launcher.supervise import health
 from tidemill.services.launcher.supervise.child import Child
 from tidemill.services.launcher.supervise.runner import ClusterRunner
 from tidemill.services.launcher.supervise.service_spec import ServiceSpec
@@ -323,6 +328,27 @@ async def test_cluster_asks_for_the_final_evaluation_when_the_learner_has_finish
     os.kill(learner, signal.SIGTERM)
     assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "finished")
     assert result.exists()
+
+
+async def test_cluster_does_not_hold_up_the_end_of_what_is_not_ready(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call by which it waits for a service would last as long as the service lets calls in progress last."""
+    watched = asyncio.Event()
+
+    async def announces_serving(channel: grpc.aio.Channel) -> bool:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for _ in HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
+                watched.set()
+        return False
+
+    monkeypatch.setattr(health, "_announces_serving", announces_serving)
+    cluster, _ = scene.cluster_of(scene.spec("actor", "--unready"))
+    running = asyncio.create_task(cluster.run())
+    await asyncio.wait_for(watched.wait(), _BOUND_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, _BOUND_S)
+    assert scene.journal_lines() == ["actor start", "actor end"]
 
 
 async def test_cluster_kills_what_ignores_sigterm_when_asked_twice(scene: Scene) -> None:

@@ -167,6 +167,8 @@ class ClusterRunner:
             if action.verb is Verb.START:
                 await self._start(spec)
             elif child := self._children.get(spec.name):  # None: its first start failed
+                if action.verb is Verb.TERMINATE and (watching := self._health_tasks.get(spec.name)):
+                    watching.cancel()  # a call in progress would hold up its end
                 child.send(action.verb.value)
         if self._forks is not None and self._supervisor.all_serve:
             self._forks.start()  # again, if it has ended
