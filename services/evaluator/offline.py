@@ -133,7 +133,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
     """Return the run's settings with the protocol that the command line asks for."""
-    check_trusted(arguments.run, trusted=arguments.trust)
+    check_trusted(arguments.run, trusted=arguments.trust, by="--trust")
     file = arguments.config or arguments.run / "config.yaml"
     if not arguments.config and not file.is_file():
         raise ConfigError(f"{describe_no_run(arguments.run)}; or pass the settings of this one with --config")

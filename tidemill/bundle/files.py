@@ -68,12 +68,13 @@ class Bundle:
     exported: str = ""
 
 
-def check_trusted(folder: Path, *, trusted: bool) -> None:
+def check_trusted(folder: Path, *, trusted: bool, by: str = "trusted=True") -> None:
     """Refuse a bundle whose settings name code to be imported, unless its origin is trusted.
 
     Args:
         folder: Of the bundle; a run's folder is one's own, and is trusted.
         trusted: Whether the user has said so.
+        by: How the user says so, for the message.
 
     Raises:
         ConfigError: The settings name code, and nobody has said that they may.
@@ -82,9 +83,7 @@ def check_trusted(folder: Path, *, trusted: bool) -> None:
         return
     if named := named_code(read_document(folder / CONFIG)):
         listed = ", ".join(f"{setting}: {value}" for setting, value in named.items())
-        raise ConfigError(
-            f"{folder} would import and run code ({listed}); if you trust where it comes from: --trust, or trusted=True"
-        )
+        raise ConfigError(f"{folder} would import and run code ({listed}); if you trust where it comes from: {by}")
 
 
 def named_code(document: Mapping[str, Any]) -> dict[str, str]:

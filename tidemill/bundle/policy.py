@@ -159,6 +159,9 @@ class TrainedPolicy:
         if isinstance(observation, Mapping) and not parts:
             raise InvalidArgument(f"observation with the keys {list(observation)}, allowed: a single array")
         seen = packed(parts, observation, self.env_spec.observation_spaces) if parts else np.asarray(observation)
+        if seen.dtype.kind not in "biuf":
+            dtype = self.env_spec.observation_dtype
+            raise InvalidArgument(f"observation has dtype {seen.dtype}, allowed: numbers that {dtype} can hold")
         is_single = seen.shape == self.env_spec.observation_shape
         rows = seen[None] if is_single else seen
         if rows.shape[1:] != self.env_spec.observation_shape or not len(rows):
