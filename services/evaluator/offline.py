@@ -21,6 +21,7 @@ from tidemill.params.version import Params
 from tidemill.process import leave, run, stop_event
 from tidemill.services.evaluator.verdict import CONFIRMATION_SEED_OFFSET
 from tidemill.settings.argument_parser import ArgumentParser
+from tidemill.settings.check import check
 
 if TYPE_CHECKING:
     from tidemill.services.evaluator.episode_runner import EpisodeRunner
@@ -107,12 +108,15 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from tidemill.services.evaluator.episode_runner import EpisodeRunner
     from tidemill.services.evaluator.eval_report import make_report
     from tidemill.services.evaluator.protocol import EpisodesFailed
+    from tidemill.services.evaluator.video import check_pictures
 
     first = config.evaluator.seed + _FRESH_SEED_OFFSET if arguments.seed is None else arguments.seed
     torch.set_num_threads(config.evaluator.threads)
-    _print_subject(config, params, first)
     stop = stop_event()
     with closing(EpisodeRunner(config)) as runner:
+        if arguments.video:
+            runner.record(params, lambda env, _: check_pictures(env, first))
+        _print_subject(config, params, first)
         evaluation = runner.run(params, range(first, first + config.evaluator.episodes), stop.is_set)
         if evaluation is None:
             return 130
@@ -139,6 +143,7 @@ def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
         raise ConfigError(f"{describe_no_run(arguments.run)}; or pass the settings of this one with --config")
     config = from_document(EvaluatorConfig, read_document(file))
     settings = config.evaluator
+    check(arguments.seed is None or arguments.seed >= 0, "--seed", arguments.seed, "0 or more")
     if arguments.epsilon is not None and arguments.policy not in (None, "epsilon"):
         raise ConfigError(
             f"--epsilon is {arguments.epsilon}, which applies to --policy epsilon only, not to {arguments.policy}"
@@ -151,7 +156,12 @@ def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
         "num_envs": arguments.num_envs,
     }
     changed = {name: value for name, value in asked.items() if value is not None}
-    return dataclasses.replace(config, evaluator=dataclasses.replace(settings, **changed))
+    try:
+        return dataclasses.replace(config, evaluator=dataclasses.replace(settings, **changed))
+    except ConfigError as error:  # of an option: the run was given the others
+        setting, _, rest = str(error).partition(" ")
+        option = setting.replace("evaluator.", "--").replace("_", "-")
+        raise ConfigError(f"{option} {rest}") from error
 
 
 def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,12 @@ def record_video(
             on_picture(picture)
             yield picture
 
-    file.parent.mkdir(parents=True, exist_ok=True)
+    shown = pictures()
     try:
+        first = next(shown)  # before the folder is made: there may be none
+        file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file, sync=False) as temporary:
-            _encode(pictures(), temporary)
+            _encode(first, shown, temporary)
     except OSError as error:
         raise FatalError(f"the video could not be encoded: {error}") from error
     finally:
@@ -75,11 +78,11 @@ class _Episode:
         """Yield the pictures, uint8 [H, W, 3], that of the episode's end included."""
         slot = EnvSlot(lambda: self._env)
         policy_input, rng = slot.start(self._seed, self._policy), np.random.default_rng(self._seed)
-        yield (first := self._picture())
+        yield (first := _picture(self._env))
         has_told = False
         for _ in range(self._max_steps):
             policy_input, self.summary = slot.step(self._policy.choose([policy_input], [rng]))
-            picture = self._picture()
+            picture = _picture(self._env)
             if picture.shape == first.shape:
                 yield picture
             elif not has_told:
@@ -88,20 +91,25 @@ class _Episode:
             if self.summary is not None:
                 return
 
-    def _picture(self) -> NDArray[np.uint8]:
-        picture = self._env.render()
-        if picture is None:
-            raise FatalError(
-                "no video: the environment cannot render pictures; leave out --video, or set evaluator.video to false"
-            )
-        height, width = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2
-        return np.ascontiguousarray(picture[:height, :width])  # 4:2:0 colour needs even sides
+
+def check_pictures(env: VectorEnv, seed: int) -> None:
+    """Raise a `FatalError` unless an environment, which is closed afterwards, has pictures."""
+    with closing(env):
+        env.reset(seed)
+        _picture(env)
 
 
-def _encode(pictures: Iterator[NDArray[np.uint8]], file: Path) -> None:
+def _picture(env: VectorEnv) -> NDArray[np.uint8]:
+    picture = env.render()
+    if picture is None:
+        raise FatalError("no video: the environment cannot render pictures; it needs the render mode rgb_array")
+    height, width = picture.shape[0] // 2 * 2, picture.shape[1] // 2 * 2
+    return np.ascontiguousarray(picture[:height, :width])  # 4:2:0 colour needs even sides
+
+
+def _encode(first: NDArray[np.uint8], pictures: Iterator[NDArray[np.uint8]], file: Path) -> None:
     import imageio_ffmpeg
 
-    first = next(pictures)
     writer: Any = imageio_ffmpeg.write_frames(
         str(file),
         (first.shape[1], first.shape[0]),

@@ -18,6 +18,7 @@ from tidemill.config.load import write_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
+from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.settings import EnvSettings
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.rl.settings.q_learning import DQNConfig
@@ -99,7 +100,9 @@ def test_protocol_can_be_changed_on_the_command_line(run: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--episodes", "0"], "evaluator.episodes is 0, allowed: at least 1"),
+        (["--episodes", "0"], "--episodes is 0, allowed: at least 1"),
+        (["--num-envs", "0"], "--num-envs is 0, allowed: at least 1"),
+        (["--seed", "-1"], "--seed is -1, allowed: 0 or more"),
         (["--epsilon", "0.1"], "evaluator.policy is 'epsilon', allowed for continuous actions"),
         (["--epsilon", "0.1", "--policy", "greedy"], "--epsilon is 0.1, which applies to --policy epsilon only"),
         (["--tag", "good"], "has no tag 'good'"),
@@ -110,9 +113,11 @@ def test_protocol_can_be_changed_on_the_command_line(run: Path, tmp_path: Path) 
 def test_wrong_wish_is_told_with_its_value(
     run: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is not 0, and one line says what was wrong."""
+    """The exit code is not 0, and nothing but one line says what was wrong."""
     assert main([str(run), *options]) != 0
-    assert message in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert message in told.err
+    assert not told.out
 
 
 def test_video_that_cannot_be_written_is_told_before_any_episode(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +127,17 @@ def test_video_that_cannot_be_written_is_told_before_any_episode(run: Path, caps
         assert main([str(run), "--video", str(file)]) == 2
         assert f"--video cannot be written to {file} (" in capsys.readouterr().err
     assert not (run / "evaluations").exists()
+
+
+def test_environment_without_pictures_is_told_before_any_episode(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The episodes would have to be played again."""
+    monkeypatch.setattr(GymnasiumVectorEnv, "render", lambda *_: None)
+    assert main([str(run), "--video", str(run / "films/film.mp4")]) == 1
+    told = capsys.readouterr()
+    assert "no video: the environment cannot render pictures" in told.err
+    assert not told.out
 
 
 def test_report_that_cannot_be_written_is_told_before_any_episode(

@@ -34,11 +34,12 @@ def _act(policy_input: PolicyInput) -> PolicyOutput:
     return PolicyOutput(np.zeros(1, np.int64))
 
 
-def test_environment_without_pictures_is_told_with_both_remedies(tmp_path: Path) -> None:
-    """`tidemill evaluate` films if asked to, whatever the settings of the run."""
+def test_environment_without_pictures_is_told(tmp_path: Path) -> None:
+    """With what it needs; no folder is made."""
     env = GymnasiumVectorEnv(lambda: CountingEnv(length=8), 1)
-    with pytest.raises(FatalError, match=naming("--video", "evaluator.video")):
-        record_video(env, EvalPolicy(_act), 1, tmp_path / "best.mp4", max_steps=20)
+    with pytest.raises(FatalError, match=naming("pictures", "rgb_array")):
+        record_video(env, EvalPolicy(_act), 1, tmp_path / "videos/best.mp4", max_steps=20)
+    assert not (tmp_path / "videos").exists()
 
 
 def test_pictures_of_another_size_are_left_out(tmp_path: Path) -> None:
