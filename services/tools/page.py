@@ -61,7 +61,10 @@ def page(argv: Sequence[str]) -> int:
                 view.show(clock.of_the_run(poller.poll()))
                 while told:
                     view.event(told.popleft())
-                if stop.wait(config.launcher.view_every_s) or (run is not None and not is_running(run)):
+                if stop.wait(config.launcher.view_every_s):
+                    return 0
+                if run is not None and not is_running(run):
+                    print(f"{run} has ended; its curves: `{typed('plot', run)}`", flush=True)
                     return 0
 
 

@@ -279,6 +279,7 @@ def test_run_is_watched_steered_stopped_and_resumed_from_its_checkpoint(config_f
         assert cluster.children() == {}
         assert "stopped as asked" in cluster.output
         assert other.wait() == 0, other.output
+        assert f"{folder} has ended; its curves: " in other.output
     assert not (folder / "result.json").exists()
     assert (folder / "plots" / "learning_curve.png").stat().st_size > 0
     before, settings = read_scores(folder / "scores.csv")[-1], (folder / "config.yaml").read_bytes()
