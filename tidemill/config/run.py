@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tidemill.rpc.addresses import CLIENT, is_client_address
-from tidemill.settings.check import check, check_at_least, check_positive, is_safe_name
+from tidemill.settings.check import SAFE_NAME, check, check_at_least, check_positive, is_safe_name
 
 RESTORED = "restored.txt"
 """Beside the checkpoints: what the learner's newest start restored, in words, until a launcher has shown it."""
@@ -21,7 +21,7 @@ class RunSettings:
     """Name and folder of the run, and when it ends."""
 
     name: str = "run"
-    """Name of the run: letters, digits, `_`, `-` and `.`."""
+    """Name of the run: letters, digits, `_`, `-` and `.`, a letter or digit first; at most 128 characters."""
     root: str = "runs"
     """Folder of all runs. This run is kept in ROOT/NAME."""
     seed: int = 1
@@ -52,7 +52,7 @@ class RunSettings:
     nothing."""
 
     def __post_init__(self) -> None:
-        check(is_safe_name(self.name), "run.name", self.name, "letters, digits, `_`, `-`, `.`; at most 128")
+        check(is_safe_name(self.name), "run.name", self.name, SAFE_NAME)
         check(0 <= self.seed < 2**63, "run.seed", self.seed, "0 to 2**63 - 1")
         check_at_least(0, "run", self, "max_env_steps", "max_learner_steps", "max_wall_s")
         check_at_least(1, "run", self, "round_steps")

@@ -10,7 +10,7 @@ from typing import Literal
 from tidemill.config.sources import SourceSettings, check_each
 from tidemill.rpc.addresses import LAST_PORT
 from tidemill.rpc.settings import MEBIBYTE, ServerSettings
-from tidemill.settings.check import check, check_at_least, check_between, check_positive, is_safe_name
+from tidemill.settings.check import SAFE_NAME, check, check_at_least, check_between, check_positive, is_safe_name
 
 LOGGERS_STOP_S = 60.0
 """Longest that a launcher waits for loggers once its services have ended, in seconds."""
@@ -278,12 +278,7 @@ class ActorSettings:
     """Seconds between lines of progress in the log."""
 
     def __post_init__(self) -> None:
-        check(
-            not self.id or is_safe_name(self.id),
-            "actor.id",
-            self.id,
-            "letters, digits, `_`, `-`, `.`; at most 128",
-        )
+        check(not self.id or is_safe_name(self.id), "actor.id", self.id, SAFE_NAME)
         check(self.index is None or self.index >= 0, "actor.index", self.index, "0 or more")
         check_at_least(1, "actor", self, "count", "threads", "max_in_flight_chunks")
         check_at_least(0, "actor", self, "max_env_steps_per_s")

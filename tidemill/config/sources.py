@@ -9,7 +9,7 @@ from typing import Any
 from tidemill.replay.shares import split_batch
 from tidemill.rl.settings.registry import LearnsOnPolicy
 from tidemill.rpc.addresses import CLIENT, is_client_address
-from tidemill.settings.check import check, is_safe_name, refuse
+from tidemill.settings.check import SAFE_NAME, check, is_safe_name, refuse
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def check_each(sources: Mapping[str, SourceSettings]) -> None:
     """Raise ConfigError unless each source has settings that are allowed and the run's own table has a share left."""
     for name, source in sources.items():
         here = f"learner.sources.{name}"
-        check(is_safe_name(name), "a name in learner.sources", name, "letters, digits, `_`, `-`, `.`; at most 128")
+        check(is_safe_name(name), "a name in learner.sources", name, SAFE_NAME)
         check(0 < source.fraction < 1, f"{here}.fraction", source.fraction, "more than 0 and less than 1")
         check(source.weight > 0, f"{here}.weight", source.weight, "more than 0")
         for address in source.replay:

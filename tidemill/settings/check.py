@@ -11,6 +11,8 @@ from tidemill.errors import ConfigError
 
 _SHORT = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+SAFE_NAME = "letters, digits, `_`, `-` and `.`, a letter or digit first; at most 128 characters"
+"""Names that are safe as a file name and as an actor's name, in words."""
 
 
 def check(is_valid: bool, field: str, value: object, allowed: str) -> None:
@@ -60,7 +62,7 @@ def refuse(problems: Iterable[str]) -> None:
 
 
 def is_safe_name(name: str) -> bool:
-    """True if a name is safe as a file name and as an actor's name."""
+    """True if a name is a `SAFE_NAME`."""
     return _NAME.fullmatch(name) is not None
 
 

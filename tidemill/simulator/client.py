@@ -28,7 +28,7 @@ from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_address, check_number
 from tidemill.rpc.channel import Backoff, open_channel
 from tidemill.rpc.dialogue import Dialogue
-from tidemill.settings.check import is_safe_name
+from tidemill.settings.check import SAFE_NAME, is_safe_name
 from tidemill.simulator.v1 import simulator_pb2 as pb
 from tidemill.simulator.v1 import simulator_pb2_grpc
 from tidemill.simulator.wire import Declared, SeenStep, observed, pack_open, pack_step, unpack_action
@@ -75,7 +75,7 @@ class SimulatorClient(Closing):
         if not timeout_s >= 0:
             raise InvalidArgument(f"timeout_s is {timeout_s}, allowed: 0 or more")
         if name and not is_safe_name(name):
-            raise InvalidArgument(f"name is {name!r}, must be at most 128 letters, digits, `_`, `.` and `-`")
+            raise InvalidArgument(f"name is {name!r}, allowed: {SAFE_NAME}")
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64]
         self._declared = Declared(name or f"sim-{host}-{os.getpid()}-{secrets.token_hex(2)}", spec)
         self._address, self._spec, self._timeout_s = address, spec, timeout_s

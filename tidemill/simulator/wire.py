@@ -14,11 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
 from tidemill.observation_parts import in_order, leaves, pack, stored
-from tidemill.settings.check import is_safe_name
+from tidemill.settings.check import SAFE_NAME, is_safe_name
 from tidemill.simulator.v1 import simulator_pb2 as pb
 from tidemill.types import OBSERVATION, EnvSpec, ObservationPart
-
-_NAME = "1 to 128 letters, digits, `_`, `-` and `.`"
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def unpack_open(request: pb.PlayRequest) -> Declared:
         raise InvalidArgument("the first message of a call must be `open`")
     message = request.open
     if not is_safe_name(message.client):
-        raise InvalidArgument(f"open.client is {message.client[:64]!r}, allowed: {_NAME}")
+        raise InvalidArgument(f"open.client is {message.client[:64]!r}, allowed: {SAFE_NAME}")
     spaces = [(space.name, space.dtype, tuple(space.shape)) for space in message.observation]
     is_single = [name for name, _, _ in spaces] == [OBSERVATION]
     action = message.action

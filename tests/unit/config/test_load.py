@@ -134,6 +134,10 @@ def test_load_ignores_sections_of_other_processes(tmp_path: Path) -> None:
         ("run: {name: !!bool maybe}", "'maybe' is not a valid bool"),
         ("run: {name: !!timestamp now}", "'now' is not a valid timestamp"),
         ("table: {max_items: .inf}\nlauncher: {actors: .inf}", "launcher.actors is inf, allowed: a whole number"),
+        (
+            "run: {name: -x}",
+            "run.name is '-x', allowed: letters, digits, `_`, `-` and `.`, a letter or digit first; at most",
+        ),
         ("run: {name: 5}", "run.name is '5', allowed: a text: put it in quotes, '5'"),
         ("agent: {hidden_sizes: 64}", "agent.hidden_sizes is 64, allowed: a list, such as [64]"),
         ("agent: {hidden_sizes: '64,64'}", "agent.hidden_sizes is '64,64', allowed: a list, such as [64,64]"),

@@ -41,7 +41,7 @@ from tidemill.rpc.channel import MAX_MESSAGE_BYTES as CHANNEL_MESSAGE_BYTES
 from tidemill.rpc.channel import Backoff, open_channel
 from tidemill.rpc.fork import OwnerProcess, Reopened
 from tidemill.rpc.readiness import why_not
-from tidemill.settings.check import is_safe_name
+from tidemill.settings.check import SAFE_NAME, is_safe_name
 
 _LOOK_S = 0.5  # how soon a wait notices that it shall stop, or that another of several servers is to be tried
 FLUSH_S = 30.0
@@ -161,7 +161,7 @@ class ReplayWriter(Reopened):
         self._max_message_bytes = max_message_bytes
         check_type("name", name, str, "a string")
         if name and not is_safe_name(name):
-            raise InvalidArgument(f"name is {name!r}, must be at most 128 letters, digits, `_`, `.` and `-`")
+            raise InvalidArgument(f"name is {name!r}, allowed: {SAFE_NAME}")
         self._check(chunk_length)
         self._signature = signature = self._tables[0].signature
         has_payloads = any(table.payload_bytes for table in self._tables)

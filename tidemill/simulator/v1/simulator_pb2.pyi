@@ -136,7 +136,9 @@ class Open(_message.Message):
     ACTION_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     client: _builtins.str
-    """Name of the client, for messages and logs: 1 to 128 letters, digits, `_`, `-` and `.`. Several may have the same."""
+    """Name of the client, for messages and logs: letters, digits, `_`, `-` and `.`, a letter or
+    digit first; at most 128 characters. Several clients may have the same.
+    """
     resume_token: _builtins.bytes
     """Token of an episode that broke off, see `Decision.resume_token`. Empty: the first step begins an episode."""
     @_builtins.property
