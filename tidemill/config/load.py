@@ -176,7 +176,8 @@ def from_document(config: type[_T], document: Mapping[str, Any], algorithm: str 
         ConfigError: a section or setting is unknown, or a value is wrong.
     """
     unknown = [section for section in document if section not in _SECTIONS]
-    refuse(f"unknown section {name!r}{nearest(str(name).lower(), _SECTIONS)}" for name in unknown)
+    known = "; known: " + ", ".join(sorted(_SECTIONS))
+    refuse(f"unknown section {name!r}{nearest(str(name).lower(), _SECTIONS) or known}" for name in unknown)
     document = {name: {} if value is None else value for name, value in document.items()}
     algorithm = _algorithm_of(document, algorithm)
     if isinstance(agent := document.get("agent", {}), Mapping):

@@ -92,7 +92,7 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
             unless there is a folder of that whole name.
 
     Raises:
-        ConfigError: A folder holds no run with an evaluation, or is an exported policy.
+        ConfigError: A folder is missing, holds no run with an evaluation, or is an exported policy.
     """
     folders: dict[str, dict[Path, Path]] = {}  # by whole path: a run that is named twice counts once
     labels: dict[str, str] = {}
@@ -138,7 +138,7 @@ def _named_by_settings(groups: Sequence[Group]) -> list[Group]:
 
 def _runs(folder: Path) -> list[Path]:
     """Return the runs of a folder: itself, those directly below it, or of a sweep those of its trials."""
-    if is_bundle(folder):
+    if is_bundle(folder) or not folder.exists():
         check_is_run(folder)
     is_run = (folder / CONFIG).is_file() and (folder / SCORES).is_file()
     candidates = [folder] if is_run else [*sorted(folder.glob("*/")), *sorted(folder.glob("trial-*/*/"))]

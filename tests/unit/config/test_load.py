@@ -123,6 +123,7 @@ def test_load_ignores_sections_of_other_processes(tmp_path: Path) -> None:
         ("run: [a, b]", "run is ['a', 'b'], must be a mapping of settings"),
         ("env: CartPole-v1", "env is 'CartPole-v1', must be a mapping of settings, such as {id: CartPole-v1}"),
         ("agent: dqn", "agent is 'dqn', must be a mapping of settings, such as {algorithm: dqn}"),
+        ("nonsection: {}", "unknown section 'nonsection'; known: actor, agent, cluster, env, evaluator, inference, "),
         ("Env: {id: a}", "unknown section 'Env'; did you mean 'env'?"),
         ("env: {id:CartPole-v1}", "'env.id:CartPole-v1'; put a space behind the colon: id: CartPole-v1"),
         ("agent: {learning_rate: .inf}", "agent.learning_rate is inf, allowed: a finite number"),

@@ -152,6 +152,14 @@ def test_folder_without_runs_is_explained(tmp_path: Path) -> None:
         find_groups([str(tmp_path)])
 
 
+def test_folder_that_is_missing_is_told(tmp_path: Path) -> None:
+    """As by the other commands, with the runs beside it."""
+    run = _run(tmp_path / "a", 1, [1.0])
+    words = f"{tmp_path / 'none'} is not a run: it has no config.yaml; runs: {run}"
+    with pytest.raises(ConfigError, match=naming(words)):
+        find_groups([str(tmp_path / "none")])
+
+
 def test_exported_policy_is_not_taken_for_a_run(tmp_path: Path) -> None:
     """It has the scores of its run, which would count twice."""
     run, policy = _run(tmp_path / "a", 1, [1.0]), _run(tmp_path / "a-policy", 1, [1.0])
