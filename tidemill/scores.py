@@ -11,7 +11,8 @@ from tidemill import formats
 from tidemill.errors import DataLoss
 
 EVALUATING = "evaluating.json"
-"""File in a run's folder while an evaluation is under way: `version`, `ended` and `episodes`."""
+"""File in a run's folder while an evaluation is under way: `version`, `ended` and `episodes`; after one without a score
+`version` and `refusal`, its reason."""
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
     watch = EnvWatch(
         config.env, server.health, end=lambda _: os._exit(HELD_UP), has_end=True
     )  # never a reason to end training
-    has_ended, runner = _runner(config, watch, finish)
+    has_ended, runner = _runner(config, watch, finish, progress := ProgressFile(config.run.folder))
     drawing = CurveDrawing(config)
     with watch, closing(logs), closing(source), closing(runner), ExitStack() as stack:
         callbacks = stack.enter_context(closing(CallbackThread(made)))
@@ -126,7 +126,9 @@ def evaluate(config: EvaluatorConfig, server: BackgroundServer, stop: threading.
                 logs,
                 stop=stop,
                 finish=finish,
-                events=EvaluatorEvents(partial(_on_evaluation, config, drawing, callbacks), on_limit, give_up),
+                events=EvaluatorEvents(
+                    partial(_on_evaluation, config, drawing, callbacks), on_limit, give_up, progress.refuse
+                ),
             )
 
             def on_hang() -> None:
@@ -176,9 +178,11 @@ def _logs(config: EvaluatorConfig, stop: threading.Event) -> RunLogs:
     return logs
 
 
-def _runner(config: EvaluatorConfig, watch: EnvWatch, finish: threading.Event) -> tuple[threading.Event, Runner]:
+def _runner(
+    config: EvaluatorConfig, watch: EnvWatch, finish: threading.Event, progress: ProgressFile
+) -> tuple[threading.Event, Runner]:
     """Return the player of episodes, and the event that tells it that training has ended, as `finish` does."""
-    progress, has_ended = ProgressFile(config.run.folder), threading.Event()
+    has_ended = threading.Event()
     if config.evaluator.source == "simulators":
         return has_ended, SimulatorRunner(config, progress, lambda: has_ended.is_set() or finish.is_set())
     return has_ended, EpisodeRunner(config, progress, watch.made)

@@ -67,6 +67,8 @@ class EvaluatorEvents:
     on_hang: Callable[[RunVerdict], None] = lambda _: None
     """Called in another thread, with how the run ends, when the environment holds the last evaluation up for so long
     that only the end of the process helps."""
+    on_refusal: Callable[[int, str], None] = lambda _, __: None
+    """Called with a version that got no score because the environment failed in its episodes, and the reason."""
 
 
 class Evaluator:
@@ -106,6 +108,7 @@ class Evaluator:
         self._tried = self._awaited = 0
         """Decisions behind the version tried last, which may have no score, and those that the next one waits for."""
         self._ending = ""  # why the run is over, once it is
+        self._refusal = ""  # why the version that the run ends with has no score
         self._verdict: RunVerdict | None = None
         self._next_confirmation_seed = 0  # also after a confirmation that was not completed and is in no file
         self._best_tagged = 0  # by this process: after a restart the tag is set once more
@@ -209,6 +212,7 @@ class Evaluator:
 
     def _end(self, reason: str) -> RunVerdict | None:
         """Measure the newest version, unless that was done; return how the run ends, None if stopped."""
+        self._refusal = ""
         params = self._source.newest(self._config.cluster.connect_timeout_s)  # the server may be starting again
         if params is None:
             nothing = RunVerdict(False, f"{reason}; no parameters could be evaluated", None)
@@ -257,7 +261,8 @@ class Evaluator:
     def _unmeasured(self, reason: str) -> RunVerdict:
         """Return the end of a run whose last version could not be measured: that of the previous score, if any."""
         rows = self._logs.scores.rows
-        what = f"{reason}; the last evaluation was not completed"
+        why = f": {self._refusal}" if self._refusal else ""
+        what = f"{reason}; the last evaluation was not completed{why}"
         return RunVerdict(False, what, rows[-1].params_version if rows else None)
 
     def _measure(self, params: Params, is_stopped: Callable[[], bool]) -> Score | None:
@@ -279,17 +284,19 @@ class Evaluator:
 
     def _play(self, params: Params, seeds: range, is_stopped: Callable[[], bool]) -> Evaluation | None:
         """Play episodes; None if it was stopped, or if the environment failed in most of them, which ends no run."""
+        failed = len(seeds)
         try:
             evaluation = self._runner.run(params, seeds, is_stopped)
+            if evaluation is None:
+                return None
+            failed, refusal = evaluation.failed, evaluation.refusal
         except EpisodesFailed as error:
-            _FAILED.inc(len(seeds))
-            _log.warning("version not evaluated", version=params.number, reason=str(error))
-            return None
-        if evaluation is None:
-            return None
-        _FAILED.inc(evaluation.failed)
-        if evaluation.refusal:
-            _log.warning("version not evaluated", version=params.number, reason=evaluation.refusal)
+            evaluation, refusal = None, str(error)
+        _FAILED.inc(failed)
+        if refusal:
+            self._refusal = refusal
+            _log.warning("version not evaluated", version=params.number, reason=refusal)
+            self._events.on_refusal(params.number, refusal)
             return None
         return evaluation
 

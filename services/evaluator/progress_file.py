@@ -1,4 +1,4 @@
-"""Tells the launcher how far an evaluation is, by a file in the run's folder that is there only meanwhile."""
+"""Tells the launcher how far an evaluation is, or why there was none, by a file in the run's folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tidemill.atomic_files import remove, write_atomically
 from tidemill.scores import EVALUATING
@@ -27,11 +28,17 @@ class ProgressFile:
         if (now_s := self._now()) < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
-        document = {"version": version, "ended": ended, "episodes": episodes}
-        with contextlib.suppress(OSError):
-            write_atomically(self._file, json.dumps(document) + "\n", sync=False)
+        self._write({"version": version, "ended": ended, "episodes": episodes})
 
     def clear(self) -> None:
         """Note that nothing is evaluated."""
         self._next_s = 0.0
         remove(self._file)
+
+    def refuse(self, version: int, reason: str) -> None:
+        """Note, until the next evaluation, why a version was not evaluated."""
+        self._write({"version": version, "refusal": reason})
+
+    def _write(self, document: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            write_atomically(self._file, json.dumps(document) + "\n", sync=False)

@@ -82,6 +82,8 @@ class StatusPoller:
         self._folder = folder
         self._processes = processes
         self._env_rate = RateMeter()
+        self._refused = 0, ""
+        """Newest version that could not be evaluated, and the reason; the file has it until the next evaluation."""
         self.learner: LearnerStatus | None = None
         """Last status of the learner; None if it never answered."""
         self._started_s, self._earlier_s = time.monotonic(), trained_s(folder)
@@ -95,8 +97,10 @@ class StatusPoller:
         self.learner = answer or self.learner
         scores = self._scores("scores.csv")
         failed = env_failures(self._folder)
+        self._refused = refused_version(self._folder) or self._refused
         tables = () if _has_ended("replay", processes) else self._tables.describe()
-        sample = ClusterSample(answer, tuple(chain(*tables)), _free_bytes(self._folder), failed)
+        refused = self._refused if self._refused[0] > (scores[-1].params_version if scores else 0) else None
+        sample = ClusterSample(answer, tuple(chain(*tables)), _free_bytes(self._folder), failed, refused)
         return ClusterStatus(
             elapsed_s=now_s - self._started_s,
             earlier_s=self._earlier_s,
@@ -160,6 +164,14 @@ def describe_evaluating(folder: Path) -> str:
         document = json.loads((folder / EVALUATING).read_text(encoding="utf-8"))
         return f"evaluating version {document['version']}: {document['ended']} of {document['episodes']} episodes"
     return ""
+
+
+def refused_version(folder: Path) -> tuple[int, str] | None:
+    """Return the version that was played last without a score, and the reason; None without one."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        document = json.loads((folder / EVALUATING).read_text(encoding="utf-8"))
+        return int(document["version"]), str(document["refusal"])
+    return None
 
 
 def _free_bytes(folder: Path) -> int:

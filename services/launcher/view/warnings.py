@@ -38,12 +38,14 @@ class ClusterSample:
         tables: Tables of the replay services that answer.
         disk_free_bytes: Free space on the disk of the run's folder.
         env_failures: Failures of the environments of each actor since it started, by kind.
+        refused: Version that has no score although it was played, and the reason; None once a later one has a score.
     """
 
     learner: LearnerStatus | None
     tables: Sequence[TableDescription]
     disk_free_bytes: int
     env_failures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    refused: tuple[int, str] | None = None
 
     @property
     def is_disk_full(self) -> bool:
@@ -89,6 +91,8 @@ class WarningTracker:
                 self._simulators(sample.learner, now_s),
             ]
         found.append(self._env_failures(sample.env_failures, now_s))
+        if sample.refused is not None:
+            found.append("version {:,} was not evaluated: {}".format(*sample.refused))
         return tuple(line for line in found if line)
 
     def _disk(self, sample: ClusterSample) -> str:

@@ -414,6 +414,9 @@ def test_run_that_was_never_evaluated_has_the_steps_of_its_newest_version(tmp_pa
     assert verdict is not None
     result = scene.report(verdict)
     assert (result["mean_return"], result["env_steps"], result["params_version"]) == (None, 200, 2)
+    why = "the last evaluation was not completed: no episode could be played to its end"
+    assert result["reason"] == f"run.max_env_steps (200) reached; {why}"
+    assert told == [(1, "no episode could be played to its end"), (2, "no episode could be played to its end")]
 
 
 def test_evaluation_whose_episodes_mostly_failed_is_no_score(tmp_path: Path) -> None:
@@ -428,7 +431,8 @@ def test_evaluation_whose_episodes_mostly_failed_is_no_score(tmp_path: Path) -> 
 
     scene.runner.run = lucky  # type: ignore[method-assign]
     verdict = scene.evaluator.run()
-    reason = "run.max_env_steps (200) reached; the last evaluation was not completed"
+    why = "the environment failed in 13 of 25 episodes; at most half may fail"
+    reason = f"run.max_env_steps (200) reached; the last evaluation was not completed: {why}"
     assert verdict == RunVerdict(False, reason, 1)
     assert [(row.params_version, row.episodes) for row in scene.logs.scores.rows] == [(1, 13)]
     assert scene.source.tags["best"] == 1

@@ -27,6 +27,8 @@ from tidemill.learner.status import POLICY_LAG, LearnerState, LearnerStatus, Sou
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.scores import COLUMNS, Score
+from tidemill.services.evaluator.csv_logs import ScoreLog
+from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view import poller as poller_module
 from tidemill.services.launcher.view.curves import by_kind, env_failures, training_return
@@ -258,6 +260,25 @@ def test_failures_of_environments_are_those_of_all_actors(tmp_path: Path, monkey
             status = poller.poll()
         assert status.env_failures == {"raised": 5, "died": 1}
         assert any("environments of the actors failed" in line for line in status.warnings) is not is_new_session
+
+
+def test_version_whose_evaluation_failed_is_a_warning_until_a_later_one_has_a_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reason, also while the next version is evaluated, whose progress takes its place in the file."""
+    config = RunConfig(cluster=ClusterSettings(replay=("dns:nowhere:1",), learner="unix:///nowhere"))
+    progress, scores = ProgressFile(tmp_path), ScoreLog(tmp_path / "scores.csv")
+    with contextlib.closing(StatusPoller(config, tmp_path, tuple)) as poller:
+        monkeypatch.setattr(poller, "_learner_status", lambda: None)
+        progress.refuse(1_234, "no episode could be completed: environment 0 raised KeyError")
+        refused = poller.poll()
+        line = "version 1,234 was not evaluated: no episode could be completed: environment 0 raised KeyError"
+        assert line in refused.warnings
+        assert refused.evaluating == ""
+        progress.write(1_235, 0, 5)
+        assert line in poller.poll().warnings
+        scores.append(dataclasses.replace(_SCORE, params_version=1_235))
+        assert not any("not evaluated" in each for each in poller.poll().warnings)
 
 
 @pytest.mark.parametrize(
