@@ -85,6 +85,8 @@ class Result:
     mark: str = ""
     """Tag at the parameter server that marks this end; empty if a launcher ended the run. With other limits, or after a
     divergence with other settings, a run has another."""
+    trained_env_steps: int = 0
+    """Agent decisions behind the newest version, which may have no score; 0 if it is not known."""
 
 
 def write_result(result: Result, folder: Path) -> None:
@@ -234,4 +236,5 @@ def _summarise(
         learning_curve=curve,
         video=video,
         mark=mark,
+        trained_env_steps=trained.env_steps,
     )

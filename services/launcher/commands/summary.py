@@ -45,8 +45,9 @@ def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = No
     lines = ["", f"{folder.name}: {outcome.reason}"]
     result = formats.read_json(folder / "result.json", formats.RESULT)
     if result:
-        steps = max(learner.env_steps if learner is not None else 0, result["env_steps"])
-        run = {"wall_s": max(trained_s(folder), result["wall_s"]), "env_steps": steps}  # not of the version evaluated
+        asked = learner.env_steps if learner is not None else 0
+        steps = max(asked, result["env_steps"], result.get("trained_env_steps", 0))  # not of the version evaluated
+        run = {"wall_s": max(trained_s(folder), result["wall_s"]), "env_steps": steps}
         lines.append(describe_result(result | run))
     if is_deterministic(folder) and (digest := describe_digest(folder / "params")):
         lines.append(f"parameters sha256 {digest}")

@@ -399,12 +399,18 @@ def test_last_evaluation_that_does_not_end_is_broken_off_and_the_scores_before_i
     verdict = scene.evaluator.run()
     reason = "run.max_env_steps (200) reached; the last evaluation was not completed"
     assert verdict == RunVerdict(False, reason, 1)
-    assert scene.report(verdict)["mean_return"] == 50.0
+    result = scene.report(verdict)
+    assert (result["mean_return"], result["env_steps"], result["trained_env_steps"]) == (50.0, 100, 200)
 
 
 def test_run_that_was_never_evaluated_has_the_steps_of_its_newest_version(tmp_path: Path) -> None:
-    """The environment fails in every episode: the run continues to its limit, and its result counts what was played."""
+    """The environment fails in every episode: the run continues to its limit, and its result counts what was played.
+
+    The reason is told each time, and stands in the result.
+    """
     scene = _scene(tmp_path, {1: [], 2: []}, _SETTINGS, max_env_steps=200)
+    told = list[tuple[int, str]]()
+    scene.evaluator._events = EvaluatorEvents(on_refusal=lambda *refusal: told.append(refusal))
 
     def failing(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
         raise EpisodesFailed("no episode could be played to its end")

@@ -134,6 +134,9 @@ def test_closing_line_has_the_time_and_the_steps_of_the_run(tmp_path: Path) -> N
     learner = LearnerStatus(env_steps=4200)
     said = summarise(tmp_path, Outcome(0, "finished"), learner)
     assert "ended after 20 s and 4,200 env steps (run.max_wall_s (15) reached): not evaluated" in said
+    result["trained_env_steps"] = 4300  # after the learner was asked last
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    assert "and 4,300 env steps" in "\n".join(summarise(tmp_path, Outcome(0, "finished"), learner))
 
 
 @pytest.mark.parametrize(
