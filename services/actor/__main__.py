@@ -108,7 +108,9 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
     is_on_policy = isinstance(config.agent, LearnsOnPolicy)  # its streams advance together
     with (
         EnvWatch(config.env, server.health) as watch,
-        closing(watch.watched(make_surviving(config.env, num_envs, waits=is_on_policy, stop=stop))) as env,
+        closing(
+            watch.watched(make_surviving(config.env, num_envs, waits=is_on_policy, stop=stop, timed=watch.timed))
+        ) as env,
         ExitStack() as stack,
     ):
 

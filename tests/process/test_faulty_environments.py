@@ -74,3 +74,26 @@ def test_policy_stop_ends_the_run_at_the_first_failure(config_file: Path) -> Non
     with launched("train", "--config", str(config_file), *_FAULTY, *faults) as cluster:
         assert cluster.wait() == 1
     assert "env.on_failure is 'stop'" in cluster.output
+
+
+_STUCK = """
+import time, gymnasium
+def make(training):
+    if training:
+        time.sleep(600)
+    return gymnasium.make("CartPole-v1")
+"""
+
+
+@pytest.mark.parametrize("is_deterministic", ["false", "true"])
+def test_environment_that_an_actor_cannot_make_in_time_is_named(
+    config_file: Path, tmp_path: Path, is_deterministic: str
+) -> None:
+    """Long before `launcher.start_timeout_s`, with the line of the constructor that does not return."""
+    (tmp_path / "stuck.py").write_text(_STUCK)
+    limits = ["--env.step-timeout-s", "1", "--launcher.max-restarts", "0", "--run.deterministic", is_deterministic]
+    with launched("train", "--config", str(config_file), "--env.id", "stuck:make", *limits, cwd=tmp_path) as cluster:
+        assert cluster.wait() == 1
+    assert re.search(
+        r"env\.id 'stuck:make' has not returned from the constructor for 1\.\d s \(stuck\.py, line 5\)", cluster.output
+    )

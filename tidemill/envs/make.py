@@ -40,6 +40,9 @@ _INSTEAD = (
 )
 _EXTRAS = ("mujoco", "box2d")  # of gymnasium's own environments, as its errors name what is missing
 
+Timed = Callable[[Callable[[], Any]], Any]
+"""A function that returns the result of its argument, which it calls."""
+
 
 def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bool = False) -> VectorEnv:
     """Make a batch of environments.
@@ -55,6 +58,13 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
         ConfigError: No such environment (the message names the nearest), a package it needs is
             missing (the message names it), or its spaces are not supported.
     """
+    return make_timed(settings, num_envs, lambda make: make(), training=training, render=render)
+
+
+def make_timed(
+    settings: EnvSettings, num_envs: int, timed: Timed, *, training: bool, render: bool = False
+) -> VectorEnv:
+    """Make a batch as `make_env` does: each environment by `timed`, or all that their own code steps together."""
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}, allowed: at least 1")
     if settings.spaces:
@@ -63,14 +73,16 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
             "evaluator.source to 'simulators'; play the policy in your program with tidemill.load_policy"
         )
     with _named(settings):
-        if settings.vector:
-            return make_batched(settings, num_envs, training=training, render=render)
-        if settings.is_atari:
-            return make_atari(settings, num_envs, training=training, render=render)
-        return _make_gymnasium(settings, num_envs, training=training, render=render)
+        if settings.vector or settings.is_atari:
+            make = make_batched if settings.vector else make_atari
+            batch: VectorEnv = timed(partial(make, settings, num_envs, training=training, render=render))
+            return batch
+        return _make_gymnasium(settings, num_envs, training=training, render=render, timed=timed)
 
 
-def make_surviving(settings: EnvSettings, num_envs: int, *, waits: bool, stop: threading.Event) -> SurvivingEnv:
+def make_surviving(
+    settings: EnvSettings, num_envs: int, *, waits: bool, stop: threading.Event, timed: Timed = lambda make: make()
+) -> SurvivingEnv:
     """Make a batch of environments to train in, each of which may fail as `env.on_failure` says.
 
     Args:
@@ -78,6 +90,7 @@ def make_surviving(settings: EnvSettings, num_envs: int, *, waits: bool, stop: t
         num_envs: Environments in the batch.
         waits: Whether a step waits for what is being restarted, instead of leaving its rows out.
         stop: Ends every wait.
+        timed: As in `make_timed`; not called for environments in separate processes.
 
     Raises:
         ConfigError: As `make_env`.
@@ -88,10 +101,10 @@ def make_surviving(settings: EnvSettings, num_envs: int, *, waits: bool, stop: t
         together = num_envs if settings.vector else 1
         parts = [WorkerPart(settings, together, stop, training=True) for _ in range(num_envs // together)]
     elif settings.vector or settings.is_atari:
-        parts = [BatchPart(partial(make_env, settings, num_envs, training=True), keeps=settings.keeps_failed)]
+        parts = [BatchPart(partial(make_timed, settings, num_envs, timed, training=True), keeps=settings.keeps_failed)]
     else:
         with _named(settings):
-            made = _make_gymnasium(settings, num_envs, training=True, render=False, tolerates=True)
+            made = _make_gymnasium(settings, num_envs, training=True, render=False, timed=timed, tolerates=True)
             parts = [GymnasiumPart(made, keeps=settings.keeps_failed)]
     # a step that waits is timed, unless the environments have separate processes, which are timed instead
     longest_pause_s = settings.longest_call_s / 4 if waits and not settings.isolate else 0.0
@@ -129,10 +142,10 @@ def _named(settings: EnvSettings) -> Iterator[None]:
 
 
 def _make_gymnasium(
-    settings: EnvSettings, num_envs: int, *, training: bool, render: bool, tolerates: bool = False
+    settings: EnvSettings, num_envs: int, *, training: bool, render: bool, timed: Timed, tolerates: bool = False
 ) -> GymnasiumVectorEnv:
     return GymnasiumVectorEnv(
-        partial(make_one, settings, training=training, render=render),
+        partial(timed, partial(make_one, settings, training=training, render=render)),
         num_envs,
         mask_key=info_key(settings.action_mask),
         joint_actions=settings.joint_actions,

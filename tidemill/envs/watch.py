@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,8 @@ _LONGEST_POLL_S = 1.0
 _POLLS = 20  # in a time limit
 _GRACE_S = 60.0
 _LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parent))
+
+_Made = TypeVar("_Made")
 
 
 class EnvWatch(Closing):
@@ -85,9 +87,12 @@ class EnvWatch(Closing):
 
     def made(self, make: Callable[[], VectorEnv]) -> VectorEnv:
         """Make an environment whose constructor and calls are timed."""
+        return self.watched(self.timed(make))
+
+    def timed(self, make: Callable[[], _Made]) -> _Made:
+        """Return the result of `make`, timed by itself also within another call."""
         with self.timing("the constructor"):
-            env = make()
-        return self.watched(env)
+            return make()
 
     def watched(self, env: VectorEnv) -> VectorEnv:
         """Return an environment whose calls are timed."""
@@ -96,13 +101,14 @@ class EnvWatch(Closing):
     @contextmanager
     def timing(self, method: str) -> Iterator[None]:
         """Time a call of a method of an environment."""
+        outer = self._method
         self._calls += 1
         self._method = method
         try:
             yield
         finally:
             self._steps += method == "step"
-            self._method = ""
+            self._method = outer
 
     def close(self) -> None:
         """Stop watching."""

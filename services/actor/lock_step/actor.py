@@ -14,7 +14,7 @@ from tidemill.acting.writer import open_writer
 from tidemill.config.fixed import keep_fixed
 from tidemill.config.lock_step import LockStep, lock_step_of
 from tidemill.config.sections import ActorConfig
-from tidemill.envs.make import make_env
+from tidemill.envs.make import make_timed
 from tidemill.envs.watch import EnvWatch
 from tidemill.errors import ConfigError
 from tidemill.params.watcher import ParamsWatcher
@@ -63,7 +63,8 @@ def act_in_lock_step(config: ActorConfig, seed: int, server: BackgroundServer, s
     with ExitStack() as stack:
         history = stack.enter_context(closing(History(folder / f"{actor_id}.history")))
         watch = stack.enter_context(EnvWatch(config.env, server.health))
-        env = stack.enter_context(closing(watch.watched(make_env(config.env, config.env.num_envs, training=True))))
+        made = make_timed(config.env, config.env.num_envs, watch.timed, training=True)
+        env = stack.enter_context(closing(watch.watched(made)))
         policy, kept = _round_policy(config, env.spec, index), RoundEnd.read(file)
         writer = open_writer(
             config,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +139,25 @@ def test_isolated_environment_plays_as_it_would_in_this_process() -> None:
             for name in ("observation", "reward", "terminated", "truncated", "is_first", "is_reset_step"):
                 np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
             assert found.episodes == expected.episodes
+
+
+def test_each_environment_is_made_by_a_call_that_can_be_timed() -> None:
+    """At first, and when it has failed; a batch that its own code steps is made by one."""
+    made = list[object]()
+
+    def timed(make: Callable[[], Any]) -> Any:  # noqa: ANN401
+        made.append(make)
+        return make()
+
+    settings = EnvSettings("tests.support.envs:failing", {"step": 1})
+    with closing(make_surviving(settings, 2, waits=True, stop=threading.Event(), timed=timed)) as env:
+        assert len(made) == 2
+        env.reset(1)
+        env.step(np.zeros(2, np.int64))
+        assert len(made) == 4
+    settings = EnvSettings(vector="tests.support.faulty_envs:NumPyScalars")
+    make_surviving(settings, 2, waits=True, stop=threading.Event(), timed=timed).close()
+    assert len(made) == 5
 
 
 def test_imports_of_a_process_have_the_longer_of_two_limits(monkeypatch: pytest.MonkeyPatch) -> None:
