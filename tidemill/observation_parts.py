@@ -74,6 +74,8 @@ def stored(value: Any, dtype: Any, name: str = "observation") -> Array:  # noqa:
     if array.dtype == wanted:
         return array
     kind = array.dtype.kind
+    if kind not in "biufc":
+        raise InvalidArgument(f"{name} of dtype {array.dtype}, which is stored as {wanted}, allowed: numbers")
     if kind == "b" or (kind == wanted.kind == "f"):
         with np.errstate(over="ignore"):  # what is too large becomes infinite, which the check of finite numbers names
             return array.astype(wanted)

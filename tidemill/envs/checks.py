@@ -127,7 +127,8 @@ def _shown(value: Any) -> str:  # noqa: ANN401
 
 def _raised(error: BaseException, *, reset: bool) -> str:
     """Return a description of an exception and the place where it was raised."""
-    said = f"raised {type(error).__name__}" + (f": {error}" if str(error) else "")
+    message = " ".join(str(error).split())
+    said = f"raised {type(error).__name__}" + (f": {message}" if message else "")
     if reset and isinstance(error, TypeError) and "'seed'" in str(error):
         return f"{said}; its reset must take the arguments seed and options (Gym before 0.26 had none)"
     frames = traceback.extract_tb(error.__traceback__)

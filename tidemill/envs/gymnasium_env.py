@@ -153,7 +153,8 @@ class GymnasiumVectorEnv:
         try:
             self._envs[index] = self._make_one()
         except FAILURES as error:
-            said = f"environment {index} could not be made: {described(error)}"
+            reason = " ".join(described(error).split())
+            said = f"environment {index} could not be made: {reason}"
             raise failed(said, error, index=index) from error
 
     def step(self, action: NDArray[Any]) -> VectorStep:

@@ -214,7 +214,7 @@ def as_failure(error: BaseException) -> EnvFailed:
     """Convert an exception of user code to the failure of an environment."""
     if isinstance(error, EnvFailed):
         return error
-    text = str(error)
+    text = " ".join(str(error).split())
     raised = f"raised {type(error).__name__}: {text}" if text else f"raised {type(error).__name__} without a message"
     said = text if isinstance(error, FatalError | ConfigError) else raised
     return EnvFailed(said, kind="raised", trace="".join(traceback.format_exception(error)))

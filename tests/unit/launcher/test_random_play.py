@@ -45,6 +45,8 @@ class Broken(gymnasium.Env[Any, Any]):
         self._steps += 1
         if self._how == "crash" and self._steps == 20:
             raise ZeroDivisionError("division by zero")
+        if self._how == "lines":
+            raise RuntimeError("no level\nfile")
         if self._how == "exit":
             raise SystemExit(3)
         late = self._steps >= 9
@@ -63,6 +65,8 @@ class Broken(gymnasium.Env[Any, Any]):
             "no flag": (_ZERO, 0.0, False, None, {}),
             "array flag": (_ZERO, 0.0, np.zeros(1, np.bool_), False, {}),
             "text": ("left", 0.0, False, False, {}),
+            "texts": (np.array(["a", "b"]), 0.0, False, False, {}),
+            "objects": (np.array([0.5, None]), 0.0, False, False, {}),
         }
         return wrong.get(self._how, (_ZERO, 0.0, False, False, {}))
 
@@ -126,6 +130,9 @@ class OwnBatch:
         ("shape", "returned an observation of shape (1,), allowed by its observation space: (2,)"),
         ("info", "returned None as the info of step, allowed: a dict"),
         ("text", "returned an observation of shape ()"),
+        ("texts", "returned an observation of dtype <U1, which is stored as float32, allowed: numbers"),
+        ("objects", "returned an observation of dtype object, which is stored as float32, allowed: numbers"),
+        ("lines", "raised RuntimeError: no level file (test_random_play.py, line"),
         ("crash", "at step 20 of its episode raised ZeroDivisionError: division by zero (test_random_play.py, line"),
         ("bounds", "have no bounds to scale [-1, 1] to; give the action space finite bounds between -1e+09 and 1e+09"),
     ],
