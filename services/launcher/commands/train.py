@@ -244,9 +244,7 @@ async def run_with_view(
         nonlocal reached
         view.show(status := await asyncio.to_thread(poller.poll))
         await asyncio.to_thread(curves.add, status)
-        # Read from the folder: a learner that soon ends may be gone before it is asked.
-        if restored := folder.take_restored():
-            view.event(f"learner restored {restored}")
+        show_starts(folder, view)
         if (learner := status.counting) is not None:
             if learner.learner_steps < reached and not learner.restored:
                 view.event("learner starts from scratch: it had not written a checkpoint (learner.checkpoint_every_s)")
@@ -264,6 +262,14 @@ async def run_with_view(
         updates.cancel()
         await asyncio.gather(updates, return_exceptions=True)
         await show()
+
+
+def show_starts(folder: RunFolder, view: View) -> None:
+    """Show the learner's failures and restored states from the folder: it may be gone before it could be asked."""
+    if failure := folder.take_rank_failure():
+        view.event(f"learner {failure}")
+    if restored := folder.take_restored():
+        view.event(f"learner restored {restored}")
 
 
 def remove_leftover_sockets(folder: RunFolder) -> None:

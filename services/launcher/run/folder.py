@@ -44,6 +44,7 @@ class RunFolder(Closing):
         if descriptor is None:
             raise _running(path)
         self._lock = descriptor
+        self._rank_failed_ns = 0  # when the failure of a rank that was taken last was written
 
     @classmethod
     def create(cls, config: RunConfig, *, fresh: bool) -> RunFolder:
@@ -112,6 +113,15 @@ class RunFolder(Closing):
             return ""
         self._restored_file.unlink()
         return restored
+
+    def take_rank_failure(self) -> str:
+        """Return once how one of several learners failed, in words; empty if none has since."""
+        with contextlib.suppress(FileNotFoundError):
+            written_ns = (self.path / RANK_FAILURE).stat().st_mtime_ns
+            if written_ns != self._rank_failed_ns:
+                self._rank_failed_ns = written_ns
+                return self.read_rank_failure()
+        return ""
 
     def read_rank_failure(self) -> str:
         """Return how one of several learners failed last; empty if none has, since the run was started or resumed."""

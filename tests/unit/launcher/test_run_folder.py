@@ -243,6 +243,16 @@ def test_what_a_learner_restored_is_taken_once_for_each_of_its_starts(tmp_path: 
             assert [folder.take_restored(), folder.take_restored()] == ["checkpoint of 900 updates", ""]
 
 
+def test_failure_of_a_rank_is_told_once_also_if_it_fails_again_in_the_same_way(tmp_path: Path) -> None:
+    """The words are the same each time."""
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
+        assert folder.take_rank_failure() == ""
+        for written_ns in (1, 2):
+            (folder.path / RANK_FAILURE).write_text("lost rank 1\n")
+            os.utime(folder.path / RANK_FAILURE, ns=(written_ns, written_ns))
+            assert [folder.take_rank_failure(), folder.take_rank_failure()] == ["lost rank 1", ""]
+
+
 def test_failure_of_a_rank_is_forgotten_when_the_run_is_resumed(tmp_path: Path) -> None:
     """It is that of the session before."""
     with RunFolder.create(_config(tmp_path), fresh=False) as folder:

@@ -15,9 +15,11 @@ from tidemill.services.launcher.view.status import ClusterStatus
 class _Run:
     """A run that has the statuses given, one at each poll, and ends after them: runner, poller, curves and view."""
 
-    def __init__(self, learners: list[LearnerStatus], restored: list[str] | None = None) -> None:
+    def __init__(
+        self, learners: list[LearnerStatus], restored: list[str] | None = None, failures: list[str] | None = None
+    ) -> None:
         self._learners, self._is_over, self.events = learners, asyncio.Event(), list[str]()
-        self._restored = restored or []
+        self._restored, self._failures = restored or [], failures or []
 
     async def run(self) -> None:
         """Run until every status was shown."""
@@ -31,6 +33,10 @@ class _Run:
     def take_restored(self) -> str:
         """Return the words of the next start of the learner."""
         return self._restored.pop(0) if self._restored else ""
+
+    def take_rank_failure(self) -> str:
+        """Return the words of the next failure of a rank."""
+        return self._failures.pop(0) if self._failures else ""
 
     def add(self, status: ClusterStatus) -> None:
         """Take no point."""
@@ -64,3 +70,11 @@ def test_every_start_of_a_learner_is_told_with_what_it_restored() -> None:
     run: Any = _Run([LearnerStatus(LearnerState.TRAINING, 900, restored=same)] * 5, [same, "", same])
     asyncio.run(run_with_view(run, run, run, run, run, 0.0))
     assert run.events == [f"learner restored {same}"] * 2
+
+
+def test_lost_rank_is_told_before_what_the_learners_restored() -> None:
+    """It is why they started again."""
+    lost, restored = "lost rank 1, which ended with exit code -9", "checkpoint-000001-00000002: 900 updates"
+    run: Any = _Run([LearnerStatus(LearnerState.TRAINING, 900, restored=restored)] * 3, [restored], [lost])
+    asyncio.run(run_with_view(run, run, run, run, run, 0.0))
+    assert run.events == [f"learner {lost}", f"learner restored {restored}"]
