@@ -327,6 +327,11 @@ def parts(length: int = 3, nan_step: int = -1) -> PartsEnv:
     return PartsEnv(length, nan_step)
 
 
+def parts_vector(num_envs: int, mode: str = "NextStep") -> gymnasium.vector.SyncVectorEnv:
+    """Return a batch of `PartsEnv` by gymnasium."""
+    return gymnasium.vector.SyncVectorEnv([PartsEnv] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode(mode))
+
+
 def dictionary() -> ObservingEnv:
     """Return an environment that observes {"place": 1 of 3, "speed": (0.5, -0.5)}."""
     space = spaces.Dict({"place": spaces.Discrete(3), "speed": spaces.Box(-1, 1, (2,), np.float32)})

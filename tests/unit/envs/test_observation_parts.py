@@ -29,7 +29,7 @@ EXPECTED = (
 SETTINGS = {
     "single": EnvSettings(PARTS),
     **{
-        mode: EnvSettings(vector=f"{PARTS}_vector", kwargs={"mode": mode})
+        mode: EnvSettings(vector="tests.support.envs:parts_vector", kwargs={"mode": mode})
         for mode in ("NextStep", "SameStep", "Disabled")
     },
 }
