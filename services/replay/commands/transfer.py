@@ -46,10 +46,15 @@ def import_(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("folder", type=Path, help="folder that `tidemill replay export` wrote")
     parser.add_argument("--table", default="", metavar="NAME", help="name on the server (default: the exported name)")
+    parser.add_argument(
+        "--append", action="store_true", help="append also to a table that looks like an interrupted import"
+    )
     add_timeout(parser)
     options = parser.parse_args(arguments)
     end_in_order()
-    report = import_table(options.address, options.folder, table=options.table, timeout_s=options.timeout_s)
+    report = import_table(
+        options.address, options.folder, table=options.table, timeout_s=options.timeout_s, append=options.append
+    )
     there = "" if report.table_items is None else f"; the table has {report.table_items:,} items now"
     print(f"imported {described(report)} from {options.folder}{there}")
     return 0

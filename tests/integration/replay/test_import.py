@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+import re
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import TableDescription, TableUpdate
 from tidemill.replay.transfer import folder as files
+from tidemill.replay.transfer import importing, plan
 from tidemill.replay.transfer.exported_table import ExportedTable
+from tidemill.services.replay.__main__ import main
 
 
 def _damaged(folder: Path, how: str) -> None:
@@ -255,3 +258,47 @@ def test_import_whose_creation_was_not_answered_fills_its_own_table(
     assert (described.items, described.rate_limiter_off) == (40, False)
     assert were_off
     assert all(were_off)
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_interrupted_import_is_not_repeated_behind_its_own_part(
+    server: LocalServer,
+    client: ReplayClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_off: bool,
+) -> None:
+    """Killed, it removes nothing: its items would be there twice, and the rate limiter off for good."""
+    fill(server.address)
+    client.update_table("t", TableUpdate(rate_limiter_on=not is_off))
+    export_table(server.address, "t", tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(importing, "removed_on_failure", lambda *_: nullcontext())
+        patch.setattr(ExportedTable, "item_values", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            import_table(server.address, tmp_path / "out", table="copy")
+    again = ["import", server.address, str(tmp_path / "out"), "--table", "copy"]
+    assert main(again) != 0
+    assert re.search(naming("--append", f"tidemill replay drop {server.address} copy"), capsys.readouterr().err)
+    assert client.describe_table("copy").items == 0
+    assert main([*again, "--append"]) == 0
+    assert client.describe_table("copy").items == 40
+    assert (main(again) == 0) is is_off  # with so many items it is whole, and has its rate limiter off as exported
+
+
+def test_import_that_fails_behind_other_items_says_how_to_remove_its_own(
+    server: LocalServer, client: ReplayClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repeated, it would store them twice."""
+    monkeypatch.setattr(plan, "_MESSAGE_CHUNKS", 2)
+    fill(server.address)
+    export_table(server.address, "t", tmp_path / "out")
+    client.update_table("t", TableUpdate(queue_size=60))
+    with pytest.raises(Unavailable, match=naming("queue_size 60")) as refused:
+        import_table(server.address, tmp_path / "out", timeout_s=1.0)
+    assert client.describe_table("t").items > 40
+    commands = re.findall(r"`tidemill replay (delete [^`]+)`", str(refused.value))
+    assert commands
+    assert [main(command.split()) for command in commands] == [0] * len(commands)
+    assert client.describe_table("t").items == 40

@@ -232,7 +232,8 @@ def test_tables_are_copied_while_they_are_written(tmp_path: Path, capsys: pytest
         assert sum(writers.written) > before  # they continued
         assert "copied" in capsys.readouterr().out
         assert main(["copy", source.address, target.address]) != 0
-        assert "tables ['t'] are at" in capsys.readouterr().err
+        assert "tables ['t'] are at" in (said := capsys.readouterr().err)
+        assert f"tidemill replay drop {target.address} TABLE" in said
         assert main(["copy", source.address, target.address, "nowhere"]) != 0
         assert "no tables ['nowhere'] at" in capsys.readouterr().err
         assert main(["copy", source.address, source.address]) != 0

@@ -62,8 +62,8 @@ def copy_tables(
         taken = {table.config.name for table in client.list_tables()}
     if taken := taken & set(names):
         raise AlreadyExists(
-            f"tables {sorted(taken)} are at {target} already: drop those that a failed copy left unfinished, name the "
-            "others, or copy to a server without them"
+            f"tables {sorted(taken)} are at {target} already: drop those of an interrupted copy (`tidemill replay drop "
+            f"{target} TABLE`), name the others, or copy to a server without them"
         )
     reports = []
     for name in names:

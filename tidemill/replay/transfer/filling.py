@@ -65,7 +65,10 @@ def fill_table(  # noqa: PLR0913 - each is a separate condition
         client.wait_for_ready(timeout_s)
         # not by what `create_table` returns: gRPC repeats a call whose answer was lost, which finds its own table then
         if table in [found.config.name for found in client.list_tables()]:
-            raise AlreadyExists(f"table {table!r} is at {address} already: choose another name")
+            raise AlreadyExists(
+                f"table {table!r} is at {address} already: choose another name or, if an import was interrupted there, "
+                f"run `tidemill replay drop {address} {table}`"
+            )
         with removed_on_failure(client, address, table):
             client.create_table(config)
             _write(address, config, chain([first], rows), windows, timeout_s)

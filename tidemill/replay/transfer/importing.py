@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tidemill.errors import FailedPrecondition, TidemillError, Unavailable
+from tidemill.errors import AlreadyExists, FailedPrecondition, TidemillError, Unavailable
 from tidemill.replay.chunk import Chunk, ItemBatch
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.codec import encode
-from tidemill.replay.table_config import TableConfig, TableUpdate
+from tidemill.replay.table_config import TableConfig, TableDescription, TableUpdate
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import TransferReport
 from tidemill.replay.transfer.new_table import removed_on_failure
@@ -28,7 +28,9 @@ _MAX_IN_FLIGHT = 1024
 _LOST = "the server restarted with nothing on disk, so the imported items are lost: import again"
 
 
-def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s: float = 60.0) -> TransferReport:
+def import_table(
+    address: str, folder: str | Path, *, table: str = "", timeout_s: float = 60.0, append: bool = False
+) -> TransferReport:
     """Put an exported table into a running server: every item as it was, in its order.
 
     That is its steps, priority, payload, and how often it was sampled, so that what was used up of
@@ -44,11 +46,14 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
         folder: What `export_table` wrote.
         table: Name of the table there; empty for the name it had.
         timeout_s: Longest wait for the server, in seconds.
+        append: Whether to append to a table that looks like an interrupted import, too. Its rate limiter is off, though
+            the export's is on or has more items than the table ever had.
 
     Raises:
         InvalidArgument: The folder is none of an exported table, or of another version; nothing was sent.
         DataLoss: A file is damaged or missing; nothing was sent.
-        AlreadyExists: The server has a table of that name with another configuration; nothing was sent.
+        AlreadyExists: The server has a table of that name with another configuration, or one that looks like an
+            interrupted import, and `append` is not set; nothing was sent.
         Unavailable: The server cannot be reached, or took nothing for `timeout_s`. A table that was created is removed
             then, so that the import can be repeated; if the server was away, the message says how to remove it. If it
             says that the items are stored, only the rate limiter is still to be switched on.
@@ -60,12 +65,15 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
     with ReplayClient(address, deadline_s=timeout_s) as client:
         client.wait_for_ready(timeout_s)
         # not by what `create_table` returns: gRPC repeats a call whose answer was lost, which finds its own table then
-        is_new = config.name not in [found.config.name for found in client.list_tables()]
+        there = next((found for found in client.list_tables() if found.config.name == config.name), None)
+        if there and not append:
+            _check_whole(address, there, exported)
+        is_new = there is None
         with removed_on_failure(client, address, config.name) if is_new else nullcontext():
             client.create_table(config)
             if is_new:
                 client.update_table(config.name, TableUpdate(rate_limiter_on=False))
-            with _Lanes(address, config, plan.lanes, timeout_s) as lanes:
+            with _Lanes(address, config, plan.lanes, timeout_s, is_new=is_new) as lanes:
                 for message in plan.messages():
                     lanes.append(exported, message)
                 lanes.flush()
@@ -75,6 +83,17 @@ def import_table(address: str, folder: str | Path, *, table: str = "", timeout_s
         with suppress(TidemillError):  # everything is stored: another import would store it twice
             table_items = client.describe_table(config.name).items
     return TransferReport(config.name, exported.items, exported.steps, 0, exported.size_bytes, table_items)
+
+
+def _check_whole(address: str, there: TableDescription, exported: ExportedTable) -> None:
+    """Raise AlreadyExists for a table that an import may have left unfinished when it or the server was killed."""
+    if there.rate_limiter_off and (there.inserts < exported.items or not exported.rate_limiter_off):
+        table = there.config.name
+        raise AlreadyExists(
+            f"table {table!r} at {address} looks like an interrupted import: its rate limiter is off, and it has had "
+            f"{there.inserts:,} items. If it is one, run `tidemill replay drop {address} {table}` before you import "
+            "again; otherwise append to it with --append (append=True)"
+        )
 
 
 def _switch_on(client: ReplayClient, table: str, timeout_s: float) -> None:
@@ -95,9 +114,12 @@ def _switch_on(client: ReplayClient, table: str, timeout_s: float) -> None:
 class _Lanes:
     """The appenders of an import, one for each length of chunks; items are inserted in the order of the calls."""
 
-    def __init__(self, address: str, config: TableConfig, lanes: dict[int, int], timeout_s: float) -> None:
+    def __init__(
+        self, address: str, config: TableConfig, lanes: dict[int, int], timeout_s: float, *, is_new: bool
+    ) -> None:
         self._config, self._timeout_s = config, timeout_s
         self._address, self._lanes = address, lanes
+        self._is_new = is_new
         self._name = f"import-{secrets.token_hex(6)}"
         self._appenders: dict[int, StreamAppender] = {}
         self._newest: StreamAppender | None = None
@@ -139,7 +161,16 @@ class _Lanes:
             f"the replay server at {self._address} did not acknowledge {appender.unacknowledged_chunks} chunks within "
             f"{self._timeout_s:g} s: "
             f"{why or 'it is down, its disk is full, or the rate limiter of the table holds inserts back'}"
+            f"{'' if self._is_new else self._how_to_remove()}"
         )
+
+    def _how_to_remove(self) -> str:
+        command = f"tidemill replay delete {self._address} {self._config.name} --actor"
+        commands = " and ".join(f"`{command} {self._writer(length)}`" for length in self._appenders)
+        return f". Some items may be stored: before you import again, remove them with {commands}"
+
+    def _writer(self, length: int) -> str:
+        return f"{self._name}-{length}"
 
     def _chunks(self, exported: ExportedTable, message: PlannedMessage) -> list[Chunk]:
         signature, length = self._config.signature, message.chunk_length
@@ -160,7 +191,7 @@ class _Lanes:
         if length not in self._appenders:
             appender = StreamAppender(
                 self._address,
-                f"{self._name}-{length}",
+                self._writer(length),
                 self._lanes[length],
                 self._config.signature,
                 (self._config.name,),
