@@ -213,6 +213,17 @@ def test_copy_that_failed_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> No
         assert report.table_items == 40
 
 
+def test_copy_through_a_folder_that_is_missing_is_refused_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line."""
+    with local_server() as one, local_server() as other:
+        fill(one.address)
+        assert main(["copy", one.address, other.address, "--temporary", str(tmp_path / "none")]) != 0
+    assert (said := capsys.readouterr().err).count("\n") == 1
+    assert f"{tmp_path / 'none'}: No such file or directory" in said
+
+
 def test_tables_are_copied_while_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From a server that writers still use to one that is killed afterwards: a moment of each stream.
 

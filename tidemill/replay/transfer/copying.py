@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from tidemill.errors import AlreadyExists, InvalidArgument, NotFound
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.transfer.exporting import TransferReport, export_table
 from tidemill.replay.transfer.importing import import_table
+from tidemill.temporary_folder import temporary_folder
 
 
 def copy_tables(
@@ -42,6 +42,7 @@ def copy_tables(
         InvalidArgument: Source and target are the same address.
         AlreadyExists: The target has one of the tables; nothing was copied.
         NotFound: The source has no such table; nothing was copied.
+        FatalError: `folder` cannot be written to.
         FailedPrecondition: A time is given, and the source does not know when any item of a table came; nothing was
             copied.
         Unavailable: A server cannot be reached, or was silent for `timeout_s`. Tables that are complete stay at the
@@ -67,7 +68,7 @@ def copy_tables(
         )
     reports = []
     for name in names:
-        with tempfile.TemporaryDirectory(dir=folder, prefix="tidemill-") as temporary:
+        with temporary_folder("copy", folder) as temporary:
             exported = export_table(
                 source, name, Path(temporary) / "table", since_s=since_s, until_s=until_s, timeout_s=timeout_s
             )

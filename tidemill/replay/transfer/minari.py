@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import export_table
 from tidemill.replay.transfer.filling import fill_table
 from tidemill.replay.writing.steps import flatten, nest
+from tidemill.temporary_folder import temporary_folder
 from tidemill.types import ColumnSpec
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
         InvalidArgument: `minari` is not installed, the table lacks a column, has no step, or does not fit the spaces.
         AlreadyExists: There is a dataset of that name.
         NotFound: No such table.
+        FatalError: `folder` cannot be written to.
         FailedPrecondition: A time is given, and the server does not know when any item of the table came.
     """
     minari = _minari()
@@ -86,7 +87,7 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
         config = client.describe_table(table).config
     check_columns(config)
     spaces = _spaces(config, env)  # before an export that may take hours
-    with tempfile.TemporaryDirectory(dir=folder, prefix="tidemill-") as temporary:
+    with temporary_folder("minari", folder) as temporary:
         files = Path(temporary) / "table"
         export_table(address, table, files, newest=newest, since_s=since_s, until_s=until_s, timeout_s=timeout_s)
         exported = ExportedTable(files)
