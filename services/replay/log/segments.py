@@ -21,6 +21,8 @@ from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTE
 
 _SEGMENT = re.compile(r"(\d{8,})\.(log|copies)")
 _LOCK = ".lock"
+_MANIFEST = "manifest.json"
+"""File of an exported table, where a log does not belong."""
 
 
 class SegmentFile:
@@ -60,12 +62,13 @@ class LogFolder:
             read_only: Whether to make nothing: a folder that no server ever locked is not locked.
 
         Raises:
-            FatalError: it cannot be made or locked, or another process uses it.
+            FatalError: it cannot be made or locked, another process uses it, or it is an exported table.
         """
         self.path = path
         self._lock: int | None = None
         try:
             if not read_only:
+                _check_no_export(path)
                 make_folder(path)
             elif not is_there(path / _LOCK):
                 return
@@ -134,6 +137,14 @@ class LogFolder:
         """Unlock."""
         if self._lock is not None:
             unlock(self._lock)
+
+
+def _check_no_export(path: Path) -> None:
+    if is_there(path / _MANIFEST) and not is_there(path / _LOCK):
+        raise FatalError(
+            f"{path} holds no replay log but an exported table: set storage.folder to another folder, start the server "
+            f"and run `tidemill replay import ADDRESS {path}`"
+        )
 
 
 def _open_lock(path: Path, *, read_only: bool) -> int | None:

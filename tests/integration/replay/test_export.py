@@ -19,8 +19,16 @@ from tests.support.naming import because, naming
 from tests.support.replay_service import LocalServer, local_server, open_appender, write
 from tests.support.replay_streams import make_chunk, make_config, make_items
 from tests.support.waiting import WAIT_S, wait_until
-from tidemill.errors import FailedPrecondition, InvalidArgument, NotFound, Reason, ResourceExhausted, Unavailable
-from tidemill.replay import copy_tables, export_table
+from tidemill.errors import (
+    FailedPrecondition,
+    FatalError,
+    InvalidArgument,
+    NotFound,
+    Reason,
+    ResourceExhausted,
+    Unavailable,
+)
+from tidemill.replay import Server, copy_tables, export_table
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.transfer.stream import Start, open_export
 from tidemill.services.replay.__main__ import main
@@ -148,6 +156,16 @@ def test_copy_takes_times(dated: LocalServer, tmp_path: Path, capsys: pytest.Cap
         with pytest.raises(InvalidArgument, match=naming("until_s 1010.0 since_s 1020.0")):
             copy_tables(dated.address, target.address, ["t"], since_s=1020.0, until_s=1010.0)
         assert client.list_tables() == ()
+
+
+def test_export_is_no_folder_for_the_log_of_a_server(server: LocalServer, tmp_path: Path) -> None:
+    """Which would begin empty and write among its files; it says how to get the table."""
+    fill(server.address)
+    export_table(server.address, "t", out := tmp_path / "out")
+    before = set(out.iterdir())
+    with pytest.raises(FatalError, match=naming(out, "storage.folder", f"tidemill replay import ADDRESS {out}")):
+        Server(out)
+    assert set(out.iterdir()) == before
 
 
 def test_files_are_read_without_tidemill(server: LocalServer, tmp_path: Path) -> None:
