@@ -62,12 +62,14 @@ def delete(arguments: Sequence[str]) -> int:
         metavar="ID",
         help="only items of this writer: the name of a ReplayWriter, or an actor's id",
     )
-    parser.add_argument("--env", type=int, metavar="N", help="only items of this environment of the writer, from 0")
+    parser.add_argument("--env", type=int, metavar="N", help="only items of this environment of that writer, from 0")
     parser.add_argument(
         "--min-age", type=int, default=0, metavar="N", help="only items with at least N inserted after them"
     )
     add_times(parser)
     options = parser.parse_args(arguments)
+    if options.env is not None and not options.actor:
+        raise ConfigError(f"--env is {options.env}, which needs the --actor that it is an environment of")
     if not options.actor and not options.min_age and options.since is options.until is None:
         raise ConfigError("no condition given; set at least one of --actor, --min-age, --since and --until")
     with ReplayClient(options.address, deadline_s=_DEADLINE_S) as client:
@@ -107,7 +109,7 @@ def described(table: TableDescription) -> Iterator[str]:
     yield f"  {table.inserts:,} inserts, {table.samples:,} samples, {table.evictions:,} evictions"
     waiting = [side for side in ("insert", "sample") if getattr(table, f"{side}_blocked")]
     limiter = describe_limiter(config.rate_limiter, is_on=not table.rate_limiter_off)
-    yield f"  {limiter}{f'; holds back {waiting[0]}s' if waiting else ''}"
+    yield f"  {limiter}{f'; holds back {waiting[0]}s' if waiting and not table.rate_limiter_off else ''}"
     if table.log_full:
         yield "  the server's DISK IS FULL: changes are made, but not confirmed until it has room"
     if table.updated_fields:

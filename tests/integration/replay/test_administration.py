@@ -155,6 +155,9 @@ def test_commands_change_a_server_and_a_restart_keeps_it(tmp_path: Path, capsys:
         assert "no tables" in capsys.readouterr().out
         client.create_table(make_config())
         client.create_table(make_config("spare"))
+        client.update_table("spare", TableUpdate(rate_limiter_on=False))
+        assert main(["tables", server.address]) == 0
+        assert "rate limiter: OFF, min_size 1\n" in capsys.readouterr().out  # it has no items, but holds back nothing
         for actor in ("one", "two"):
             with open_appender(server.address, actor) as appender:
                 write(appender, range(20))
@@ -168,6 +171,8 @@ def test_commands_change_a_server_and_a_restart_keeps_it(tmp_path: Path, capsys:
         assert capsys.readouterr().out == "deleted 10 items of t\n"
         assert main(["delete", server.address, "t"]) != 0
         assert "--actor, --min-age, --since and --until" in capsys.readouterr().err
+        assert main(["delete", server.address, "t", "--env", "0", "--min-age", "1"]) != 0
+        assert "--env is 0, which needs the --actor" in capsys.readouterr().err
         assert main(["update", server.address, "t", "--queue-size", "31"]) != 0
         assert "rate_limiter.queue_size is 31, must be 0 .. 30" in capsys.readouterr().err
         assert any('table="spare"' in name for name in scrape(server.metrics_address))
