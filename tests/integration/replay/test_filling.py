@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.naming import naming
 from tests.support.proxy import Proxy
 from tests.support.replay_service import LocalServer, lose_answer_of_creation
 from tests.support.waiting import WAIT_S
@@ -94,7 +95,7 @@ def test_creation_that_was_not_answered_is_no_table_of_another(
             timeout_s=WAIT_S,
         )
         fill(_rows(2, 3))
-        with pytest.raises(AlreadyExists, match="data"):
+        with pytest.raises(AlreadyExists, match=naming(f"tidemill replay drop {proxy.address} data")):
             fill(_rows(4, 3))
     with ReplayClient(server.address) as client:
         assert client.describe_table("data").items == 6
