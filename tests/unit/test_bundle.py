@@ -27,6 +27,7 @@ from tidemill.params.blob import pack
 from tidemill.params.document import from_version, seal
 from tidemill.params.version import Encoding, Params, ParamsMetadata, Precision, Version
 from tidemill.rl.agents.build import build_agent, build_policy
+from tidemill.services.evaluator.offline import main as evaluate
 from tidemill.services.tools.export import model_card
 from tidemill.types import EnvSpec, ObservationPart
 
@@ -434,8 +435,10 @@ def test_policy_that_does_not_know_the_spaces_asks_for_stored_shapes() -> None:
         ("agent", "network", "evil.network"),
     ],
 )
-def test_bundle_of_a_stranger_imports_nothing(tmp_path: Path, section: str, name: str, value: str) -> None:
-    """Settings that name code are refused before anything is imported, unless the origin is trusted."""
+def test_bundle_of_a_stranger_imports_nothing(
+    tmp_path: Path, section: str, name: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settings that name code are refused before anything is imported, unless the origin is trusted, by either door."""
     _bundle(tmp_path)
     config = tmp_path / "bundle/config.yaml"
     document = yaml.safe_load(config.read_text())
@@ -444,6 +447,10 @@ def test_bundle_of_a_stranger_imports_nothing(tmp_path: Path, section: str, name
     with pytest.raises(ConfigError, match=naming(f"{section}.{name}", value, "trusted=True")) as caught:
         tidemill.load_policy(tmp_path / "bundle")
     assert "--trust" not in str(caught.value)
+    assert evaluate([str(tmp_path / "bundle")]) == 2
+    told = capsys.readouterr().err
+    assert "--trust" in told
+    assert "trusted=True" not in told
 
 
 def test_algorithm_that_is_no_text_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
