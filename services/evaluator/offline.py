@@ -115,7 +115,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     stop = stop_event()
     with closing(EpisodeRunner(config)) as runner:
         if arguments.video:
-            runner.record(params, lambda env, _: check_pictures(env, first))
+            runner.record(params, partial(check_pictures, seed=first))
         _print_subject(config, params, first)
         evaluation = runner.run(params, range(first, first + config.evaluator.episodes), stop.is_set)
         if evaluation is None:

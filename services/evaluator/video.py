@@ -12,6 +12,7 @@ import structlog
 from numpy.typing import NDArray
 
 from tidemill.atomic_files import replacing
+from tidemill.envs.checks import FAILURES
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.errors import FatalError
 from tidemill.services.evaluator.protocol import EnvSlot, EvalPolicy
@@ -92,10 +93,13 @@ class _Episode:
                 return
 
 
-def check_pictures(env: VectorEnv, seed: int) -> None:
-    """Raise a `FatalError` unless an environment, which is closed afterwards, has pictures."""
-    with closing(env):
-        env.reset(seed)
+def check_pictures(env: VectorEnv, policy: EvalPolicy, seed: int) -> None:
+    """Raise a `FatalError` if an environment, which is closed afterwards, starts an episode but has no pictures."""
+    with closing(EnvSlot(lambda: env)) as slot:
+        try:
+            slot.start(seed, policy)
+        except FAILURES:  # it may play other episodes
+            return
         _picture(env)
 
 

@@ -6,11 +6,13 @@ import datetime
 import json
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.support.publishing import publish
 from tests.unit.evaluator.blobs import blob_of
@@ -20,6 +22,7 @@ from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.settings import EnvSettings
+from tidemill.errors import EnvFailed
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -138,6 +141,23 @@ def test_environment_without_pictures_is_told_before_any_episode(
     told = capsys.readouterr()
     assert "no video: the environment cannot render pictures" in told.err
     assert not told.out
+
+
+def test_environment_that_fails_once_has_a_score_and_a_video(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial of its pictures ends the command only if there are none."""
+    reset, resets = GymnasiumVectorEnv.reset, count()
+
+    def reset_failing_once(env: GymnasiumVectorEnv, seed: int) -> NDArray[Any]:
+        if next(resets) == 0:
+            raise EnvFailed("no answer")
+        return reset(env, seed)
+
+    monkeypatch.setattr(GymnasiumVectorEnv, "reset", reset_failing_once)
+    assert main([str(run), "--video", str(run / "film.mp4")]) == 0
+    assert "mean " in capsys.readouterr().out
+    assert (run / "film.mp4").exists()
 
 
 def test_report_that_cannot_be_written_is_told_before_any_episode(
