@@ -21,8 +21,8 @@ from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTE
 
 _SEGMENT = re.compile(r"(\d{8,})\.(log|copies)")
 _LOCK = ".lock"
-_MANIFEST = "manifest.json"
-"""File of an exported table, where a log does not belong."""
+_MANIFEST, _EXPORT = "manifest.json", b'"format": "tidemill-replay-table"'
+"""A file of an exported table, where a log does not belong, and what it begins with."""
 
 
 class SegmentFile:
@@ -140,7 +140,12 @@ class LogFolder:
 
 
 def _check_no_export(path: Path) -> None:
-    if is_there(path / _MANIFEST) and not is_there(path / _LOCK):
+    if is_there(path / _LOCK):
+        return
+    start = b""
+    with contextlib.suppress(OSError), (path / _MANIFEST).open("rb") as file:
+        start = file.read(2 * len(_EXPORT))
+    if _EXPORT in start:
         raise FatalError(
             f"{path} holds no replay log but an exported table: set storage.folder to another folder, start the server "
             f"and run `tidemill replay import ADDRESS {path}`"

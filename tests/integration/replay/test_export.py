@@ -168,6 +168,13 @@ def test_export_is_no_folder_for_the_log_of_a_server(server: LocalServer, tmp_pa
     assert set(out.iterdir()) == before
 
 
+def test_log_shares_a_folder_with_the_manifest_of_something_else(tmp_path: Path) -> None:
+    """Such as a web page's: only an exported table is refused."""
+    (tmp_path / "manifest.json").write_text('{"format": "web"}')
+    with Server(tmp_path) as server, ReplayClient(server.address) as client:
+        assert client.list_tables() == ()
+
+
 def test_files_are_read_without_tidemill(server: LocalServer, tmp_path: Path) -> None:
     """An item is rows `first_row` .. of the columns, which are plain arrays."""
     from safetensors.numpy import load_file
