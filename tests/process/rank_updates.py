@@ -71,7 +71,7 @@ def _leaves(tree: object, path: str) -> list[tuple[str, Tensor]]:
     """Return the tensors of a nested state by their paths."""
     if isinstance(tree, dict):
         return [leaf for key, value in tree.items() for leaf in _leaves(value, f"{path}/{key}")]
-    return [(path, tree.clone())] if isinstance(tree, Tensor) else []
+    return [(path, tree.clone(memory_format=torch.contiguous_format))] if isinstance(tree, Tensor) else []
 
 
 if __name__ == "__main__":

@@ -161,6 +161,8 @@ class TorchLearnerGroup:
 
     def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return the mean of each gradient over all ranks: one collective on one flat bucket."""
+        if self._host_group is None:  # which of two orders a CPU lays images in depends on what it multiplies fast
+            gradients = [gradient.contiguous() for gradient in gradients]
         return flat_mean(gradients, self._rank.size, self.add_up)
 
     def add_up(self, flat: Tensor) -> None:
