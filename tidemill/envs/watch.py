@@ -70,7 +70,8 @@ class EnvWatch(Closing):
         self._health, self._end = health, end
         own_s = 0.0 if settings.isolate else settings.longest_call_s  # a separate process has its own limits
         self._watches = own_s > 0 or has_end
-        self._why = "env.step_timeout_s" if own_s else "the run is over"
+        longer = "reset" if settings.reset_timeout_s > settings.step_timeout_s else "step"
+        self._why = f"env.{longer}_timeout_s" if own_s else "the run is over"
         self.limit_s: Callable[[], float] = lambda: own_s or math.inf
         """Returns how long a call may take by now, in seconds; called in another thread.
 

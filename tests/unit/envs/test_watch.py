@@ -87,13 +87,17 @@ def test_call_that_does_not_return_ends_the_process(method: str, capfd: pytest.C
 
 
 def test_environment_that_is_made_in_a_step_is_timed_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
-    """One that is made again after a failure; what hangs in the step afterwards is the step."""
+    """One that is made again after a failure; what hangs in the step afterwards is the step.
+
+    The limit that applies is named.
+    """
     said = list[str]()
     end = lambda _: said.append(capfd.readouterr().err)  # noqa: E731
-    with EnvWatch(EnvSettings("x", step_timeout_s=0.2), end=end) as watch, watch.timing("step"):
+    with EnvWatch(EnvSettings("x", step_timeout_s=0.1, reset_timeout_s=0.2), end=end) as watch, watch.timing("step"):
         watch.timed(lambda: wait_until(lambda: said, "the end of the process", 60))
         wait_until(lambda: "has not returned from step" in said[-1], "another end", 60)
     assert "has not returned from the constructor" in said[0]
+    assert "(env.reset_timeout_s)" in said[0]
 
 
 @pytest.mark.parametrize("method", ["reset", "the constructor"])
