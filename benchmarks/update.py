@@ -26,6 +26,7 @@ from tidemill.process import keep_freed_memory
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.interface import Agent
 from tidemill.rl.settings.deterministic import D4PGConfig, DDPGConfig, TD3Config
+from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.settings.q_learning import DQNConfig, R2D2Config
 
 _WARM_UP = 3
@@ -50,6 +51,11 @@ _CONTINUOUS = tuple(
     Case(f"{agent.algorithm}_256", dataclasses.replace(agent, batch_size=256), "LunarLanderContinuous-v3")
     for agent in (TD3Config(), DDPGConfig(), D4PGConfig())
 )
+_ROLLOUTS = Case(
+    "ppo_nature_8_128",
+    PPOConfig(network="nature", encoder_sizes=(512,), hidden_sizes=(), activation="relu", unroll=128, batch_size=8),
+    "ALE/Pong-v5",
+)
 _IMAGES = [CASES["nature_dueling_dqn_32"], CASES["nature_dueling_dqn_256"]]
 _RAINBOW = [dataclasses.replace(case, name=f"parts_of_{case.name}") for case in (_vectors(256), *_IMAGES)]
 _PARTS: dict[str, dict[str, Any]] = {
@@ -60,7 +66,7 @@ _PARTS: dict[str, dict[str, Any]] = {
     "noisy layers and 51 atoms": {"noisy": True, "distribution": "c51"},
 }
 """Switches of Rainbow; double Q-learning and a dueling head all of them have."""
-_ON_A_CPU = (*_IMAGES, _vectors(32), _vectors(256), _SEQUENCES, *_RAINBOW)
+_ON_A_CPU = (*_IMAGES, _ROLLOUTS, _vectors(32), _vectors(256), _SEQUENCES, *_RAINBOW)
 _ON_A_GPU = (
     CASES["nature_dueling_dqn_512"],
     CASES["sac_256_256_256"],
@@ -94,10 +100,12 @@ def _variants(case: Case) -> dict[str, dict[str, Any]]:
         return _PARTS
     compilers = ["default"] if isinstance(case.agent, DQNConfig | R2D2Config) else []
     compilers += ["cuda-graphs"] if _ON_GPU else []
-    images = case in (*_IMAGES, *_ON_A_GPU[:1])
+    images = case in (*_IMAGES, _ROLLOUTS, *_ON_A_GPU[:1])
     variants: dict[str, dict[str, Any]] = {}
     for precision in ("float32", "bfloat16") if images else ("float32",):
-        base = {"update_precision": precision} if hasattr(case.agent, "update_precision") else {}
+        base: dict[str, Any] = {"update_precision": precision} if hasattr(case.agent, "update_precision") else {}
+        if images:
+            base |= {"channels_last": False}
         variants[precision] = base
         if images:
             variants[f"{precision}, channels last"] = base | {"channels_last": True}

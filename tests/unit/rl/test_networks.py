@@ -309,7 +309,7 @@ def test_images_laid_channels_last_make_the_same_update(network: str, spec: EnvS
 def test_images_lie_channels_last_where_it_is_faster_unless_asked_otherwise(
     precision: Literal["float32", "bfloat16"], asked: Literal["auto", True, False], device: str
 ) -> None:
-    """It saves up to a fifth of an update on an H100, and up to a third in float32 on a CPU."""
+    """It saves up to a fifth of an update on an H100, and a third of PPO's in float32 on a CPU."""
     config = DQNConfig(update_precision=precision, channels_last=asked)
     network = build_network(config, IMAGE, seed=1)
     network.set_update_format(config, IMAGE, torch.device(device))
