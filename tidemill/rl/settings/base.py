@@ -84,8 +84,8 @@ class MatmulSettings:
     """Number format of matrix products in an update. Everything else is float32. `auto`: bfloat16 for images where it
     is faster."""
     channels_last: Literal["auto", True, False] = "auto"
-    """Channels-last layout of images during an update. `auto`: on a GPU, and on a CPU in float32, where it is faster. In
-    bfloat16 a CPU gains nothing."""
+    """Channels-last layout of images during an update. `auto`: on a GPU, and on a CPU in float32, where it is faster.
+    In bfloat16 a CPU gains nothing."""
 
 
 @dataclass(frozen=True)
