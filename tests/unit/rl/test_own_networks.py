@@ -68,6 +68,11 @@ class Torso(nn.Module):
         return self.layer(observation if self.shape != "wide" else torch.cat((observation, observation), 1))
 
 
+class WithWords(Torso):
+    def get_extra_state(self):
+        return {"kind": self.shape}
+
+
 def fussy(env_spec, rng, *, width=1):
     raise ValueError(f"width is {width}, must be even")
 
@@ -282,6 +287,7 @@ def _check_torso_gradients(
         ("odd_torsos:Torso", {"shape": "integers"}, "torch.int64"),
         ("odd_torsos:Torso", {"shape": "double"}, "layer.bias float32"),
         ("odd_torsos:Torso", {"shape": "mask"}, "mask persistent=False"),
+        ("odd_torsos:WithWords", {}, "_extra_state tensor buffer"),
         ("odd_torsos:Torso", {"shape": "wide"}, "float32 (2, 3) RuntimeError mat1"),
         ("mlp", {"width": 3}, "network_settings {'width': 3} 'mlp'"),
     ],

@@ -116,7 +116,12 @@ def _check_features(name: str, torso: nn.Module, env_spec: EnvSpec) -> None:
         )
     if other := sorted(key for key, value in torso.named_parameters() if value.dtype != torch.float32):
         raise ConfigError(f"agent.network is {name!r}, whose parameter {other[0]} is not float32")
-    if other := [key for key, value in torso.state_dict().items() if value.isfinite().logical_not().any()]:
+    state = torso.state_dict()
+    if other := [key for key, value in state.items() if not isinstance(value, torch.Tensor)]:
+        raise ConfigError(
+            f"agent.network is {name!r}, whose {other[0]} cannot be sent: make it a tensor, as a buffer is"
+        )
+    if other := [key for key, value in state.items() if value.isfinite().logical_not().any()]:
         raise ConfigError(
             f"agent.network is {name!r}, whose {other[0]} is not finite, which ends training: register a mask as bool, "
             "or with persistent=False"
