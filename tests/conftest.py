@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib.util
 import os
@@ -17,9 +18,11 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from tests.support.waiting import noting_thread_errors
-from tidemill import linux
+from tidemill import linux, process
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # rendering needs no screen
@@ -53,8 +56,52 @@ _MARKED_FOLDERS = ("chaos", "process", "learning", "compose", "slurm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave the random numbers of a test to `_fixed_seeds`: pytest-randomly is there for the order alone."""
+    """Hear the signals that a shell has turned off, and leave the random numbers of a test to `_fixed_seeds`.
+
+    pytest-randomly is there for the order alone.
+    """
     config.option.randomly_reset_seed = False
+    config.stash[_TERMINAL] = os.dup(2)  # before a test's output is captured
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:  # by nohup or a shell's `&`
+            signal.signal(number, handler)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close the copy of standard error."""
+    os.close(config.stash[_TERMINAL])
+
+
+class FilesInTurn(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives a file to a worker, and what a worker that crashed had left, without the test that it was at, to others.
+
+    In xdist 3.8.0 the next worker gets that test too, or all of them wait for ever, each with one test that it starts
+    once there is another one (https://github.com/pytest-dev/pytest-xdist/issues/1323, 1327 and 1378).
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take a worker's files away; return the test in which it crashed, None if it has ended in order."""
+        files = self.assigned_work.pop(node)
+        left = [(file, test) for file, tests in files.items() for test, is_done in tests.items() if not is_done]
+        for file, test in left[1:]:
+            self.workqueue.setdefault(file, {})[test] = False
+        if left:
+            for other in self.assigned_work:
+                self._reschedule(other)
+        return left[0][1] if left else None
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node not in self.registered_collections:
+            return  # it is still collecting
+        super()._reschedule(node)
+        if not node.shutting_down and self._pending_of(self.assigned_work[node]) == 1:
+            self._reschedule(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:  # noqa: ANN401
+    """Return the scheduler of `--dist loadfile`."""
+    return FilesInTurn(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -144,6 +191,8 @@ class TimedOut(BaseException):
 
 
 _START_TIMER = pytest.StashKey[Callable[[], None]]()
+_IS_CALLED = pytest.StashKey[bool]()
+_TERMINAL = pytest.StashKey[int]()
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
@@ -157,18 +206,42 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
             try:
                 report(number, frame)  # the stacks of all threads
             except pytest.fail.Exception as error:
-                raise TimedOut(str(error)) from None
+                if item.stash.get(_IS_CALLED, False):
+                    raise TimedOut(str(error)) from None
+                raise  # pytest continues with the other finalizers, and keeps it for a fixture of several tests
 
         def start() -> None:
             signal.signal(signal.SIGALRM, end_test)
-            signal.setitimer(signal.ITIMER_REAL, settings.timeout)
+            # Again and again: one error may be swallowed, or its cleanup hang, and a call into C may never return.
+            signal.setitimer(signal.ITIMER_REAL, settings.timeout, settings.timeout / 10)
+            faulthandler.dump_traceback_later(2 * settings.timeout, file=item.config.stash[_TERMINAL], exit=True)
 
         item.stash[_START_TIMER] = start
         start()
     return result
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup() -> Generator[None, None, None]:
+    """Stop the timer at an error: to report it takes time, too."""
+    try:
+        yield
+    except BaseException:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Have a timeout raise what no test takes for a failure of the code; stop its timer as in the setup."""
+    item.stash[_IS_CALLED] = True
+    try:
+        yield from pytest_runtest_setup()
+    finally:
+        item.stash[_IS_CALLED] = False
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     """Give the teardown a separate timer: that of a test that failed is stopped, and what hung may hang again."""
     if _START_TIMER in item.stash:
@@ -177,6 +250,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +258,18 @@ def _thread_errors() -> Iterator[None]:
     """Have no test wait for what a thread that has failed was to do."""
     with noting_thread_errors():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Hear signals after the test as before it: commands that it calls in this process take them."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    if before != {number: signal.getsignal(number) for number in before}:
+        signal.set_wakeup_fd(-1)
+        process._actions.clear()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
@@ -198,11 +284,3 @@ def _fixed_seeds() -> None:
         if torch.cuda.is_available():
             torch.cuda.manual_seed_all(SEED)
         torch.set_num_threads(1)
-
-
-@pytest.fixture
-def heeds_hang_up() -> Iterator[None]:
-    """Have processes that the test starts heed SIGHUP, which `nohup make test` would have them ignore."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,21 +79,22 @@ class SideCurves:
     metrics.jsonl has the learner's, with `env_steps` beside them.
     """
 
-    def __init__(self, run: Path, name: str) -> None:
+    def __init__(self, run: Path, name: str, is_own: Callable[[], bool] = lambda: True) -> None:
         """Write nothing yet: the import behind it would delay the start of a process.
 
         Args:
             run: The run's folder.
             name: Of whoever writes.
+            is_own: Whether the folder is that of the writer's run. A point at another time is left out.
         """
-        self._run, self._name = run, name
+        self._run, self._name, self._is_own = run, name, is_own
         self._files: tuple[TensorboardWriter, MetricsFile] | None = None
         self._refusals = Refusals(name)
         self._is_closed = False
 
     def write(self, scalars: Mapping[str, float], *, env_steps: int, learner_steps: int) -> None:
         """Write scalars by name; nothing after `close`."""
-        if self._is_closed:
+        if self._is_closed or not self._is_own():
             return
         with self._refusals.dropped():
             tensorboard, lines = self._open()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,24 +30,35 @@ def part_name(key: object) -> str:
     return re.sub(r"[^a-z0-9]+", "_", str(key).lower())
 
 
-def leaves(observation: Any, path: str = "", whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - nested as the user likes
+def tuple_paths(names: Iterable[str]) -> set[str]:
+    """Return where a nest with leaves of these names has its tuples: whatever holds a 0, a 1 and so on."""
+    return {name[: found.start()] for name in names for found in re.finditer(r"(?:^|__)(?=\d)", name)}
+
+
+def leaves(
+    observation: Any,  # noqa: ANN401 - nested as the user likes
+    path: str = "",
+    whole: Collection[str] = (),
+    tuples: Collection[str] = (),
+) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of each leaf of a nest of mappings and tuples; a name joins its keys by `__`.
 
-    A part that `whole` names is a leaf, whatever it holds: a batch of texts is a tuple.
+    A part that `whole` names is a leaf, whatever it holds: a batch of texts is a tuple. A list or an array at one of
+    `tuples` is taken for a tuple, as gymnasium takes it.
     """
     if path in whole:
         yield path, observation
         return
     if isinstance(observation, Mapping):
         items = list(observation.items())
-    elif isinstance(observation, tuple):
+    elif isinstance(observation, tuple) or (path in tuples and isinstance(observation, list | np.ndarray)):
         items = list(enumerate(observation))
     else:
         yield path, observation
         return
     for key, value in items:
         name = part_name(key)
-        yield from leaves(value, f"{path}__{name}" if path else name, whole)
+        yield from leaves(value, f"{path}__{name}" if path else name, whole, tuples)
 
 
 def without_mask(observation: Mapping[str, Any], key: str) -> tuple[Any, Any]:
@@ -168,10 +179,12 @@ def packed(
     Raises:
         InvalidArgument: A part is missing, unknown or has another shape, or it has an option that its space lacks.
     """
-    if not isinstance(observation, Mapping | tuple):
-        return np.asarray(observation)
-    values = {name: np.asarray(value) for name, value in leaves(observation)}
     known = {part.name for part in parts}
+    tuples = tuple_paths(known)
+    is_tuple = isinstance(observation, list) and "" in tuples and not _holds_bytes(parts, observation)
+    if not isinstance(observation, Mapping | tuple) and not is_tuple:
+        return np.asarray(observation)
+    values = {name: np.asarray(value) for name, value in leaves(observation, tuples=tuples)}
     values = {name: value for name, value in values.items() if name in known or value.dtype.kind != "U"}  # no text
     if values.keys() != known:
         return pack(parts, values)  # which says so
@@ -188,6 +201,14 @@ def packed(
             return rows
     assert wrong is not None
     raise wrong
+
+
+def _holds_bytes(parts: Sequence[ObservationPart], observation: Sequence[Any]) -> bool:
+    """True for one or more packed observations; False for the parts of one, which may have several shapes."""
+    try:
+        return np.shape(observation)[-1:] == (packed_dtype(parts).itemsize,)
+    except ValueError:
+        return False
 
 
 def _batches(

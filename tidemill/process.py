@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import errno
+import math
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
 from tidemill import interrupts, linux
@@ -134,8 +136,8 @@ def leave(code: int) -> NoReturn:
 def end_with_reader(main: Callable[[], int]) -> int:
     """Call a main function; return its exit code.
 
-    If the reader of its output left, as `head` does, that is 141, silently; if a disk is full, 1 with a line that says
-    so.
+    If the reader of its output left, as `head` does, that is 141, silently; if a disk is full or a file is closed to
+    this user, 1 with a line that says so.
     """
     _open_standard_streams()
     try:
@@ -148,6 +150,11 @@ def end_with_reader(main: Callable[[], int]) -> int:
             raise  # another pipe or socket
         _discard_output()
         return 128 + signal.SIGPIPE
+    except PermissionError as error:
+        if not error.filename:
+            raise
+        print(f"cannot use {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
@@ -172,13 +179,16 @@ class StopRequests:
     """Tells a request to stop from the same one that arrives again.
 
     A closing terminal sends SIGHUP to the whole group and its shell sends it again; systemd sends it after SIGTERM.
-    GNU `timeout` sends SIGTERM to its child and then to the group, the child included.
+    GNU `timeout` sends its signal to its child and then to the group, the child included. With SIGINT, two that come
+    faster than anybody presses Ctrl-C twice are one.
     """
 
     _SAME_S = 1.0
+    _SAME_INTERRUPT_S = 0.1
 
     def __init__(self) -> None:
         self._last_s: float | None = None
+        self._interrupted_s = -math.inf
 
     def is_new(self, signal_number: int) -> bool:
         """True if a signal that has arrived is a new request, not a repetition."""
@@ -186,6 +196,9 @@ class StopRequests:
         if last_s is not None and signal_number == signal.SIGHUP:
             return False
         self._last_s = now_s
+        if signal_number == signal.SIGINT:
+            interrupted_s, self._interrupted_s = self._interrupted_s, now_s
+            return now_s - interrupted_s > self._SAME_INTERRUPT_S
         return last_s is None or signal_number != signal.SIGTERM or now_s - last_s > self._SAME_S
 
 
@@ -220,8 +233,20 @@ def _heard_signals() -> list[signal.Signals]:
 
 
 def end_in_order() -> None:
-    """Let SIGTERM raise SystemExit in the main thread, as Ctrl-C raises KeyboardInterrupt: what was begun is undone."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    """Let SIGTERM and SIGHUP raise SystemExit in the main thread, as Ctrl-C raises KeyboardInterrupt.
+
+    What was begun is undone; the same request that arrives again does not interrupt that.
+    """
+    requests = StopRequests()
+
+    def end(signal_number: int, _: FrameType | None) -> None:
+        if requests.is_new(signal_number):
+            if signal_number == signal.SIGINT:
+                raise KeyboardInterrupt
+            sys.exit(128 + signal_number)
+
+    for number in _heard_signals():
+        signal.signal(number, end)
 
 
 def signal_event(signal_number: int) -> threading.Event:

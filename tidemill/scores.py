@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -76,6 +76,28 @@ def read_scores(file: Path) -> list[Score]:
     if tuple(header) not in (FILE_COLUMNS, COLUMNS):
         raise DataLoss(f"{file} does not start with the columns {','.join(COLUMNS)}, move it aside")
     return [_parse(file, number, header, cells) for number, cells in enumerate(rows, start=2)]
+
+
+def read_best(folder: Path, target: float | None) -> Score | None:
+    """Return the `best_score` of a run's folder; raises as `read_scores`."""
+    return best_score(read_scores(folder / "scores.csv"), read_scores(folder / "confirmations.csv"), target)
+
+
+def best_score(scores: Sequence[Score], confirmations: Sequence[Score], target: float | None) -> Score | None:
+    """Return the best evaluation: one whose version was confirmed before all others, then by mean.
+
+    The mean of fresh episodes counts where it is lower, also if the run has another target by now, or none. None
+    without an evaluation.
+    """
+    fresh = {row.params_version: row.mean for row in confirmations}
+
+    def rank(row: Score) -> tuple[bool, float]:
+        mean = fresh.get(row.params_version)
+        if mean is None:
+            return False, row.mean
+        return target is not None and mean >= target, min(row.mean, mean)
+
+    return max(scores, key=rank, default=None)
 
 
 def has_all_columns(file: Path) -> bool:

@@ -18,6 +18,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tidemill.atomic_files import append_whole
 
+_PREFIX = "events.out.tfevents."
 _numbers = itertools.count()  # of this process's writers, in the names of their files
 
 
@@ -31,7 +32,10 @@ class TensorboardWriter:
 
     def __init__(self, folder: Path) -> None:
         """Write nothing yet."""
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        earlier = (file.name.removeprefix(_PREFIX).partition(".")[0] for file in folder.glob(f"{_PREFIX}*"))
+        # TensorBoard reads files in the order of their names, and may read none before one that it has read
+        number = max([int(time.time()), *(int(each) + 1 for each in earlier if each.isdecimal())])
+        name = f"{_PREFIX}{number:010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
         self._file = folder / name
         self._is_begun = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -104,6 +105,7 @@ def _peer(plan: Plan, seed: int, processes: Processes, limit_s: float, *, again:
     folder, log = plan.peer_folder(seed), plan.root / f"sb3-seed-{seed}.log"
     if _has_result(folder) and not again:
         return
+    _move_aside(folder)  # its result or tests would be taken for those of the new run
     _say(f"seed {seed}: Stable-Baselines3 runs, its output is in {log}")
     write_json(folder.with_suffix(".json"), provenance())
     options = {
@@ -120,6 +122,13 @@ def _peer(plan: Plan, seed: int, processes: Processes, limit_s: float, *, again:
     code = processes.run(command, log, limit_s + _GRACE_S, environment)
     if code != 0:
         _say(f"seed {seed}: Stable-Baselines3 has no result, see {log}")
+
+
+def _move_aside(folder: Path) -> None:
+    """Rename a folder, if there is one, to NAME-1 or the next free number, as `tidemill train --fresh` does."""
+    if folder.exists():
+        names = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1))
+        folder.rename(next(name for name in names if not name.exists()))
 
 
 def provenance() -> dict[str, object]:

@@ -45,7 +45,8 @@ def main() -> None:
     zeros = np.zeros(4, np.float32)
     example = {"observation": zeros, "action": 0, "reward": 0.0, "next_observation": zeros, "terminated": False}
     uniform = replay.SelectorConfig(replay.SelectorKind.UNIFORM)
-    table = replay.TableConfig("cartpole", replay.signature_like(example), uniform, max_items=50_000, max_item_steps=1)
+    starts = replay.RateLimiterConfig(min_size=LEARNING_STARTS)  # the dataset draws ahead, but nothing before that
+    table = replay.TableConfig("cartpole", replay.signature_like(example), uniform, 50_000, 1, rate_limiter=starts)
     address = options.replay or replay.Server().address
     writer = replay.ReplayWriter(address, table, windows=replay.ItemWindow(length=1))
     dataset = replay.ReplayDataset(address, table, BATCH_SIZE, timeout_s=120.0, batches_per_sample=8)
@@ -65,6 +66,8 @@ def main() -> None:
         if terminated or truncated:
             observation, _ = env.reset()
             returns, episode_return = [*returns[-19:], episode_return], 0.0
+        if step == LEARNING_STARTS:
+            writer.flush(timeout_s=120.0)  # the table then has `min_size` items
         if step > LEARNING_STARTS and step % UPDATE_EVERY == 0:
             data = {name: column[:, 0] for name, column in to_torch(next(dataset)).items() if name != "weights"}
             with torch.no_grad():

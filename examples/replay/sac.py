@@ -59,7 +59,8 @@ def main() -> None:
     zeros, no_action = np.zeros(3, np.float32), np.zeros(1, np.float32)
     example = {"observation": zeros, "action": no_action, "reward": 0.0, "next_observation": zeros, "terminated": False}
     uniform = replay.SelectorConfig(replay.SelectorKind.UNIFORM)
-    table = replay.TableConfig("pendulum", replay.signature_like(example), uniform, max_items=50_000, max_item_steps=1)
+    starts = replay.RateLimiterConfig(min_size=LEARNING_STARTS)  # the dataset draws ahead, but nothing before that
+    table = replay.TableConfig("pendulum", replay.signature_like(example), uniform, 50_000, 1, rate_limiter=starts)
     address = options.replay or replay.Server().address
     writer = replay.ReplayWriter(address, table, windows=replay.ItemWindow(length=1))
     dataset = replay.ReplayDataset(address, table, BATCH_SIZE, timeout_s=120.0, batches_per_sample=8)
@@ -80,6 +81,8 @@ def main() -> None:
             observation, _ = env.reset()
             returns, episode_return = [*returns[-9:], episode_return], 0.0
             print(f"step {step}: mean return {np.mean(returns):.0f}", flush=True)
+        if step == LEARNING_STARTS:
+            writer.flush(timeout_s=120.0)  # the table then has `min_size` items
         if step <= LEARNING_STARTS:
             continue
         data = {name: column[:, 0] for name, column in to_torch(next(dataset)).items() if name != "weights"}

@@ -35,12 +35,14 @@ class ServedReplayBuffer(ReplayBuffer):  # type: ignore[misc] # it has no types
         table: str,
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
         **named: Any,  # noqa: ANN401
     ) -> None:
         """Open a writer; the dataset follows when the size of a batch is known."""
         BaseBuffer.__init__(self, buffer_size, *arguments, n_envs=n_envs, **named)  # creates no arrays
         if optimize_memory_usage:
             raise ValueError("optimize_memory_usage is True, must be False: the server stores each step as it comes")
+        self.handle_timeout_termination = handle_timeout_termination  # which `load_replay_buffer` asks for
         observation = np.zeros(self.obs_shape, self.observation_space.dtype)
         example = {
             "observations": observation,
@@ -65,7 +67,8 @@ class ServedReplayBuffer(ReplayBuffer):  # type: ignore[misc] # it has no types
         infos: list[dict[str, Any]],
     ) -> None:
         """Write a transition of every environment, each [N, ...]; one that was cut off by time does not end."""
-        timeouts = np.array([info.get("TimeLimit.truncated", False) for info in infos])
+        handles = self.handle_timeout_termination
+        timeouts = np.array([handles and info.get("TimeLimit.truncated", False) for info in infos])
         step = {
             "observations": np.reshape(obs, (self.n_envs, *self.obs_shape)),
             "next_observations": np.reshape(next_obs, (self.n_envs, *self.obs_shape)),
@@ -83,6 +86,8 @@ class ServedReplayBuffer(ReplayBuffer):  # type: ignore[misc] # it has no types
         batch_size = len(batch_inds)
         if self._dataset is None or self._dataset_size != batch_size:
             self._writer.flush(timeout_s=60.0)  # so that there is something to sample
+            if self._dataset is not None:
+                self._dataset.close()
             self._dataset = replay.ReplayDataset(
                 self._address, self._table, batch_size, timeout_s=60.0, batches_per_sample=8
             )

@@ -106,7 +106,9 @@ function mulberry32(seed) {
   };
 }
 
-const stub = new SimulatorService(address, grpc.credentials.createInsecure());
+const stub = new SimulatorService(address, grpc.credentials.createInsecure(), {
+  "grpc.enable_http_proxy": 0, // a run is not behind a web proxy
+});
 const played = await Promise.allSettled(
   Array.from({ length: Number(games) }, (_, number) => play(stub, Number(seed) + number)),
 );

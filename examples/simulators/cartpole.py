@@ -52,13 +52,13 @@ class CartPole:
         return self.state, 1.0, has_fallen, self.steps >= MOST_STEPS
 
 
-def play(address: str, seed: int, most_steps: int) -> None:
-    """Play episodes until the run is over, or so many steps were made."""
+def play(address: str, seed: int, most_steps: int, stop: threading.Event) -> None:
+    """Play episodes until the run is over, so many steps were made, or `stop` is set."""
     game, made = CartPole(seed), 0
     with tidemill.SimulatorClient(address, SPACES, name=f"cartpole-{seed}") as simulator:
-        while made < most_steps:
+        while made < most_steps and not stop.is_set():
             action = simulator.begin(game.reset())
-            while action is not None:
+            while action is not None and not stop.is_set():
                 observation, reward, terminated, truncated = game.push(action)
                 action = simulator.step(observation, reward, terminated=terminated, truncated=truncated)
                 made += 1
@@ -72,18 +72,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the first game (1)")
     parser.add_argument("--steps", type=int, default=10**9, help="steps after which each game stops")
     options = parser.parse_args()
+    stop = threading.Event()
 
     def game(seed: int) -> None:
         try:
-            play(options.address, seed, options.steps)
+            play(options.address, seed, options.steps, stop)
         except (tidemill.Unavailable, tidemill.ResourceExhausted) as error:  # the run is over, or its slots are taken
             sys.stderr.write(f"game {seed}: {error}\n")
 
-    threads = [threading.Thread(target=game, args=(options.seed + number,)) for number in range(options.envs)]
+    seeds = range(options.seed, options.seed + options.envs)
+    threads = [threading.Thread(target=game, args=(seed,), daemon=True) for seed in seeds]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        stop.set()  # the service ends their episodes as truncated
+        for thread in threads:
+            thread.join(1.0)  # one that waits for an answer ends with the process
 
 
 if __name__ == "__main__":

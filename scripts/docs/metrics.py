@@ -45,7 +45,7 @@ also has the labels `run` and `process` (`actor-3`).
 Counters end with `_total`, times are in seconds, sizes in bytes. A histogram or summary `x` is served as `x_count`,
 `x_sum` and, for a histogram, `x_bucket`. Some metrics appear only where they apply: `tidemill_resting`,
 `tidemill_learner_gpu_*` on a GPU, and `tidemill_certificate_expires_timestamp_seconds` with TLS.
-`tidemill_run_end_info` has a value once the run has ended.
+`tidemill_run_end_info` has a value once the run has ended, where its learner stays: on Kubernetes it is gone.
 The `process_` and `python_` metrics of the Prometheus client are served as well.
 """
 _SERVICES = ("replay", "paramserver", "learner", "actor", "inference", "evaluator")

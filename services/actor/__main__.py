@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -22,13 +23,14 @@ from tidemill.config.on_policy import windows_per_version
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.make import make_surviving
 from tidemill.envs.watch import EnvWatch
-from tidemill.errors import DataLoss, Unavailable
+from tidemill.errors import DataLoss, EnvFailed, Unavailable
 from tidemill.inference.client import InferenceClient
 from tidemill.inference.wire import Opening
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.process import keep_freed_memory, leave, run, stop_event
 from tidemill.programs.traces import start_traces
 from tidemill.replay.shards.readiness import wait_for_replay
+from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.agents.split_policy import check_remote
@@ -99,6 +101,15 @@ def _services_answer(config: ActorConfig, stop: threading.Event) -> bool:
 
 def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) -> None:
     """Put the parts of one actor together and act until `stop` is set."""
+    try:
+        _act(config, server, stop)
+    except EnvFailed:
+        if not stop.is_set():
+            raise
+        _log.info("stopped")  # while an environment started, which a stop does not wait for
+
+
+def _act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) -> None:
     settings, num_envs = config.actor, config.env.num_envs
     actor_id = settings.id or f"{socket.gethostname()}-{os.getpid()}"
     index = actor_index(settings.index, actor_id, own_dns_name() if settings.index_from_dns else "")
@@ -130,13 +141,21 @@ def act(config: ActorConfig, server: BackgroundServer, stop: threading.Event) ->
             _log.info("stopped")
             return
         stack.enter_context(closing(writer))
-        seed = training_seed(config.run.seed, index, writer.superseded_epoch, num_envs=config.env.num_envs)
+        # the replay service does not know the former process of an actor whose name is made up at each start
+        earlier = writer.superseded_epoch or (0 if settings.id else zlib.crc32(actor_id.encode()))
+        seed = training_seed(config.run.seed, index, earlier, num_envs=config.env.num_envs)
         policy, params, own_params = make_policy(config, env.spec, slot, seed, stop, stack)
-        watch_writer(writer)
+        watch_writer(writer, lambda: own_params.waited_s if own_params is not None else 0.0)
         throttle = make_throttle(settings.max_env_steps_per_s, num_envs, stop)
-        curves = open_curves(config, actor_id, lambda: writer.env_steps, stack)
+        curves = open_curves(
+            config,
+            actor_id,
+            lambda: max(writer.env_steps, params.env_steps),
+            stack,
+            lambda: own_params.watcher.newest() if own_params else None,
+        )
         metrics, own = ActorMetrics(settings.log_every_s, curves), extra_columns_of(config.agent, env.spec)
-        pacer = make_pacer(config, own_params)
+        pacer = make_pacer(config, own_params, writer)
         loop = ActingLoop(env, policy, params, writer, metrics, throttle, own, pacer, holds=not is_on_policy)
         if own_params is None or own_params.wait(stop):
             server.set_serving(True)
@@ -202,24 +221,28 @@ def make_policy(
     return ActingPolicy(remote, remote, own)
 
 
-def make_pacer(config: ActorConfig, params: PolicyParams | None) -> Callable[[threading.Event], bool] | None:
+def make_pacer(
+    config: ActorConfig, params: PolicyParams | None, writer: ReplayWriter
+) -> Callable[[threading.Event], bool] | None:
     """Return the pacing that keeps `learner.max_policy_lag`; None if there is no bound."""
     lag, count = config.learner.max_policy_lag, config.actor.count
     if lag < 0 or params is None:
         return None
-    windows = windows_per_version(config.agent, config.learner, count * config.env.num_envs)
-    return partial(VersionPacer(windows, config.learner.publish_every, lead=lag // count).wait, params)
+    windows = windows_per_version(config.agent, config.learner, count, config.env.num_envs)
+    return partial(VersionPacer(windows, config.learner.publish_every, lead=lag // count).wait, params, writer)
 
 
-def training_seed(run_seed: int, actor_index: int, earlier_epoch: int = 0, *, num_envs: int = 1) -> int:
+def training_seed(run_seed: int, actor_index: int, earlier: int = 0, *, num_envs: int = 1) -> int:
     """Return the seed of an actor's first environment; the others count up from it.
 
-    A restarted actor plays other episodes than before the restart: the last one may have ended it.
+    A restarted actor plays other episodes than before the restart: the last one may have ended it. `earlier` is 0 at
+    the first start, and another number at each later one.
+
     Training seeds lie from 1e8 up and below 2**31, which the Atari emulator needs; evaluation's lie far
     below, so that no evaluation episode was ever trained on.
     """
     apart = max(num_envs, 1_009)
-    return 100_000_000 + (run_seed * 1_000_003 + actor_index * apart + earlier_epoch * 15_485_863) % 2_000_000_000
+    return 100_000_000 + (run_seed * 1_000_003 + actor_index * apart + earlier * 15_485_863) % 2_000_000_000
 
 
 if __name__ == "__main__":

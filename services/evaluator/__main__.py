@@ -19,7 +19,7 @@ from tidemill.atomic_files import is_there
 from tidemill.config.digest import diverged_tag
 from tidemill.config.load import load
 from tidemill.config.sections import EvaluatorConfig
-from tidemill.envs.watch import EnvWatch
+from tidemill.envs.watch import EnvWatch, watched_spec
 from tidemill.errors import TidemillError
 from tidemill.loggers.callbacks import CallbackThread, make_callbacks
 from tidemill.params.run_end import (
@@ -185,7 +185,7 @@ def _runner(
     has_ended = threading.Event()
     if config.evaluator.source == "simulators":
         return has_ended, SimulatorRunner(config, progress, lambda: has_ended.is_set() or finish.is_set())
-    return has_ended, EpisodeRunner(config, progress, watch.made)
+    return has_ended, EpisodeRunner(config, progress, watch.made, watched_spec)
 
 
 class _RunEnds:
@@ -206,13 +206,15 @@ class _RunEnds:
 
         A result of an earlier end is kept under another name.
         """
+        noted = read_divergence(self._folder)
         is_over = self._end.is_marked()
         self.has_diverged = not is_over and self._divergence.is_marked()
         if (is_over or self.has_diverged) and result_of(self._folder, self._tags):
             _log.info(HAS_DIVERGED if self.has_diverged else IS_OVER)
             return True
         set_result_aside(self._folder)
-        if not is_over and not self.has_diverged:
+        is_of_before = noted and noted == read_divergence(self._folder)  # the learner may have noted one meanwhile
+        if is_of_before and not is_over and not self.has_diverged:
             clear_divergence(self._folder)
         self._end.watch(self._finish.set)
         self._divergence.watch(self._on_divergence)

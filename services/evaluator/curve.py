@@ -1,7 +1,7 @@
 """plots/learning_curve.png: mean evaluation return over agent decisions and over training time.
 
-`python -m tidemill.services.evaluator.curve RUN TITLE [TARGET]` draws it from RUN/scores.csv, once it is sent
-a line (`curve_drawing.py`).
+`python -m tidemill.services.evaluator.curve RUN TITLE [TARGET]` draws it from RUN/scores.csv and
+RUN/confirmations.csv, once it is sent a line (`curve_drawing.py`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,27 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tidemill.atomic_files import replacing
-from tidemill.scores import Score, read_scores
+from tidemill.scores import Score, best_score, read_scores
 from tidemill.services.evaluator.curve_drawing import CURVE
 
 
-def draw_curve(scores: Sequence[Score], file: Path, *, title: str, target: float | None = None) -> None:
+def draw_curve(
+    scores: Sequence[Score], confirmations: Sequence[Score], file: Path, *, title: str, target: float | None = None
+) -> None:
     """Draw the evaluations of a run; the file is replaced whole.
 
     Args:
         scores: Rows of scores.csv, at least one.
+        confirmations: Rows of confirmations.csv.
         file: Where the PNG is written.
         title: Above the plot.
         target: Drawn as a line, if there is one.
     """
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    _draw(left, [score.env_steps for score in scores], scores, target)
-    _draw(right, [score.wall_s for score in scores], scores, target)
+    best = scores.index(best_score(scores, confirmations, target) or scores[0])
+    _draw(left, [score.env_steps for score in scores], scores, best, target)
+    _draw(right, [score.wall_s for score in scores], scores, best, target)
     left.set_xlabel("agent decisions")
     right.set_xlabel("training time (s)")
     left.set_ylabel("return of an episode")
@@ -43,11 +47,10 @@ def draw_curve(scores: Sequence[Score], file: Path, *, title: str, target: float
         figure.savefig(temporary, format="png", dpi=110)
 
 
-def _draw(axes: Axes, x: Sequence[float], scores: Sequence[Score], target: float | None) -> None:
+def _draw(axes: Axes, x: Sequence[float], scores: Sequence[Score], best: int, target: float | None) -> None:
     means = [score.mean for score in scores]
     low = [score.mean - score.std for score in scores]
     high = [score.mean + score.std for score in scores]
-    best = max(range(len(scores)), key=lambda i: scores[i].mean)
     axes.fill_between(x, low, high, alpha=0.2, linewidth=0, color="tab:blue", label="± one standard deviation")
     axes.plot(x, means, color="tab:blue", marker=".", label=f"mean of {scores[-1].episodes} episodes")
     axes.plot(x[best], means[best], "*", color="tab:orange", markersize=12, label=f"best: {means[best]:.1f}")
@@ -60,8 +63,8 @@ def _draw(axes: Axes, x: Sequence[float], scores: Sequence[Score], target: float
 def main(argv: Sequence[str]) -> None:
     """Draw the curve of the run whose folder is the first argument."""
     folder, title, *target = argv
-    scores = read_scores(Path(folder) / "scores.csv")
-    draw_curve(scores, Path(folder) / CURVE, title=title, target=float(target[0]) if target else None)
+    scores, confirmations = (read_scores(Path(folder) / name) for name in ("scores.csv", "confirmations.csv"))
+    draw_curve(scores, confirmations, Path(folder) / CURVE, title=title, target=float(target[0]) if target else None)
 
 
 if __name__ == "__main__":

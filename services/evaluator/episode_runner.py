@@ -10,10 +10,11 @@ from functools import partial
 
 import torch
 
-from tidemill.config.evaluation import check_policy
+from tidemill.config.evaluation import check_policy, epsilon_of, noop_max_of
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.interface import EpisodeSummary, VectorEnv
 from tidemill.envs.make import make_env, make_isolated, spec_of
+from tidemill.envs.settings import EnvSettings
 from tidemill.errors import FatalError
 from tidemill.params.blob import unpack
 from tidemill.params.version import Params
@@ -22,6 +23,7 @@ from tidemill.rl.agents.build import build_policy
 from tidemill.rl.settings.registry import AgentConfig
 from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.evaluator.protocol import EvalPolicy, EvalProtocol, Evaluation
+from tidemill.types import EnvSpec
 
 _PAST_SCHEDULES = 2**62
 """A count of agent decisions after all random ones and at the end of every schedule."""
@@ -35,6 +37,7 @@ class EpisodeRunner:
         config: EvaluatorConfig,
         progress: ProgressFile | None = None,
         made: Callable[[Callable[[], VectorEnv]], VectorEnv] = lambda make: make(),
+        find_spec: Callable[[EnvSettings], EnvSpec] = spec_of,
     ) -> None:
         """Build the policy.
 
@@ -42,14 +45,14 @@ class EpisodeRunner:
             config: Settings of the evaluation.
             progress: Told of each episode that has ended.
             made: Makes each environment, by calling its argument.
+            find_spec: Returns the specification of an environment.
 
         Raises:
             ConfigError: there is no such environment, or the algorithm or the protocol cannot act in it.
         """
         settings, self._config, self._progress, self._made = config.evaluator, config, progress, made
-        noop_max = config.env.noop_max if settings.noop_max is None else settings.noop_max
-        self._env = replace(config.env, noop_max=noop_max)
-        self._spec = spec_of(self._env)
+        self._env = replace(config.env, noop_max=noop_max_of(config))
+        self._spec = find_spec(self._env)
         check_policy(settings.policy, self._spec)
         agent = _without_quiet_environments(config.agent) if settings.policy == "sampled" else config.agent
         self._policy = build_policy(agent, self._spec, seed=settings.seed)
@@ -131,10 +134,3 @@ def _need_no_screen() -> None:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
         os.environ.setdefault("MUJOCO_GL", "egl")  # what it takes otherwise asks for a window first
-
-
-def epsilon_of(config: EvaluatorConfig) -> float:
-    """Return the share of random actions of the policy `epsilon`: the evaluator's, or else the agent's."""
-    if config.evaluator.epsilon is not None:
-        return config.evaluator.epsilon
-    return float(getattr(config.agent, "evaluation_epsilon", 0.0))

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from tidemill import formats
 from tidemill.atomic_files import write_atomically
+from tidemill.config.evaluation import epsilon_of, noop_max_of
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.atari_scores import human_normalised
 from tidemill.params.version import Version
 from tidemill.scores import Score
 from tidemill.services.evaluator.csv_logs import score_of
-from tidemill.services.evaluator.episode_runner import epsilon_of
 from tidemill.services.evaluator.protocol import Evaluation
 
 
@@ -43,6 +43,8 @@ class EvalReport:
     """Agent decisions after which an episode was cut; 0 stands for the environment's own limit."""
     failed_episodes: int
     """Episodes that are left out because their environment failed."""
+    first_seed: int
+    """Seed of the first episode, left out or not."""
     seeds: list[int]
     returns: list[float]
     lengths: list[int]
@@ -51,11 +53,11 @@ class EvalReport:
 
     @property
     def file_name(self) -> str:
-        """Name of its file: version, policy, first seed and episodes, and for Atari the no-op starts."""
+        """Name of its file: version, policy, first seed and episodes asked for, and for Atari the no-op starts."""
         policy = f"epsilon-{self.epsilon:g}" if self.policy == "epsilon" else self.policy
         start = "" if self.noop_max is None else f"-noops-{self.noop_max}"
-        version, episodes = self.score.params_version, self.score.episodes
-        return f"version-{version}-{policy}{start}-seed-{self.seeds[0]}-episodes-{episodes}.json"
+        version, episodes = self.score.params_version, self.score.episodes + self.failed_episodes
+        return f"version-{version}-{policy}{start}-seed-{self.first_seed}-episodes-{episodes}.json"
 
     def write(self, file: Path) -> None:
         """Write the document, whole or not at all."""
@@ -81,10 +83,11 @@ class EvalReport:
         )
 
 
-def make_report(evaluation: Evaluation, config: EvaluatorConfig, version: Version) -> EvalReport:
-    """Return the report on an evaluation that ended now."""
+def make_report(
+    evaluation: Evaluation, config: EvaluatorConfig, version: Version, first_seed: int | None = None
+) -> EvalReport:
+    """Return the report on an evaluation that ended now; `first_seed` None stands for that of its first episode."""
     env, settings = config.env, config.evaluator
-    noop_max = env.noop_max if settings.noop_max is None else settings.noop_max
     score = score_of(evaluation, version, wall_s=0.0)
     return EvalReport(
         run=config.run.name,
@@ -93,10 +96,11 @@ def make_report(evaluation: Evaluation, config: EvaluatorConfig, version: Versio
         score=dataclasses.replace(score, human_normalised=human_normalised(env.id, score.mean)),  # of the game played
         policy=settings.policy,
         epsilon=epsilon_of(config) if settings.policy == "epsilon" else 0.0,
-        noop_max=noop_max if env.is_atari else None,
+        noop_max=noop_max_of(config) if env.is_atari else None,
         sticky_actions=env.sticky_actions if env.is_atari else None,
         max_steps=env.max_evaluation_steps,
         failed_episodes=evaluation.failed,
+        first_seed=evaluation.seeds[0] if first_seed is None else first_seed,
         seeds=list(evaluation.seeds),
         returns=evaluation.returns.tolist(),
         lengths=evaluation.lengths.tolist(),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
+from tidemill.awake_clock import AwakeTimer
 from tidemill.config.sections import EvaluatorConfig
-from tidemill.params.run_end import read_divergence
+from tidemill.params.run_end import read_divergence, version_at_earlier_end
 from tidemill.params.version import BEST, EVALUATED, VERDICT, Params, ParamsMetadata
 from tidemill.scores import Score
 from tidemill.services.evaluator.params_source import ParamsSource
@@ -111,7 +113,11 @@ class Evaluator:
         self._refusal = ""  # why the version that the run ends with has no score
         self._verdict: RunVerdict | None = None
         self._next_confirmation_seed = 0  # also after a confirmation that was not completed and is in no file
+        self._continued_at = version_at_earlier_end(config.run.folder)  # 0 in the first session
         self._best_tagged = 0  # by this process: after a restart the tag is set once more
+        if rows := logs.scores.rows:
+            _show(rows[-1])
+            _BEST_RETURN.set((logs.best() or rows[-1]).mean)
 
     def run(self) -> RunVerdict | None:
         """Evaluate until the run is over; return how it ended, or None if it was stopped.
@@ -130,9 +136,13 @@ class Evaluator:
     def without_more(self) -> RunVerdict | None:
         """Return the end of the run if nothing more can be measured, for another thread.
 
-        None before the last evaluation: a process that is started again may complete it.
+        None before the last evaluation: a process that is started again may complete it. The best version is tagged
+        then, although its confirmation may hang.
         """
-        return self._verdict or (self._unmeasured(self._ending) if self._ending else None)
+        if self._verdict is None and self._ending:
+            self._settle_best()
+            return self._unmeasured(self._ending)
+        return self._verdict
 
     def step_limit_s(self) -> float:
         """Return the present time limit of a call of the environment, in seconds, for another thread.
@@ -159,6 +169,7 @@ class Evaluator:
 
     def _over(self, metadata: ParamsMetadata) -> str:
         """Return the reason, other than scores, that the run is over; empty while it continues."""
+        self._logs.clock.save_if_due()
         if self._finish.is_set():
             return "training has ended"
         return limit_reached(self._config.run, metadata, self._logs.clock.wall_s())
@@ -202,6 +213,8 @@ class Evaluator:
         """Evaluate a version, no longer than the run's time lasts; return how the run ends if it is solved."""
         self._due_s = self._now() + self._config.evaluator.min_interval_s
         self._tried = params.version.metadata.env_steps
+        if decided := self._decided_before(params):
+            return decided
         score = self._measure(params, lambda: self._stop.is_set() or bool(self._over(ParamsMetadata())))
         if score is None or not reaches_target(self._config.run, score.mean):
             return None
@@ -218,6 +231,8 @@ class Evaluator:
             nothing = RunVerdict(False, f"{reason}; no parameters could be evaluated", None)
             verdict = self._unmeasured(reason) if self._logs.scores.rows else nothing
             return None if self._stop.is_set() else verdict
+        if decided := self._decided_before(params):
+            return decided
         wall_s = self._logs.clock.wall_s()
         reason = (
             read_divergence(self._config.run.folder)
@@ -239,24 +254,37 @@ class Evaluator:
         what = f"{reason}; {_NOT_CONFIRMED[is_confirmed]}"
         return None if self._stop.is_set() else RunVerdict(False, what, params.number)
 
+    def _decided_before(self, params: Params) -> RunVerdict | None:
+        """Return the end of the run if a version after as many updates was confirmed by an earlier evaluator.
+
+        The learner went back to that version and published it under another number, so it is not to be confirmed again.
+        A confirmation before an earlier end of the run does not count: the target or the task may have changed since.
+        """
+        steps, run = params.version.metadata.learner_steps, self._config.run
+        rows = [row for row in self._logs.confirmations.rows if row.params_version > self._continued_at]
+        held = (row.params_version for row in rows if row.learner_steps == steps and reaches_target(run, row.mean))
+        return self._solved(number) if (number := next(held, None)) is not None else None
+
     def _measure_last(self, params: Params, reason: str) -> Score | None:
         """Evaluate the version that the run ends with, in bounded time; None if it took longer or was stopped."""
-        bound_s = self._bound_s(1.0)
-        give_up = threading.Timer(bound_s + self._hang_s, lambda: self._events.on_hang(self._unmeasured(reason)))
-        give_up.daemon = True
-        give_up.start()
-        try:
-            return self._measure(params, self._stopped_after(bound_s))
-        finally:
-            give_up.cancel()
+        with self._stopped_after(self._bound_s(1.0), lambda: self._events.on_hang(self._unmeasured(reason))) as stopped:
+            return self._measure(params, stopped)
 
     def _bound_s(self, share: float) -> float:
         """Return the time limit in seconds of the last evaluation, or of one with `share` times its episodes."""
         return max(self._config.evaluator.last_timeout_s, 2.0 * self._longest_s) * max(share, 1.0)
 
-    def _stopped_after(self, seconds: float) -> Callable[[], bool]:
-        deadline_s = self._now() + seconds
-        return lambda: self._stop.is_set() or self._now() > deadline_s
+    @contextmanager
+    def _stopped_after(
+        self, seconds: float, on_hang: Callable[[], object] = lambda: None
+    ) -> Iterator[Callable[[], bool]]:
+        """Give what is asked between two steps; `on_hang` is called if nothing has asked for long after the bound."""
+        timer = AwakeTimer(seconds + self._hang_s, on_hang, self._now)
+        timer.start()
+        try:
+            yield lambda: self._stop.is_set() or timer.clock() > seconds
+        finally:
+            timer.cancel()
 
     def _unmeasured(self, reason: str) -> RunVerdict:
         """Return the end of a run whose last version could not be measured: that of the previous score, if any."""
@@ -268,6 +296,8 @@ class Evaluator:
     def _measure(self, params: Params, is_stopped: Callable[[], bool]) -> Score | None:
         """Evaluate a version and record it; None if it was stopped."""
         settings = self._config.evaluator
+        before = self._logs.best()
+        self._settle_best()  # the server may have been away: EVALUATED may be all that keeps it
         self._source.tag(EVALUATED, params.number)
         started_s = self._now()
         evaluation = self._play(params, evaluation_seeds(settings.seed, settings.episodes), is_stopped)
@@ -276,9 +306,11 @@ class Evaluator:
         self._longest_s = max(self._longest_s, self._now() - started_s)
         score = self._logs.add(evaluation, params.version)
         self._events.on_evaluation(score)
-        best = self._logs.best() or score
-        _observe(score, best.mean, self._now() - started_s)
-        self._tag_best(best.params_version)
+        _EPISODES.inc(score.episodes)
+        _SECONDS.observe(self._now() - started_s)
+        _show(score)
+        if before is None or not settings.confirm_episodes or not reaches_target(self._config.run, score.mean):
+            self._settle_best()  # otherwise fresh episodes come first: the best so far would be lost if they refute it
         self._log(score, evaluation, self._now() - started_s)
         return score
 
@@ -308,18 +340,27 @@ class Evaluator:
         next_seed = max(self._next_confirmation_seed, self._logs.next_confirmation_seed)
         seeds = confirmation_seeds(settings.seed, settings.confirm_episodes, before, next_seed)
         self._next_confirmation_seed = seeds.stop
+        self._source.tag(EVALUATED, params.number)  # BEST does not keep it yet, and the server may have been away
         bound_s = self._bound_s(settings.confirm_episodes / settings.episodes)
-        evaluation = self._play(params, seeds, self._stopped_after(bound_s))
+        with self._stopped_after(bound_s) as stopped:
+            evaluation = self._play(params, seeds, stopped)
         if evaluation is None:
             return None
         score = self._logs.add_confirmation(evaluation, params.version)
         holds = reaches_target(self._config.run, score.mean)
         _EPISODES.inc(score.episodes)
         _CONFIRMATIONS.labels("held" if holds else "failed").inc()
+        self._settle_best()
         return holds
 
     def _solved(self, number: int) -> RunVerdict:
         return RunVerdict(True, f"a mean return of {self._config.run.target_return:g} was reached", number)
+
+    def _settle_best(self) -> None:
+        """Tag the best version so far, and show its mean."""
+        if best := self._logs.best():
+            _BEST_RETURN.set(best.mean)
+            self._tag_best(best.params_version)
 
     def _tag_best(self, number: int, wait_s: float = 0.0) -> None:
         if number != self._best_tagged and self._source.tag(BEST, number, wait_s):
@@ -341,10 +382,6 @@ class Evaluator:
         )
 
 
-def _observe(score: Score, best_mean: float, seconds: float) -> None:
-    """Count one evaluation."""
-    _EPISODES.inc(score.episodes)
-    _SECONDS.observe(seconds)
+def _show(score: Score) -> None:
     _RETURN.set(score.mean)
-    _BEST_RETURN.set(best_mean)
     _VERSION.set(score.params_version)

@@ -12,9 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from tidemill.bundle.files import check_trusted, describe_no_run, read_policy_params
+from tidemill.bundle.files import check_trusted, describe_no_run, present_name, read_policy_params
 from tidemill.bundle.hub import local_folder
 from tidemill.config.load import from_document, read_document
+from tidemill.config.noops import check_noops
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError
 from tidemill.params.version import Params
@@ -122,7 +123,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             return 130
         if evaluation.refusal:
             raise EpisodesFailed(f"no score: {evaluation.refusal}")
-        report = make_report(evaluation, config, params.version)
+        report = make_report(evaluation, config, params.version, first)
         file = arguments.output or arguments.run / _REPORTS / report.file_name
         print(report, flush=True)
         try:
@@ -142,6 +143,7 @@ def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
     if not arguments.config and not file.is_file():
         raise ConfigError(f"{describe_no_run(arguments.run)}; or pass the settings of this one with --config")
     config = from_document(EvaluatorConfig, read_document(file))
+    run = dataclasses.replace(config.run, name=present_name(arguments.run, config.run.name))
     settings = config.evaluator
     check(arguments.seed is None or arguments.seed >= 0, "--seed", arguments.seed, "0 or more")
     if arguments.epsilon is not None and arguments.policy not in (None, "epsilon"):
@@ -157,11 +159,13 @@ def _config_of(arguments: argparse.Namespace) -> EvaluatorConfig:
     }
     changed = {name: value for name, value in asked.items() if value is not None}
     try:
-        return dataclasses.replace(config, evaluator=dataclasses.replace(settings, **changed))
+        config = dataclasses.replace(config, run=run, evaluator=dataclasses.replace(settings, **changed))
+        check_noops(config)
     except ConfigError as error:  # of an option: the run was given the others
         setting, _, rest = str(error).partition(" ")
         option = setting.replace("evaluator.", "--").replace("_", "-")
         raise ConfigError(f"{option} {rest}") from error
+    return config
 
 
 def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:
@@ -175,15 +179,15 @@ def _print_subject(config: EvaluatorConfig, params: Params, first: int) -> None:
 
 
 def _check_video(file: Path) -> None:
-    """Raise a `ConfigError` before any episode is played if a video cannot be written, or is where its pictures go."""
-    if file.suffix == ".png":
-        raise ConfigError(
-            f"--video is {file}, allowed: a name that ends in .mp4; the pictures are in the PNG next to it"
-        )
+    """Raise a `ConfigError` before any episode is played if a video cannot be written, or is not named as one."""
     try:
         for written in (file, file.with_suffix(".png")):
             if written.is_dir():
                 raise ConfigError(f"--video cannot be written to {file} ({written} is a folder); choose another file")
+        if file.suffix.lower() != ".mp4":
+            raise ConfigError(
+                f"--video is {file}, allowed: a name that ends in .mp4; the pictures are in the PNG next to it"
+            )
         file.parent.mkdir(parents=True, exist_ok=True)
         _try_writing(file.parent)
     except OSError as error:

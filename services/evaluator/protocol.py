@@ -146,15 +146,27 @@ class EnvSlot:
             assert self._env.num_envs == 1, f"a slot has one environment, got {self._env.num_envs}"
         self._input_builder = PolicyInputBuilder(1, self._env.spec, policy.recurrent_state_size)
         self._clips_rewards = policy.clips_rewards
+        self._was_truncated = False
         observation = self._env.reset(seed)
         return self._input_builder.build(observation, np.ones(1, np.bool_), action_mask=action_mask_of(self._env))
 
     def step(self, output: PolicyOutput, index: int = 0) -> tuple[PolicyInput, EpisodeSummary | None]:
-        """Act once, by one row of an output; return the next input, and the episode's summary if it has ended."""
+        """Act once, by one row of an output; return the next input, and the episode's summary if it has ended.
+
+        Raises:
+            EnvFailed: The environment began another episode without the summary of the one that ended.
+        """
         assert self._env is not None, "a step before the first start"
         row = slice(index, index + 1)
         self._input_builder.record(output, row)
-        result = self._env.step(output.action[row])
+        result = self._env.step(output.action[row].copy())  # an environment of the user's may write to it
+        has_ended = self._was_truncated or result.is_reset_step[0]  # a terminated one may only have lost a life
+        self._was_truncated = bool(result.truncated[0])
+        if has_ended and not result.episodes:
+            raise EnvFailed(
+                "an episode has ended, but no VectorStep.episodes names it: return an EpisodeSummary in the step in "
+                "which an episode ends"
+            )
         mask = action_mask_of(self._env)
         reward = np.sign(result.reward) if self._clips_rewards else result.reward
         policy_input = self._input_builder.build(result.observation, result.is_first, reward, mask)
@@ -293,7 +305,7 @@ class _Rollout:
             try:
                 policy_input = slot.start(seed, self._policy)
             except FAILURES as error:
-                if isinstance(error, ConfigError) and slot.is_new:
+                if isinstance(error, ConfigError) and slot.is_new and not self._begun:
                     raise
                 if self._begun and not slot.has_env:
                     self._left.appendleft((number, seed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,10 @@ import structlog
 from numpy.typing import NDArray
 
 from tidemill import formats
-from tidemill.atomic_files import write_atomically
+from tidemill.atomic_files import is_there, write_atomically
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import described
-from tidemill.params.run_end import RESULT
+from tidemill.params.run_end import FILMING, RESULT
 from tidemill.params.version import ParamsMetadata, Version
 from tidemill.scores import Score
 from tidemill.services.evaluator.curve_drawing import CurveDrawing
@@ -131,6 +132,20 @@ def draw_curve(drawing: CurveDrawing, logs: RunLogs) -> None:
 
 
 def _film(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, logs: RunLogs) -> str | None:
+    """Record a video as `_record`, unless an evaluator was killed while it did: a renderer may crash the process."""
+    begun = config.run.folder / FILMING
+    if is_there(begun):
+        _log.warning("video not recorded", reason="the evaluator was killed while it filmed")
+        return None
+    with suppress(OSError):  # a disk that is full takes no video either
+        begun.touch()
+    try:
+        return _record(config, source, runner, logs)
+    finally:
+        begun.unlink(missing_ok=True)
+
+
+def _record(config: EvaluatorConfig, source: ParamsSource, runner: EpisodeRunner, logs: RunLogs) -> str | None:
     """Record a video of the best policy, its GIF and its contact sheet; return the video's file in the run's folder.
 
     None if there is none.

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tidemill import formats
@@ -15,11 +16,10 @@ from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.curves import Refusals
 from tidemill.params.version import Version
-from tidemill.scores import Score
+from tidemill.scores import Score, best_score
 from tidemill.services.evaluator.csv_logs import EpisodeLog, ScoreLog, score_of
 from tidemill.services.evaluator.protocol import Evaluation
 from tidemill.services.evaluator.room import when_there_is_room
-from tidemill.services.evaluator.verdict import reaches_target
 from tidemill.settings.overlay import to_document
 from tidemill.tensorboard_writer import TensorboardWriter
 
@@ -27,11 +27,14 @@ SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
 """Environment variable with the launcher's start time of the processes, on the monotonic clock."""
 
 
+_SAVE_EVERY_S = 10.0
+
+
 class WallClock:
     """Counts from the start of each session: that of the launcher if there is one, else of this process.
 
     What earlier sessions took is kept in wall_clock.json, which `save` writes; a session that was killed
-    loses what it had not saved.
+    loses what it had not saved. Safe to use from several threads.
     """
 
     def __init__(self, file: Path, session_start_s: float, now: Callable[[], float]) -> None:
@@ -48,6 +51,7 @@ class WallClock:
         """
         self._file, self._session_start_s, self._now = file, session_start_s, now
         self._before_s = self._read()
+        self._saving, self._tried_s = threading.Lock(), session_start_s
 
     def wall_s(self) -> float:
         """Return the seconds of training so far."""
@@ -55,13 +59,28 @@ class WallClock:
 
     def save(self) -> None:
         """Save the time so far for the next session."""
+        with self._saving:
+            self._write(sync=True)
+
+    def save_if_due(self, within_s: float = _SAVE_EVERY_S) -> None:
+        """Save it unless that was tried in the last seconds; a disk that refuses it is asked again later.
+
+        A process that is killed in each evaluation would otherwise never come to a limit of time.
+        """
+        with self._saving:
+            if self._now() - self._tried_s >= within_s:
+                self._tried_s = self._now()
+                with suppress(OSError):
+                    self._write(sync=False)
+
+    def _write(self, *, sync: bool) -> None:
         document = {
             formats.KEY: formats.NEWEST[formats.CLOCK],
             "session_start_s": self._session_start_s,
             "before_s": self._before_s,
             "wall_s": round(self.wall_s(), 3),
         }
-        write_atomically(self._file, json.dumps(document) + "\n")
+        write_atomically(self._file, json.dumps(document) + "\n", sync=sync)
 
     def _read(self) -> float:
         document = formats.read_json(self._file, formats.CLOCK)
@@ -113,6 +132,8 @@ class RunLogs:
         settings = {name: dict(document[name]) for name in _HPARAMS if name in document}
         for name in ("name", "root", "supervisor"):  # say nothing of how it was trained
             settings["run"].pop(name, None)
+        for section in settings.values():
+            section.pop("server", None)  # addresses and files of a machine
         self._tensorboard.write_hparams(settings, config.run.name)
 
     def add_film(self, file: Path, size: tuple[int, int], version: Version) -> None:
@@ -137,10 +158,8 @@ class RunLogs:
         return score
 
     def best(self) -> Score | None:
-        """Return the best evaluation: one whose version was confirmed before all others, then by mean."""
-        confirmed = {row.params_version for row in self.confirmations.rows if reaches_target(self._run, row.mean)}
-        rows = self.scores.rows
-        return max(rows, key=lambda row: (row.params_version in confirmed, row.mean), default=None)
+        """Return the best evaluation so far; None before the first."""
+        return best_score(self.scores.rows, self.confirmations.rows, self._run.target_return)
 
     @property
     def next_confirmation_seed(self) -> int:

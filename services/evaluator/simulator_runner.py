@@ -9,13 +9,12 @@ import grpc
 import numpy as np
 import structlog
 
-from tidemill.config.evaluation import check_policy
+from tidemill.config.evaluation import check_policy, epsilon_of
 from tidemill.config.sections import EvaluatorConfig
-from tidemill.envs.make import spec_of
+from tidemill.envs.watch import watched_spec
 from tidemill.errors import ConfigError, FailedPrecondition, Reason, Unavailable
 from tidemill.params.version import Params
 from tidemill.rpc.channel import open_channel
-from tidemill.services.evaluator.episode_runner import epsilon_of
 from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.evaluator.protocol import EpisodesFailed, Evaluation
 from tidemill.simulator.evaluation import evaluate
@@ -45,7 +44,7 @@ class SimulatorRunner:
                 f"cluster.inference is {list(addresses)}, allowed with evaluator.source 'simulators': one "
                 "address, that of the inference service that the simulators call"
             )
-        check_policy(policy, spec_of(config.env), "simulators")
+        check_policy(policy, watched_spec(config.env), "simulators")
         self._address, self._progress, self._is_over = addresses[0], progress, is_over
         self._epsilon = epsilon_of(config) if policy == "epsilon" else 0.0
         self._channel: grpc.Channel | None = None

@@ -18,7 +18,7 @@ from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import InferenceConfig
 from tidemill.devices import named_device
-from tidemill.envs.make import spec_of
+from tidemill.envs.watch import watched_spec
 from tidemill.inference.wire import Opening
 from tidemill.near_processors import use_near_processors
 from tidemill.params.watcher import ParamsWatcher
@@ -62,7 +62,7 @@ def _start(arguments: Sequence[str]) -> int:
     stop = process.stop_event()
     if not wait_for_service("cluster.params", config.cluster.params, config.cluster.connect_timeout_s, stop):
         return 0
-    spec = spec_of(config.env)
+    spec = watched_spec(config.env)
     device = named_device("inference.device", config.inference.device, gpu=config.inference.index, wraps=True)
     if device.type == "cuda":
         use_near_processors(device)

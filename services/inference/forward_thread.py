@@ -77,6 +77,8 @@ class ForwardThread:
         self._changed = threading.Condition()
         self._actors = 0
         self._closing = False
+        self.newest: Params | None = None
+        """Those that steps are answered with."""
         self._version = self._env_steps = self._learner_steps = 0
         self._evaluating = evaluating
         self._wanted: Params | None = None  # what is evaluated
@@ -159,9 +161,10 @@ class ForwardThread:
 
     def _refresh(self) -> None:
         params = self._watcher.newest()
-        if params is None or params.number == self._version:
+        if params is None or params is self.newest:
             return
         _load(self._policy, params)
+        self.newest = params
         metadata = params.version.metadata
         self._version, self._env_steps, self._learner_steps = params.number, metadata.env_steps, metadata.learner_steps
         self._metrics.params_version.set(self._version)

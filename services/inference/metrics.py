@@ -30,7 +30,9 @@ class Metrics:
             return Histogram(f"{_PREFIX}_{name}", text, buckets=buckets, registry=registry)
 
         self.actors = Gauge(f"{_PREFIX}_actors", "Actors connected.", registry=registry)
-        self.params_version = Gauge(f"{_PREFIX}_params_version", "Version of the parameters.", registry=registry)
+        self.params_version = Gauge(
+            f"{_PREFIX}_params_version", "Version of the parameters; 0: none yet.", registry=registry
+        )
         self.env_steps = Counter(f"{_PREFIX}_env_steps_total", "Environment steps answered.", registry=registry)
         self.batches = Counter(
             f"{_PREFIX}_batches_total", "Forward passes, by what started the batch.", ("cause",), registry=registry
@@ -80,9 +82,16 @@ class SimulatorCurves:
     Those with exploration have the name of an actor's, so that the run's training return counts them.
     """
 
-    def __init__(self, run: Path, name: str, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Write nothing yet; `every_s` are the least seconds between two points."""
-        self._curves, self._every_s, self._clock = SideCurves(run, name), every_s, clock
+    def __init__(
+        self,
+        run: Path,
+        name: str,
+        every_s: float,
+        is_own: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Write nothing yet; `every_s` are the least seconds between two points, `is_own` is for `SideCurves`."""
+        self._curves, self._every_s, self._clock = SideCurves(run, name, is_own), every_s, clock
         self._returns: dict[str, deque[float]] = {
             name: deque(maxlen=_RECENT_EPISODES) for name in (EPISODE_RETURN, _EVALUATION_RETURN)
         }

@@ -20,6 +20,7 @@ from tidemill.config.sections import InferenceConfig
 from tidemill.config.services import InferenceSettings
 from tidemill.errors import FailedPrecondition, InvalidArgument
 from tidemill.params.client import ParamsClient
+from tidemill.params.stored import OwnFolder
 from tidemill.params.version import Params
 from tidemill.replay.shards.readiness import wait_for_replay
 from tidemill.replay.writing.writer import ReplayWriter
@@ -67,12 +68,16 @@ def open_identity(config: InferenceConfig, name: str) -> Identity:
     return Identity(folder / "simulators" / f"{name}.json" if is_kept else None)
 
 
-def open_curves(config: InferenceConfig) -> SimulatorCurves | None:
-    """Return the curves of simulators; None where the run's folder cannot be written here, or no curves are wanted."""
+def open_curves(config: InferenceConfig, newest: Callable[[], Params | None]) -> SimulatorCurves | None:
+    """Return the curves of simulators; None where the run's folder cannot be written here, or no curves are wanted.
+
+    `newest` gives the newest parameters of the run; if the folder has others, nothing is written.
+    """
     every_s, folder = config.learner.tensorboard_every_s, config.run.folder
     if not every_s or not os.access(folder, os.W_OK):
         return None
-    return SimulatorCurves(folder, f"inference-{config.inference.index}", every_s)
+    is_own = OwnFolder(config.run.params_folder, newest)
+    return SimulatorCurves(folder, f"inference-{config.inference.index}", every_s, is_own)
 
 
 def open_simulator_writer(
@@ -158,7 +163,7 @@ async def serve_simulators(
         max_wait_s=settings.max_wait_ms / 1000.0,
         device=device,
         rng=np.random.default_rng(seeds),
-        curves=open_curves(config),
+        curves=open_curves(config, lambda: forward.newest),
     )
     client = ParamsClient(config.cluster.params, folder=config.run.params_folder)
 

@@ -129,7 +129,8 @@ class Simulators:
             rng: Draws the seeds of noise.
             curves: Gets the returns of episodes that ended; then this object's.
         """
-        self._curves, self._point, self._learner_steps = curves, asyncio.Lock(), 0
+        self._curves, self._point = curves, asyncio.Lock()
+        self._env_steps = self._learner_steps = 0  # of the whole cluster, as far as this service knows
         self._writer, self._forward, self._metrics, self._on_error = writer, forward, metrics, on_error
         self._new_episode, self._make_policy, self._identity = new_episode, make_policy, identity
         self._grace_s, self._max_wait_s, self._device, self._rng = grace_s, max_wait_s, device, rng
@@ -316,7 +317,8 @@ class Simulators:
         if policy_input is not None:
             answer = await self._forward.answer(policy_input, seat.noise, evaluation=episode.evaluate)
             self._learner_steps = answer.learner_steps
-            acted = episode.act(seen, policy_input, answer, seat.policy, max(self._writer.env_steps, answer.env_steps))
+            self._env_steps = max(self._writer.env_steps, answer.env_steps)
+            acted = episode.act(seen, policy_input, answer, seat.policy, self._env_steps)
         await self._write(seat, episode.advance(seen, acted))
         self._metrics.steps.inc()
         if episode.is_over:
@@ -417,7 +419,7 @@ class Simulators:
 
     async def _write_point(self, curves: SimulatorCurves) -> None:
         async with self._point:
-            await asyncio.to_thread(curves.write, self._writer.env_steps, self._learner_steps)
+            await asyncio.to_thread(curves.write, self._env_steps, self._learner_steps)
 
     def _set_eager(self, seat: Seat, *, is_eager: bool) -> None:
         if seat.patience is not None:

@@ -1,4 +1,4 @@
-"""Answers for a learner whose run has ended: `python -m tidemill.services.learner.ended`, with the learner's settings.
+"""Answers for a learner that has ended: `python -m tidemill.services.learner.ended`, with the learner's settings.
 
 Where a container engine would restart the learner, this program takes its place. It holds no network and no data: what
 it reports comes from the parameter server and from the run's result.json, and it waits to be stopped.
@@ -21,7 +21,7 @@ from tidemill.config.sections import LearnerConfig
 from tidemill.errors import TidemillError
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.params.client import ParamsClient
-from tidemill.params.run_end import result_of
+from tidemill.params.run_end import is_marked, result_of
 from tidemill.params.version import Version
 from tidemill.process import leave, run, stop_event
 from tidemill.programs.idle import show_idling
@@ -39,7 +39,7 @@ _log = structlog.get_logger()
 
 
 class RunThatEnded:
-    """Facts about a run after its end."""
+    """Facts about a run after its end, or after a stop of its learner, which marks no end: the run can continue."""
 
     def __init__(self, config: LearnerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """Know nothing yet but the settings."""
@@ -47,15 +47,19 @@ class RunThatEnded:
         self._started_s = clock()
         self._tags = (config.run.end_tag, diverged_tag(config))
         self._version: Version | None = None
+        self.is_marked: bool | None = None
+        """Whether the end of the run is marked, as by the evaluator; None before the parameter server has answered."""
 
     def ask(self, client: ParamsClient) -> None:
-        """Look up the version that the run ended with.
+        """Look up the version that the run ended with, or was stopped with.
 
         Raises:
             TidemillError: The parameter server does not answer.
         """
         found = client.list_versions()
-        number = next((found.tags[tag] for tag in self._tags if tag in found.tags), 0)
+        newest = found.versions[-1].version if found.versions else 0
+        marked = [found.tags[tag] for tag in self._tags if is_marked(found, tag)]
+        number, self.is_marked = (*marked, newest)[0], bool(marked)
         self._version = next((version for version in found.versions if version.version == number), None)
 
     def status(self) -> LearnerStatus:
@@ -76,6 +80,8 @@ class RunThatEnded:
 
     def _end(self, version: Version | None) -> str:
         """Return the evaluator's words for the end; it may not have written them yet, or to another disk."""
+        if version and not self.is_marked:
+            return f"stopped with version {version.version}; start the learner again to continue"
         with suppress(OSError, KeyError):
             return str(result_of(self._config.run.folder, self._tags)["end"])
         return f"ended with version {version.version}" if version else "ended"
@@ -91,8 +97,8 @@ def marks(config: LearnerConfig) -> tuple[bool, bool]:
     if config.run.supervisor == "launcher":
         return False, False
     with suppress(TidemillError), ParamsClient(config.cluster.params) as client:
-        tags = client.list_versions().tags
-        is_over, has_diverged = config.run.end_tag in tags, diverged_tag(config) in tags
+        found = client.list_versions()
+        is_over, has_diverged = (is_marked(found, tag) for tag in (config.run.end_tag, diverged_tag(config)))
         return is_over or has_diverged, has_diverged and not is_over
     return False, False
 
@@ -107,15 +113,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         identify(config.run.name, "learner")
         stop = stop_event()
         ended, control = RunThatEnded(config), Control(stop)
-        control.stop("the run has ended; start it again with a higher target or limit to continue it")
+        control.stop(
+            "it has ended; start the learner again to continue, with a higher target or limit if one was reached"
+        )
         show_idling()
         with BackgroundServer("learner", config.learner.server) as server:
             LearnerServicer(control, ended.status).add_to(server.server)
-            address, metrics = server.start(), serve_metrics(config.learner.server, server.health)
+            address = server.start()
+            server.set_serving(True)  # before a probe can ask
+            metrics = serve_metrics(config.learner.server, server.health)
             _log.info("run is over, idling until stopped", address=address, metrics=metrics)
-            server.set_serving(True)
             _look_up(ended, config, stop)
             while not stop.wait(_REFRESH_S):
+                if not ended.is_marked:
+                    _look_up(ended, config, stop)
                 ended.status()  # also what Prometheus is shown: the evaluator writes its result after the end
         return 0
 
@@ -127,9 +138,11 @@ def _look_up(ended: RunThatEnded, config: LearnerConfig, stop: threading.Event) 
     backoff = Backoff()
     with ParamsClient(config.cluster.params) as client:
         while not stop.is_set():
+            was_marked = ended.is_marked
             try:
                 ended.ask(client)
-                _log.info("run ended", end=ended.status().end)
+                if ended.is_marked is not was_marked:
+                    _log.info("run ended", end=ended.status().end)
                 return
             except TidemillError as error:
                 _log.debug("cannot look up how the run ended, retrying", reason=str(error))

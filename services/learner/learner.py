@@ -23,14 +23,14 @@ from tidemill.config.hindsight import item_window
 from tidemill.config.sections import LearnerConfig
 from tidemill.devices import flush_denormals, use_device
 from tidemill.envs.goals import goal_rewards
-from tidemill.envs.make import spec_of
 from tidemill.envs.recorded_spec import record_spec
+from tidemill.envs.watch import watched_spec
 from tidemill.errors import Unavailable
 from tidemill.learner.status import LearnerState
 from tidemill.near_processors import use_near_processors
 from tidemill.params.client import ParamsClient
 from tidemill.params.publisher import ParamsPublisher
-from tidemill.params.run_end import HAS_DIVERGED, IS_OVER, RunEnd, clear_divergence, note_divergence
+from tidemill.params.run_end import HAS_DIVERGED, IS_OVER, PAUSED, RunEnd, clear_divergence, note_divergence
 from tidemill.params.version import ParamsMetadata
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shards.readiness import wait_for_replay
@@ -92,7 +92,8 @@ class Learner:
             ConfigError: The ranks cannot divide the batch evenly, or the settings give no whole rounds of lock-step.
         """
         self._config, self._stop, self._rank = config, stop, rank or RankInfo()
-        self._control, self._counters = Control(stop), Counters()
+        paused_file = config.run.folder / PAUSED if self._rank.is_first else None
+        self._control, self._counters = Control(stop, paused_file), Counters()
         self._pace = self._make_pace()
         log_every_s = config.learner.log_every_s if self._rank.is_first else math.inf
         self._progress = Progress(self._counters, log_every_s=log_every_s, clock=time.monotonic)
@@ -118,6 +119,8 @@ class Learner:
             StalePublisher: A newer learner took over.
             FatalError: The checkpoint is of another run.
         """
+        if self._control.paused:
+            _log.warning("paused, as before the restart; `tidemill ctl resume` continues")
         learning, is_left = self._build(), False
         try:
             with ExitStack() as stack:
@@ -141,7 +144,7 @@ class Learner:
         flush_denormals()
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(container_limits.cpus()))
         seed_rng(config.run.seed)
-        spec = spec_of(config.env)
+        spec = watched_spec(config.env)
         device, batch_size = learner_device(config, spec, self._rank), self._rank.local_batch_size(config)
         if not config.run.deterministic:  # `auto` is then nothing, so that a run is the same on every machine
             # Before this process opens the GPU, which it may have to itself: the trial is another process.
@@ -237,7 +240,7 @@ class Learner:
             if self._end is not None and self._ends_run(trainer, rolled_back=rolled_back):
                 self._end.mark(self._config.cluster.connect_timeout_s)
         except Diverged as error:
-            self._end_as_diverged(error)
+            self._end_as_diverged(error, publisher)
         if self._rank.machines > 1 and trainer.is_over:  # if one fails to end the run, all start again
             group.all_agree(_LEAVES)
         if publisher is not None and publisher.version != self._counters.version:
@@ -302,7 +305,7 @@ class Learner:
         self._control.stop("the evaluator has ended the run")
         _log.warning("training has diverged after the version that ended the run", reason=str(error))
 
-    def _end_as_diverged(self, error: Diverged) -> None:
+    def _end_as_diverged(self, error: Diverged, publisher: PolicyPublisher | None) -> None:
         """End the run with the last finite parameters and checkpoint; other ranks than the first just end."""
         self._progress.finish()
         loss = self._progress.metrics.get("loss", math.nan)
@@ -310,8 +313,10 @@ class Learner:
         what = f"training has diverged at update {self._counters.learner_steps:,}: {error}{told}"
         self._control.stop(what)
         _log.error(what, advice="the last finite checkpoint is kept; resume with a smaller learning rate")
-        if not self._rank.is_first:
+        if publisher is None:
             return
+        publisher.drop_diverged(PUBLISH_S)
+        publisher.close()  # a version that came later would seem to have got past the mark
         try:
             note_divergence(self._config.run.folder, what)
         except OSError as failure:
@@ -415,8 +420,8 @@ class Learner:
         )
 
     def _limits(self) -> Limits:
-        run = self._config.run
-        return Limits(run.max_learner_steps, run.max_env_steps, self._pace.publish_every)
+        run, lag = self._config.run, self._config.learner.max_policy_lag
+        return Limits(run.max_learner_steps, run.max_env_steps, self._pace.publish_every, max_policy_lag=lag)
 
 
 def publish_least_s(config: LearnerConfig, device: torch.device) -> float:

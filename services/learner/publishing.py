@@ -66,6 +66,10 @@ class PolicyPublisher:
         self._take_snapshot()
         self._publisher.offer(partial(_encode, arrays, metadata, with_half=self._with_half), metadata)
 
+    def renew(self) -> None:
+        """Have the newest version published again if the server has lost it; see `ParamsPublisher.renew`."""
+        self._publisher.renew()
+
     def check(self) -> None:
         """Raise the error that ended publishing, such as `StalePublisher`; never blocks."""
         self._publisher.check()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistError
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
@@ -141,6 +142,7 @@ def run_agent(options: argparse.Namespace, words: list[str], environ: dict[str, 
         options.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
     register()
     _bound_failures()
+    logging.getLogger(SimpleElasticAgent.__module__).addFilter(_is_news)
     try:
         try:
             run_ranks(options)
@@ -170,6 +172,14 @@ def _bound_failures() -> None:
         close(ranks, death_sig=death_sig, timeout=LEAVE_S if ranks._failures else timeout)
 
     SubprocessContext._close = close_soon  # type: ignore[assignment, method-assign] # torch has no setting for it
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for the traceback that the store of several machines leaves when it ends before all heard of it.
+
+    The ranks have ended by then, and it changes nothing.
+    """
+    return not str(record.msg).startswith("Error waiting on exit barrier")
 
 
 def _act_on_failures(file: Path | None) -> None:

@@ -13,13 +13,14 @@ import structlog
 from tidemill import process
 from tidemill.config.load import load
 from tidemill.config.sections import ParamServerConfig
+from tidemill.errors import FatalError
 from tidemill.rpc.server import RpcServer
 from tidemill.rpc.telemetry import configure_logging, identify, serve_metrics, watch_disk
 from tidemill.services.paramserver.metrics import Metrics
 from tidemill.services.paramserver.servicer import ParamServicer
 from tidemill.services.paramserver.version_notifier import VersionNotifier
 from tidemill.services.paramserver.version_store import VersionStore
-from tidemill.services.paramserver.writer import StoreWriter
+from tidemill.services.paramserver.writer import StoreWriter, lost_folder
 
 _SERVICE = "paramserver"
 
@@ -61,12 +62,15 @@ async def _serve(config: ParamServerConfig) -> None:
     stop = process.stop_requested()
     log.info("serving", address=await server.start(), metrics=metrics_address)
     await server.set_serving(True)
-    await stop
+    lost = asyncio.create_task(writer.lost.wait())
+    await asyncio.wait((stop, lost), return_when=asyncio.FIRST_COMPLETED)
     await server.set_serving(False)
     notifier.close()  # or waiting calls would use up the grace period
     await server.stop()
     writer.close()
     store.close()
+    if lost.done():
+        raise FatalError(lost_folder(store.folder))
     log.info("stopped")
 
 

@@ -78,12 +78,7 @@ class Catalog:
                 f"fencing_token is {request.fencing_token}, must be one from AcquireFencingToken; "
                 f"the newest is {self.fencing_token}"
             )
-        if request.fencing_token < self.fencing_token:
-            raise FailedPrecondition(
-                f"fencing token {request.fencing_token} was superseded by {self.fencing_token}: "
-                "another publisher has taken over",
-                reason=Reason.FENCING_TOKEN_SUPERSEDED,
-            )
+        self._check_newest(request.fencing_token)
         newest = self.newest.version if self.newest else 0
         if request.base_version != newest:
             raise FailedPrecondition(
@@ -91,19 +86,23 @@ class Catalog:
                 reason=Reason.BASE_VERSION_DIFFERS,
             )
 
-    def with_next_token(self, last_known_token: int = 0, last_known_version: int = 0) -> Catalog:
-        """Hand out the next fencing token, greater than `last_known_token` too.
+    def with_next_token(self, last_known_token: int = 0, last_known_version: int = 0, held_token: int = 0) -> Catalog:
+        """Hand out the next fencing token, greater than `last_known_token` too, or `held_token` again.
 
         The next version is greater than `last_known_version`.
 
         Raises:
-            InvalidArgument: `last_known_token` or `last_known_version` is so great that later ones could run out.
+            FailedPrecondition: `held_token` was superseded.
+            InvalidArgument: One of the numbers is so great that later ones could run out.
         """
         _check_known("last_known_token", last_known_token, self.fencing_token)
         _check_known("last_known_version", last_known_version, self.high_water)
+        _check_known("held_token", held_token, self.fencing_token)
+        if held_token:
+            self._check_newest(held_token)
         return replace(
             self,
-            fencing_token=max(self.fencing_token, last_known_token) + 1,
+            fencing_token=held_token or max(self.fencing_token, last_known_token) + 1,
             high_water=max(self.high_water, last_known_version),
         )
 
@@ -138,6 +137,14 @@ class Catalog:
     def without(self, numbers: tuple[int, ...]) -> Catalog:
         """Forget versions."""
         return replace(self, versions={n: version for n, version in self.versions.items() if n not in numbers})
+
+    def _check_newest(self, fencing_token: int) -> None:
+        if fencing_token < self.fencing_token:
+            raise FailedPrecondition(
+                f"fencing token {fencing_token} was superseded by {self.fencing_token}: "
+                "another publisher has taken over",
+                reason=Reason.FENCING_TOKEN_SUPERSEDED,
+            )
 
 
 def _check_known(name: str, known: int, own: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -23,6 +23,7 @@ from tidemill.params.wire import (
     pack_version,
     unpack_encoding,
     unpack_metadata,
+    unpack_newer_than_created,
     unpack_precision,
 )
 from tidemill.rpc.server import RpcServer
@@ -92,7 +93,9 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
     ) -> pb.AcquireFencingTokenResponse:
         """Make the caller the one publisher."""
         check_text("publisher", request.publisher)
-        catalog = await self._writer.acquire_fencing_token(request.last_known_token, request.last_known_version)
+        catalog = await self._writer.acquire_fencing_token(
+            request.last_known_token, request.last_known_version, request.held_token
+        )
         newest = catalog.newest.version if catalog.newest else 0
         _log.info("new publisher", publisher=request.publisher, fencing_token=catalog.fencing_token, latest=newest)
         return pb.AcquireFencingTokenResponse(fencing_token=catalog.fencing_token, latest_version=newest)
@@ -145,7 +148,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         check_tag(tag)
         with self._metrics.watchers.track_inprogress():
             while True:
-                version = await self._notifier.wait_for(partial(self._tagged, tag, other_than=known))
+                version = await self._notifier.wait_for(partial(self._tagged, tag, partial(_is_other, known)))
                 known = version.version
                 yield pb.WatchResponse(version=pack_version(version))
 
@@ -200,16 +203,15 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
     async def _find(self, request: pb.FetchRequest) -> Version | None:
         if not request.tag:
             version = self._store.catalog.find(request.version)
-            return version if version.version > request.newer_than else None
+            return version if _is_newer(version, request) else None
         if request.tag not in (LATEST, *self._store.catalog.tags):
             raise NotFound(f"tag {request.tag!r} is not set", reason=Reason.UNKNOWN_TAG)
-        look = partial(self._tagged, request.tag, newer_than=request.newer_than)
+        look = partial(self._tagged, request.tag, lambda version: _is_newer(version, request))
         return await self._notifier.wait_for_within(look, request.wait_s)
 
-    def _tagged(self, tag: str, *, newer_than: int = 0, other_than: int = 0) -> Version | None:
+    def _tagged(self, tag: str, is_wanted: Callable[[Version], bool]) -> Version | None:
         version = self._store.catalog.tagged(tag)
-        is_wanted = version is not None and version.version > newer_than and version.version != other_than
-        return version if is_wanted else None
+        return version if version is not None and is_wanted(version) else None
 
     async def _verify(self, version: Version, blob: StoredBlob) -> None:
         try:
@@ -245,6 +247,15 @@ async def _pieces(requests: AsyncIterator[pb.PublishRequest]) -> AsyncIterator[b
         yield request.piece
 
 
+def _is_newer(version: Version, request: pb.FetchRequest) -> bool:
+    created = unpack_newer_than_created(request)
+    return version.version > request.newer_than or (created is not None and version.created > created)
+
+
+def _is_other(known: int, version: Version) -> bool:
+    return version.version != known
+
+
 def _check_fetch(request: pb.FetchRequest) -> None:
     if request.WhichOneof("selector") is None:
         raise InvalidArgument("selector is missing: name a version or a tag")
@@ -254,3 +265,4 @@ def _check_fetch(request: pb.FetchRequest) -> None:
         raise InvalidArgument("version is 0, allowed: 1 or more")
     if not (math.isfinite(request.wait_s) and 0 <= request.wait_s <= MAX_WAIT_S):
         raise InvalidArgument(f"wait_s is {request.wait_s}, allowed: 0 to {MAX_WAIT_S:g}")
+    unpack_newer_than_created(request)

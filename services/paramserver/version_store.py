@@ -21,6 +21,8 @@ description holds the size and SHA-256 of each encoding.
 from __future__ import annotations
 
 import datetime
+import errno
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -65,7 +67,7 @@ class VersionStore:
             FatalError: The folder cannot be used or read, or another server uses it.
             ResourceExhausted: The disk is full and the state must be repaired first.
         """
-        self._folder, self._keep_versions = folder, keep_versions
+        self.folder, self._keep_versions = folder, keep_versions
         self._max_blob_bytes, self._max_tags, self._max_fetch_bytes = max_blob_bytes, max_tags, max_fetch_bytes
         self._incoming = folder / "incoming"
         self._files, self._state_file = VersionFiles(folder), StateFile(folder)
@@ -91,14 +93,16 @@ class VersionStore:
                 raise FatalError(f"cannot use the folder {folder}: {error}") from error
             raise
 
-    def acquire_fencing_token(self, last_known_token: int = 0, last_known_version: int = 0) -> Catalog:
+    def acquire_fencing_token(
+        self, last_known_token: int = 0, last_known_version: int = 0, held_token: int = 0
+    ) -> Catalog:
         """Hand out the next fencing token, see `Catalog.with_next_token`; return the catalog once it is on disk.
 
         Raises:
-            InvalidArgument: See `Catalog.with_next_token`.
+            FailedPrecondition, InvalidArgument: See `Catalog.with_next_token`.
             ResourceExhausted: The disk is full.
         """
-        catalog = self.catalog.with_next_token(last_known_token, last_known_version)
+        catalog = self.catalog.with_next_token(last_known_token, last_known_version, held_token)
         self._write(self._numbers(catalog))
         self.catalog = catalog
         return catalog
@@ -177,6 +181,11 @@ class VersionStore:
     def file(self, version: Version, precision: Precision) -> Path:
         """Return the absolute path of an encoding, the full one when the version has no such encoding."""
         return self._files.path(version.version, version.encoding(precision).precision.value).absolute()
+
+    def check_folder(self) -> None:
+        """Raise FileNotFoundError if the folder is not there any more, or another is in its place."""
+        if not os.path.samestat((self.folder / "lock").stat(), os.fstat(self._lock)):
+            raise FileNotFoundError(errno.ENOENT, "another folder is in its place", str(self.folder))
 
     def close(self) -> None:
         """Unlock the folder. May be called twice."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import errno
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from tidemill.errors import Reason, Unavailable
@@ -20,6 +22,14 @@ STALL_S = 10.0
 """How long a publisher may send nothing before it loses its turn, in seconds."""
 
 _T = TypeVar("_T")
+
+_FOLDER_LOST = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+"""Errors of a folder that is not there any more; the last on NFS, where another host has removed or replaced it."""
+
+
+def lost_folder(folder: Path) -> str:
+    """Return the message about a folder that is not there any more."""
+    return f"the folder {folder} was removed, moved or replaced; the parameter server ends, to start with what is there"
 
 
 class StoreWriter:
@@ -47,11 +57,16 @@ class StoreWriter:
         self._store, self._notifier, self._clock, self._stall_s = store, notifier, clock, stall_s
         self._publishing = asyncio.Lock()
         self._stall_timeout: asyncio.Timeout | None = None
+        self.lost = asyncio.Event()
+        """Set when the folder was found removed, moved or replaced: the server then ends, for a new start."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paramserver-disk")
 
-    async def acquire_fencing_token(self, last_known_token: int = 0, last_known_version: int = 0) -> Catalog:
+    async def acquire_fencing_token(
+        self, last_known_token: int = 0, last_known_version: int = 0, held_token: int = 0
+    ) -> Catalog:
         """See `VersionStore.acquire_fencing_token`. A publisher that this supersedes loses its turn at once."""
-        catalog = await self._change(partial(self._store.acquire_fencing_token, last_known_token, last_known_version))
+        acquire = partial(self._store.acquire_fencing_token, last_known_token, last_known_version, held_token)
+        catalog = await self._change(acquire)
         if self._stall_timeout is not None and not self._stall_timeout.expired():
             self._stall_timeout.reschedule(asyncio.get_running_loop().time())
         return catalog
@@ -108,7 +123,7 @@ class StoreWriter:
 
     async def _change(self, change: Callable[[], _T]) -> _T:
         """Change the store on the thread, to the end even if the caller is cancelled, and announce it."""
-        future = asyncio.get_running_loop().run_in_executor(self._thread, change)
+        future = self._begun(change)
         future.add_done_callback(self._announce)
         return await asyncio.shield(future)
 
@@ -118,4 +133,24 @@ class StoreWriter:
 
     async def _run(self, step: Callable[[], _T]) -> _T:
         """Run a step on the thread that makes no visible change."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, step)
+        return await self._begun(step)
+
+    def _begun(self, step: Callable[[], _T]) -> asyncio.Future[_T]:
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._thread, self._on_disk, step, loop)
+
+    def _on_disk(self, step: Callable[[], _T], loop: asyncio.AbstractEventLoop) -> _T:
+        """Take a step in the folder that was opened.
+
+        Raises:
+            Unavailable: The folder is gone, or the disk refused; the publisher tries again.
+        """
+        try:
+            self._store.check_folder()
+            return step()
+        except OSError as error:
+            if error.errno in _FOLDER_LOST:
+                loop.call_soon_threadsafe(self.lost.set)
+                raise Unavailable(lost_folder(self._store.folder), reason=Reason.STOPPING) from error
+            said = f"the parameter server cannot write to its folder: {error}"
+            raise Unavailable(said, reason=Reason.DEPENDENCY_UNAVAILABLE) from error

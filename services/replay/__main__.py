@@ -105,7 +105,7 @@ def _reaching(command: Callable[[Sequence[str]], int], arguments: Sequence[str])
 
 
 def _start(arguments: Sequence[str]) -> int:
-    """Run a server. Its errors name a setting by the short option that it was given with."""
+    """Run a server. If it was given short options, its errors name all settings that have one by it."""
     try:
         return _run(arguments)
     except TidemillError as error:
@@ -134,9 +134,12 @@ def _long(arguments: Sequence[str]) -> list[str]:
 
 
 def _named_as_given(message: str, arguments: Sequence[str]) -> str:
-    """Return a message with the short options of the command line in place of the settings that they stand for."""
-    for option in {word.partition("=")[0] for word in arguments} & _SHORT.keys():
-        message = re.sub(rf"(?<![\w.-])(?:--)?(?:replay\.)?{re.escape(_SHORT[option][0])}(?![\w.])", option, message)
+    """Return a message with options in place of settings if the command line has a short one."""
+    if not {word.partition("=")[0] for word in arguments} & _SHORT.keys():
+        return message
+    settings = {option: setting for option, (setting, _, _) in _SHORT.items()}
+    for option, setting in (settings | {"--replay.server.insecure": "server.insecure"}).items():
+        message = re.sub(rf"(?<![\w.-])(?:--)?(?:replay\.)?{re.escape(setting)}(?![\w.])", option, message)
     return message
 
 

@@ -37,12 +37,26 @@ class Leases:
     batches it handed on, a batch has arrived once it is sent.
     """
 
-    def __init__(self, table: Table, changed: Callable[[], None], *, caller_settles: bool) -> None:
-        """Start with nothing; `changed` is called when items are back in the table."""
-        self._table, self._changed = table, changed
+    def __init__(
+        self, table: Table, changed: Callable[[], None], log_removed: Callable[[], None], *, caller_settles: bool
+    ) -> None:
+        """Start with nothing.
+
+        Args:
+            table: The table that the batches are from.
+            changed: Called when items are back in the table.
+            log_removed: Called when items may have gone for good: after a kill they would otherwise come again.
+            caller_settles: Whether the caller says which batches it handed on.
+        """
+        self._table, self._changed, self._log_removed = table, changed, log_removed
         self._caller_settles = caller_settles
         self._open: dict[int, _Lease] = {}  # by the number of the batch
         self._sent = 0
+
+    @property
+    def newest(self) -> int:
+        """Number of the batch that was sent last; 0 if none was."""
+        return self._sent
 
     def sent(self, batch: SampledBatch, eras: NDArray[np.int64], counted: int) -> int:
         """Note a batch, drawn in eras [B], that is about to be sent; return its number in the call, from 1."""
@@ -50,7 +64,7 @@ class Leases:
         if self._caller_settles and self._table.config.max_times_sampled and batch.ages is not None:
             self._open[self._sent] = _Lease(batch.keys, batch.ages, eras, counted)
         else:
-            self._table.arrived(batch.keys, eras)
+            self._arrived(batch.keys, eras)
         return self._sent
 
     def settle(self, number: int, *, returned: bool) -> None:
@@ -68,7 +82,7 @@ class Leases:
             self._give_back(lease)
             self._changed()
         else:
-            self._table.arrived(lease.keys, lease.eras)
+            self._arrived(lease.keys, lease.eras)
 
     def close(self) -> None:
         """Give back every batch that was not handed on."""
@@ -77,6 +91,10 @@ class Leases:
             self._give_back(lease)
         if leases:
             self._changed()
+
+    def _arrived(self, keys: NDArray[np.uint64], eras: NDArray[np.int64]) -> None:
+        self._table.arrived(keys, eras)
+        self._log_removed()
 
     def _give_back(self, lease: _Lease) -> None:
         self._table.came_back(lease.keys, lease.ages, lease.eras, lease.counted)

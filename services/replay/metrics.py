@@ -76,13 +76,21 @@ EXPECTED = Gauge(f"{_PREFIX}_expected", "Shards the table is divided over, this 
 
 
 class ReplayCollector:
-    """A Prometheus collector over a `ReplayState`. It only reads, so that it may run in another thread."""
+    """A Prometheus collector over a `ReplayState`. It only reads, so that it may run in another thread.
+
+    Prometheus takes a counter that falls for one that began again at 0, and adds its whole value to the rate. A table's
+    counters fall when a batch that was drawn comes back, and at a kill. They are therefore shown from the start of the
+    process, and never lower than before.
+    """
 
     def __init__(self, replay: ReplayState, admission: AdmissionQueue, log: ReplayLog | None = None) -> None:
-        """Collect from a state, the admission in front of it and the log behind it."""
+        """Collect from a state with its restored tables, the admission in front of it and the log behind it."""
         self._replay = replay
         self._admission = admission
         self._log = log
+        names = _COUNTERS.keys() - {"corrupt_items"}  # those found at the start count
+        self._restored = {(name, t.count_id): getattr(t.counters, name) for name in names for t in replay.tables}
+        self._shown: dict[tuple[str, int], float] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
@@ -90,7 +98,7 @@ class ReplayCollector:
         for name, (about, of_table) in _GAUGES.items():
             yield _by_table(GaugeMetricFamily, name, about, [(table, of_table(table)) for table in tables])
         for name, about in _COUNTERS.items():
-            counts = [(table, getattr(table.counters, name)) for table in tables]
+            counts = [(table, self._since_start(name, table)) for table in tables]
             yield _by_table(CounterMetricFamily, name, about, counts)
         about = "Time during which at least one call of this side waited."
         yield _by_side(CounterMetricFamily, "blocked_seconds", about, tables, self._admission.blocked_s)
@@ -99,6 +107,12 @@ class ReplayCollector:
         yield from self._totals()
         if self._log is not None:
             yield from _log_metrics(self._log)
+
+    def _since_start(self, name: str, table: Table) -> float:
+        key = name, table.count_id
+        count = getattr(table.counters, name) - self._restored.get(key, 0)
+        self._shown[key] = max(count, self._shown.get(key, 0))
+        return self._shown[key]
 
     def _totals(self) -> Iterator[Metric]:
         replay, budget = self._replay, self._replay.budget

@@ -256,7 +256,7 @@ def grant(queue: SampleQueue, leases: Leases, request: pb.SampleRequest) -> None
         leases.settle(number, returned=False)
     for number in request.returned:
         leases.settle(number, returned=True)
-    if request.smaller:
+    if request.smaller and (not request.HasField("smaller_after") or request.smaller_after == leases.newest):
         queue.smaller.set()
     queue.grant(request.credit)
     for draw in request.draws:

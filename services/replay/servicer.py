@@ -20,7 +20,7 @@ from tidemill.replay.argument_types import check_range
 from tidemill.replay.batch import StoredSteps
 from tidemill.replay.chunk import check_priorities
 from tidemill.replay.limits import MAX_BATCH_SIZE, MAX_BATCH_STEPS, MAX_KEYS, least_slots
-from tidemill.replay.table_config import check_signature
+from tidemill.replay.table_config import check_signature, describe_limiter
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.wire import (
     pack_description,
@@ -109,12 +109,18 @@ class ReplayServicer:
 
     async def CreateTable(self, raw: bytes, context: Context) -> pb.CreateTableResponse:
         """Create a table, or confirm an equal one."""
-        before = self._replay.sequence
-        config = unpack_config(read(pb.CreateTableRequest, raw).config)
-        created = self._replay.create_table(config)
-        if self._replay.sequence != before:
-            self._admission.changed()  # a restored table may have another rate limiter now
+        request = read(pb.CreateTableRequest, raw)
+        config = unpack_config(request.config)
+        before = {table.config.name: table.config for table in self._replay.tables}.get(config.name)
+        created = self._replay.create_table(config, redeclare=request.redeclare)
+        table = self._replay.find(config.name)
+        if table.config != before:
+            self._admission.changed()  # it may have another rate limiter now
             self._created[config.name] = self._replay.sequence
+            if before is not None:
+                limiter = describe_limiter(table.config.rate_limiter, is_on=table.limiter.is_on)
+                changes = {"max_items": table.config.max_items, "limiter": limiter}
+                _log.info("table changed by a client's settings", table=config.name, **changes)
         await self._durable(self._created.get(config.name, 0))  # of an equal call, too, whose answer did not come
         return pb.CreateTableResponse(created=created)
 
@@ -244,7 +250,8 @@ class ReplayServicer:
                 if opened.mirror is not None:
                     ending.callback(opened.mirror.close)
                 queue = SampleQueue(opened.batch_size)
-                leases = Leases(opened.table, self._admission.changed, caller_settles=opened.caller_settles)
+                changed, log_removed = self._admission.changed, self._replay.log_removed
+                leases = Leases(opened.table, changed, log_removed, caller_settles=opened.caller_settles)
                 ending.callback(leases.close)
                 room = BatchRoom(self._replay.budget, self._admission.changed)
                 ending.callback(room.release)

@@ -120,6 +120,7 @@ def certs(argv: Sequence[str]) -> int:
     changes_tokens = bool(options.rotate or options.retire)
     keep = options.keep or changes_tokens  # tokens change alone, whatever the hosts were
     with _using(folder):
+        _check_signed_here(folder, services=options.services)
         if changes_tokens and not options.services and is_there(folder / "replay" / "tokens.txt"):
             raise ConfigError(
                 f"{folder} holds a folder for each service, whose tokens --rotate and --retire change only with "
@@ -146,6 +147,31 @@ def _check_host(host: str) -> None:
             f"--host {host!r} is neither a host name nor an address: write it without a scheme or a port, and a name "
             "with letters beyond ASCII in its xn-- form"
         )
+
+
+def _check_signed_here(folder: Path, *, services: bool) -> None:
+    """Raise a `ConfigError` if a folder without a CA holds certificates, which those of a new CA would replace.
+
+    Not with --services where only the folders of services are left, as in containers that lost the volume of the CA:
+    all that trusted it get the new one. It may only be kept elsewhere, so a line says that.
+    """
+    if is_there(folder / "ca.key") or is_there(folder / "ca.pem"):
+        return
+    is_lost = services and not is_there(folder / "tokens.txt") and all(is_there(folder / name) for name in SERVICES)
+    for own in ("server", "client", *(f"{name}/server" for name in SERVICES)):
+        for file in (folder / f"{own}.pem", folder / f"{own}.key"):
+            if is_there(file) and is_lost:
+                print(
+                    f"{folder} has lost its CA and gets a new CA and new tokens: clients elsewhere need the new ca.pem "
+                    "and token. If the old ones were only moved away, put ca.key, ca.pem, tokens.txt and the files "
+                    "*.token back and run the command again."
+                )
+                return
+            if is_there(file):
+                raise ConfigError(
+                    f"{file} would be replaced, and {folder} lacks ca.key, the key of the CA that its clients trust: "
+                    "run the command where ca.key is and copy the files, or take an empty folder for a new CA"
+                )
 
 
 @contextlib.contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,19 @@ from tidemill.bundle.files import (
     check_trusted,
     find_shown,
     named_code,
+    present_name,
     read_policy_params,
     write_bundle,
 )
 from tidemill.bundle.hub import open_repository, upload
 from tidemill.bundle.onnx_report import NAME, OnnxReport, try_onnx
+from tidemill.config.evaluation import noop_max_of
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.envs.make import spec_of
 from tidemill.errors import ConfigError
 from tidemill.installation import typed
+from tidemill.process import end_in_order
 from tidemill.scores import Score, read_scores
 from tidemill.services.launcher.run.folder import check_is_run
 from tidemill.settings.argument_parser import ArgumentParser
@@ -56,18 +61,7 @@ for {env_steps:,} agent decisions and {learner_steps:,} updates{each} (seed {see
 
 ## Use
 
-```python
-import tidemill
-
-policy = tidemill.load_policy("{source}"{trusted}){here}
-env = policy.make_env()
-observation, is_first = env.reset(seed=0), None
-for _ in range(1000):
-    step = env.step(policy.act(observation, is_first=is_first{mask}))
-    observation, is_first = step.observation, step.is_first
-```
-
-`tidemill evaluate {source}{trust}` plays fresh episodes by the run's protocol and writes every return.
+{use}
 {code}
 {onnx}
 
@@ -83,6 +77,33 @@ observations or time limits are outside of what it has seen. One seed says littl
 {versions}
 """
 
+
+_USE = """```python
+import tidemill
+
+policy = tidemill.load_policy("{source}"{trusted}){here}
+env = policy.make_env()
+observation, reward, is_first = env.reset(seed=0), None, None
+for _ in range(1000):
+    step = env.step(policy.act(observation, reward=reward, is_first=is_first{mask}))
+    observation, reward, is_first = step.observation, step.reward, step.is_first
+```
+
+`tidemill evaluate {source}{trust}` plays fresh episodes by the run's protocol and writes every return."""
+
+_USE_IN_PROGRAM = """```python
+import tidemill
+
+policy = tidemill.load_policy("{source}"{trusted}){here}
+observation, reward, is_over = game.reset(), None, False  # `game` is your program
+while not is_over:
+    action = policy.act(observation, reward=reward{mask})
+    observation, reward, is_over = game.push(action)
+```
+
+Call `policy.reset()` before each further episode. `env.spaces` in `config.yaml` says what the program observes and
+does. Continuous actions lie in [-1, 1]."""
+"""Instead, where only simulators can play."""
 
 _INDEX = """model-index:
 - name: {run}
@@ -104,6 +125,7 @@ def export(argv: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, for example runs/quickstart")
     parser.add_argument(
         "--out",
+        type=os.path.expanduser,  # a text, for -
         metavar="FOLDER",
         help="folder to write (default: NAME-policy here); - for a tar archive on standard output",
     )
@@ -119,6 +141,7 @@ def export(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(list(argv))
     if arguments.private and not arguments.to_hub:
         raise ConfigError("--private is given without --to-hub; add --to-hub OWNER/NAME")
+    end_in_order()
     if arguments.to_hub:
         return _to_hub(arguments)
     name = f"{arguments.run.resolve().name}-policy"
@@ -193,10 +216,14 @@ def _export(run: Path, folder: Path, tag: str | None, repository: str = "", *, p
     """
     check_is_run(run)
     config = from_document(EvaluatorConfig, read_document(run / CONFIG))
+    config = replace(config, run=replace(config.run, name=present_name(run, config.run.name)))
     params = read_policy_params(run, int(tag) if tag and tag.isdigit() else tag)
     result = formats.read_json(run / "result.json", formats.RESULT)
     bundle = Bundle(params, spec_of(config.env), result, _trained_with(run / CONFIG))
-    scores = {score.params_version: score for score in read_scores(run / "scores.csv")}
+    score, confirmation = (
+        {row.params_version: row for row in read_scores(run / file)}.get(params.number)
+        for file in ("scores.csv", "confirmations.csv")
+    )
     reports = sorted(run.glob(f"evaluations/*version-{params.number}-*.json"))
     tests = [formats.read_json(file, formats.EVALUATION) for file in reports]
     check_free(folder)
@@ -207,7 +234,7 @@ def _export(run: Path, folder: Path, tag: str | None, repository: str = "", *, p
         onnx = try_onnx(run, params.number, file)
         sources = list((read_document(run / CONFIG).get("learner") or {}).get("sources") or {})
         shown = list(find_shown(run, bundle))
-        card = model_card(bundle, config, scores.get(params.number), tests, shown, onnx, source, sources)
+        card = model_card(bundle, config, score, tests, shown, onnx, source, sources, confirmation=confirmation)
         write_bundle(bundle, run, folder, card, {} if onnx.reason else {NAME: file})
     if onnx.reason:
         print(f"No {NAME}: {onnx.reason}\n")
@@ -220,7 +247,7 @@ def _trained_with(config: Path) -> dict[str, str]:
     return {name: version for name, version in header if version != "not installed"}
 
 
-def model_card(
+def model_card(  # noqa: PLR0913 - each is a part of the card
     bundle: Bundle,
     config: EvaluatorConfig,
     score: Score | None,
@@ -229,6 +256,8 @@ def model_card(
     onnx: OnnxReport,
     source: str = ".",
     sources: Sequence[str] = (),
+    *,
+    confirmation: Score | None = None,
 ) -> str:
     """Return the README.md of a bundle.
 
@@ -241,18 +270,19 @@ def model_card(
         onnx: Whether there is policy.onnx.
         source: What the policy is loaded by: `hf://OWNER/NAME`, or the folder itself.
         sources: Names of `learner.sources` it was trained with, whose addresses are not passed on.
+        confirmation: Fresh episodes that the run has played with the version; None without any.
     """
     trained = bundle.params.version.metadata
     named = named_code(to_document(config))
+    has_env = not config.env.spaces
+    legal = "env.action_mask" if has_env else "game.legal"
     return _CARD.format(
         algorithm=trained.algorithm,
         env_id=config.env.id,
         tag=re.sub(r"[^A-Za-z0-9._-]+", "-", config.env.id),
         index=""
         if score is None
-        else _INDEX.format(run=json.dumps(config.run.name), env=json.dumps(config.env.id), score=score),
-        source=source,
-        here="  # this folder" if source == "." else "",
+        else _INDEX.format(run=json.dumps(config.run.name), env=json.dumps(config.env.id), score=confirmation or score),
         version=bundle.params.number,
         run=config.run.name,
         seed=config.run.seed,
@@ -260,13 +290,20 @@ def model_card(
         learner_steps=trained.learner_steps,
         each=_gradient_steps(config.agent),
         pictures="".join(f"![{words}]({file})\n\n" for file, words in _PICTURES.items() if file in shown),
-        scores="\n".join(_scores(bundle, config, score, tests)),
-        mask=", action_mask=env.action_mask" if bundle.env_spec.masks_actions else "",
-        trusted=", trusted=True" if named else "",
-        trust=" --trust" if named else "",
+        scores="\n".join(_scores(config, score, confirmation, tests)),
+        use=(_USE if has_env else _USE_IN_PROGRAM).format(
+            source=source,
+            here="  # this folder" if source == "." else "",
+            mask=f", action_mask={legal}" if bundle.env_spec.masks_actions else "",
+            trusted=", trusted=True" if named else "",
+            trust=" --trust" if named else "",
+        ),
         code=_describe_code(named),
         onnx=_describe_onnx(
-            onnx, is_discrete=bool(bundle.env_spec.action_options), frame_stack=bundle.env_spec.frame_stack
+            onnx,
+            is_discrete=bool(bundle.env_spec.action_options),
+            frame_stack=bundle.env_spec.frame_stack,
+            has_env=has_env,
         ),
         sources="".join(f" --learner.sources.{name}.replay ADDRESS" for name in sources),
         tables=", where ADDRESS is of a replay service with the table of the source" if sources else "",
@@ -293,20 +330,23 @@ def _describe_code(named: Mapping[str, str]) -> str:
     )
 
 
-def _describe_onnx(onnx: OnnxReport, *, is_discrete: bool, frame_stack: int) -> str:
+def _describe_onnx(onnx: OnnxReport, *, is_discrete: bool, frame_stack: int, has_env: bool = True) -> str:
     """Return the paragraph on policy.onnx, or on why there is none."""
     if onnx.reason:
         return f"There is no `{NAME}`: {onnx.reason}."
     agreed = "chose the actions that torch chose"
     if not is_discrete:
         agreed = f"and torch differed by at most {onnx.difference:.1e}"
-    scaled = "" if is_discrete else "; actions lie in [-1, 1], which `make_env` scales to the environment's bounds"
+    scaled = "" if is_discrete else "; actions lie in [-1, 1]"
+    if scaled and has_env:
+        scaled += ", which `make_env` scales to the environment's bounds"
     stacked = (
         f" Stack the last {frame_stack} observations, oldest first; at the start of an episode repeat the first one."
         if frame_stack > 1
         else ""
     )
-    given = "a stack of what `make_env` gives" if stacked else "as `make_env` gives it"
+    source = "`make_env`" if has_env else "the program"
+    given = f"a stack of what {source} gives" if stacked else f"as {source} gives it"
     return (
         f"`{NAME}` is the policy for programs without torch: `observation` {onnx.input}, {given}, to "
         f"`action` {onnx.output}{scaled}.{stacked} On {onnx.observations} random observations onnxruntime {agreed}."
@@ -314,7 +354,7 @@ def _describe_onnx(onnx: OnnxReport, *, is_discrete: bool, frame_stack: int) -> 
 
 
 def _scores(
-    bundle: Bundle, config: EvaluatorConfig, score: Score | None, tests: Sequence[Mapping[str, Any]]
+    config: EvaluatorConfig, score: Score | None, confirmation: Score | None, tests: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     lines = []
     if score is not None:
@@ -322,17 +362,19 @@ def _scores(
             f"- {score.mean:.2f} ± {score.std:.2f} over {score.episodes} episodes when the run evaluated it, which is "
             "optimistic for a version that was picked by this score"
         )
-    result = bundle.result
-    if result.get("confirmed_mean") is not None and result.get("params_version") == bundle.params.number:
+    if confirmation is not None:
+        outcome, target = "", config.run.target_return
+        if target is not None:
+            verb = "confirmed" if confirmation.mean >= target else "did not confirm"
+            outcome = f" that {verb} it at the target of {target:g}"
         lines.append(
-            f"- {result['confirmed_mean']:.2f} over {result['confirm_episodes']} fresh episodes that confirmed it"
+            f"- {confirmation.mean:.2f} ± {confirmation.std:.2f} over {confirmation.episodes} fresh episodes{outcome}"
         )
     lines += [
         f"- {test['mean']:.2f} ± {test['std']:.2f} over {test['episodes']} fresh episodes, {test['policy']} policy, "
         f"seeds from {test['seeds'][0]}"
         for test in tests
     ]
-    noops = config.env.noop_max if config.evaluator.noop_max is None else config.evaluator.noop_max
-    starts = f", up to {noops} no-op starts" if config.env.is_atari else ""
+    starts = f", up to {noop_max_of(config)} no-op starts" if config.env.is_atari else ""
     protocol = f"Raw returns of full episodes, each with its own seed{starts}; mean ± standard deviation over episodes."
     return [*(lines or ["This version has not been evaluated."]), "", protocol]

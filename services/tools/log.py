@@ -26,7 +26,7 @@ from tidemill.installation import command_name
 from tidemill.loggers.interface import LoggedRun, RunLogger, check_logger, make_logger
 from tidemill.process import stop_event
 from tidemill.scores import Score, read_scores
-from tidemill.services.launcher.run.folder import check_is_run, is_running
+from tidemill.services.launcher.run.folder import check_is_run, is_running, name_of
 from tidemill.settings.argument_parser import ArgumentParser
 
 _ABOUT = """Send a run's curves, evaluations, settings and result to a logger.
@@ -195,7 +195,8 @@ class Follower:
             print(f"{folder} is a copy of {self._place.folder}; it is sent as another run", flush=True)
             self._place = Place()
         config = read_document(folder / "config.yaml")
-        self._logger: RunLogger = make_logger(name, LoggedRun(folder.name, folder.resolve(), config, self._place.id))
+        run = LoggedRun(name_of(folder), folder.resolve(), config, self._place.id)
+        self._logger: RunLogger = make_logger(name, run)
         self._place.id, self._place.folder = self._logger.id, str(folder.resolve())
         self._place.key = self._place.key or secrets.token_hex(8)
         with _writing(self._file.parent):

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tidemill.config.digest import diverged_tag
 from tidemill.config.load import from_document, load, read_document
 from tidemill.config.sections import RunConfig
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, TidemillError
 from tidemill.installation import typed
+from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.params.run_end import result_of
 from tidemill.process import stop_event
 from tidemill.services.launcher.page.run_document import with_status_page
 from tidemill.services.launcher.run.continuation import trained_s
@@ -33,6 +36,7 @@ give their addresses (cluster.*) and the run (run.root, run.name).
 
 
 _TOLD = 20
+_COUNTS = ("learner_steps", "env_steps", "params_version")
 
 
 def page(argv: Sequence[str]) -> int:
@@ -58,7 +62,7 @@ def page(argv: Sequence[str]) -> int:
         clock = _RunClock(config.run.folder)
         with contextlib.closing(poller):
             while True:
-                view.show(clock.of_the_run(poller.poll()))
+                view.show(_at_its_end(clock.of_the_run(poller.poll()), config))
                 while told:
                     view.event(told.popleft())
                 if stop.wait(config.launcher.view_every_s):
@@ -84,6 +88,18 @@ def _config_of(run: Path, arguments: Sequence[str]) -> RunConfig:
     config = load(RunConfig, arguments, prog=f"tidemill page {run}", description=_ABOUT, file=file)
     check_names_run(from_document(RunConfig, read_document(file)), config, run)
     return with_run_paths(config, run)
+
+
+def _at_its_end(status: ClusterStatus, config: RunConfig) -> ClusterStatus:
+    """Return the status with the end of the run that its folder tells: a learner that no engine restarts is gone."""
+    if status.learner_answers:
+        return status
+    with contextlib.suppress(OSError, KeyError, TidemillError):
+        result = result_of(config.run.folder, (config.run.end_tag, diverged_tag(config)))
+        last = status.learner or LearnerStatus(**{name: result[name] for name in _COUNTS})
+        learner = replace(last, state=LearnerState.ENDED, end=result["end"])
+        return replace(status, learner=learner, learner_answers=True)
+    return status
 
 
 class _RunClock:

@@ -273,6 +273,9 @@ def measured_case(agent: AgentConfig, env_id: str) -> str:
         name = "nature_dueling_dqn" if agent.dueling else "nature_dqn"
         return name if is_plain and agent.hidden_sizes == (512,) else f"{agent.algorithm} with {network}"
     if isinstance(agent, SACConfig) and agent.algorithm == "sac":
+        has_more = agent.quantiles or agent.crossq or agent.critic_layer_norm or agent.lstm_size or agent.critics != 2
+        if has_more or agent.critic_sizes not in ((), agent.hidden_sizes):
+            return "sac with other critics or an LSTM"
         kind = "sac_bfloat16" if agent.update_precision == "bfloat16" else "sac"
         name = "_".join((kind, *map(str, agent.hidden_sizes)))
         return {"sac_128_128": "quickstart"}.get(name, name)

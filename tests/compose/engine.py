@@ -60,7 +60,9 @@ class Engine:
     def pipe(self, *command: str, data: bytes = b"", variables: Mapping[str, str] | None = None) -> bytes:
         """Run a command with bytes on its standard input; return the bytes of its standard output."""
         environment = self.environment | dict(variables or {})
-        ended = subprocess.run(command, env=environment, timeout=120.0, input=data, capture_output=True, check=False)
+        ended = subprocess.run(
+            command, env=environment, timeout=120.0 * crowd(), input=data, capture_output=True, check=False
+        )
         assert ended.returncode == 0, f"{' '.join(command)} ended with {ended.returncode}\n{ended.stderr.decode()}"
         return ended.stdout
 
@@ -190,7 +192,7 @@ class Daemon:
             process = subprocess.Popen(
                 self._command, env=self._environment, stdout=output, stderr=output, start_new_session=True
             )
-        deadline_s = time.monotonic() + _START_S
+        deadline_s = time.monotonic() + _START_S * crowd()
         while not self.engine.succeeds("docker", "info"):
             if process.poll() is not None or time.monotonic() > deadline_s:
                 process.kill()

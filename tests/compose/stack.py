@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import re
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import urllib.error
@@ -19,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.compose.engine import Engine, NoEngine
-from tests.support.params_service import free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import crowd, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 180.0
@@ -33,7 +34,7 @@ SERVICES = ("replay-0", "replay-1", "paramserver", "learner", "actor", "evaluato
 OURS = SERVICES[:6]
 """Those that are Tidemill's own."""
 
-_POLL_S = 0.5
+_POLL_S, _ANSWER_S = 0.5, 10.0
 _PATIENCE = re.compile(r"^( +for: )(\d+)m$", re.MULTILINE)
 _INTERVALS = re.compile(r"^( +(?:scrape|evaluation)_(?:interval|timeout):).*$", re.MULTILINE)
 _SHORTER = {"[1m]": "[15s]", "[15m:5s]": "[15m:3s]", "_stalled_seconds > 120": "_stalled_seconds > 20"}
@@ -58,7 +59,7 @@ class Stack:
         self.engine = engine
         self.project = f"tidemill-test-{os.getpid()}"
         self.version = self.project
-        self._prometheus_port, tensorboard_port, page_port = free_port(), free_port(), free_port()
+        self._prometheus_port, tensorboard_port, page_port = _ports()
         self._variables = settings | {
             "COMPOSE_PROJECT_NAME": self.project,
             "TIDEMILL_VERSION": self.version,
@@ -214,15 +215,20 @@ class Stack:
             service: The service.
             name: The container's name; the first one if not given.
         """
-        found = {container["Name"].strip("/"): container for container in self.containers(service)}
-        container = found[name] if name else next(iter(found.values()))
-        started, pid = container["State"]["StartedAt"], container["State"]["Pid"]
-        os.kill(pid, signal.SIGKILL)
-        name = container["Name"].strip("/")
+        name = name or self.containers(service)[0]["Name"].strip("/")
+        killed: dict[str, Any] = {}
+
+        def is_killed() -> bool:
+            killed.update(self._inspect(name)["State"])
+            if killed["Pid"]:  # 0 between two starts, which would be every process of this one's group
+                os.kill(killed["Pid"], signal.SIGKILL)
+            return bool(killed["Pid"])
+
+        until(is_killed, f"{name} has a process to kill")
 
         def has_come_back() -> bool:
             state = self._inspect(name)["State"]
-            return bool(state["StartedAt"] != started and state["Status"] == "running")
+            return bool(state["StartedAt"] != killed["StartedAt"] and state["Status"] == "running")
 
         until(has_come_back, f"{name} is started again")
 
@@ -295,13 +301,17 @@ class Stack:
         """Let every process of a service hang."""
         found = [self.engine.docker("top", c["Id"], "-o", "pid").split()[1:] for c in self.containers(service)]
         pids = [int(pid) for listed in found for pid in listed]
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+
+        def send(number: int) -> None:
+            for pid in pids:
+                with suppress(ProcessLookupError):  # a health check, which has ended
+                    os.kill(pid, number)
+
         try:
+            send(signal.SIGSTOP)
             yield
         finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+            send(signal.SIGCONT)
 
     def firing(self) -> set[tuple[str, str]]:
         """Return the alerts that fire, by their names and the jobs they are about."""
@@ -337,9 +347,8 @@ class Stack:
         return samples
 
     def value(self, expression: str) -> float:
-        """Return the one number a query answers, or NaN if there is none yet."""
-        samples = self.query(expression)
-        return float(samples[0]["value"][1]) if samples else float("nan")
+        """Return the one number a query answers, once there is one: a busy process may miss a scrape."""
+        return self.until_above(expression, -math.inf)
 
     def numbers(self, expression: str) -> list[float]:
         """Return the numbers a query answers, without those that are none, such as a quantile of nothing."""
@@ -348,8 +357,14 @@ class Stack:
 
     def until_above(self, expression: str, value: float) -> float:
         """Wait until a query answers more than a number; return what it answers."""
-        until(lambda: self.value(expression) > value, f"{expression} > {value}", self.describe)
-        return self.value(expression)
+        answers: list[float] = []
+
+        def is_above() -> bool:
+            answers[:] = self.numbers(expression)
+            return bool(answers) and answers[0] > value
+
+        until(is_above, f"{expression} > {value}", self.describe)
+        return answers[0]
 
     def rule_groups(self) -> list[dict[str, Any]]:
         """Return the rule groups Prometheus has loaded, with the outcome of their last evaluation."""
@@ -364,13 +379,24 @@ class Stack:
     def _ask(self, what: str, **parameters: str) -> dict[str, Any]:
         address = f"http://127.0.0.1:{self._prometheus_port}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(address, timeout=10) as answer:
+            with urllib.request.urlopen(address, timeout=_ANSWER_S * crowd()) as answer:
                 document: dict[str, Any] = json.load(answer)
         except urllib.error.HTTPError as error:  # a query that is not valid is explained in the body
             document = json.load(error)
         return document
 
 
-def until(is_true: Callable[[], bool], what: str, describe: Callable[[], str] = str, bound_s: float = BOUND_S) -> None:
+def _ports() -> tuple[int, int, int]:
+    """Return ports that are free, and that no other test is given: the engine takes them minutes later, and again."""
+    found: set[int] = set()
+    while len(found) < 3:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, 20_000)))  # below those of connections
+            found.add(probe.getsockname()[1])
+    first, second, third = found
+    return first, second, third
+
+
+def until(is_true: Callable[[], bool], what: str, describe: Callable[[], str] = str, bound_s: float = 0.0) -> None:
     """Wait until something outside of this process holds; there is no event to wait on."""
-    wait_until(is_true, what, bound_s, longest_pause_s=_POLL_S, describe=describe)
+    wait_until(is_true, what, bound_s or min(crowd(), 2.0) * BOUND_S, longest_pause_s=_POLL_S, describe=describe)

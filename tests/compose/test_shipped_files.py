@@ -321,6 +321,18 @@ def test_settings_of_every_service_are_checked_together() -> None:
     assert "runs:/runs" in services()["check"]["volumes"]
 
 
+def test_every_service_has_the_same_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its default batch has an item of each environment of all actors, so each service knows how many there are."""
+    words = {name: words_of(services()[name]) for name in ("learner", "actor", "evaluator", "inference")}
+    words["page"] = words_of(services()["check"] | {"entrypoint": []})  # `check` reads all sections, as a page does
+    agents = {}
+    for name, own in words.items():
+        own[own.index("--config") + 1] = "configs/pendulum_ppo.yaml"
+        agents[name] = load_as(name, own, monkeypatch).agent
+    assert agents["page"].batch_size == 2 * 4
+    assert agents == dict.fromkeys(agents, agents["page"])
+
+
 @pytest.mark.parametrize("name", ["actor", "inference", "evaluator"])
 def test_parameters_are_read_from_the_volume_that_the_server_writes(name: str) -> None:
     """At the path where each looks for them; actors and inference services cannot write there."""
@@ -428,11 +440,54 @@ def test_grafana_does_not_start_without_a_password_that_it_can_read(password: st
     file = tmp_path / "password"
     if password is not None:
         file.write_text(password)
-    words = [word.replace("$$", "$").replace("/run.sh", "echo started") for word in services()["grafana"]["entrypoint"]]
-    environment = {"PATH": os.environ["PATH"], "GF_SECURITY_ADMIN_PASSWORD__FILE": str(file)}
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    ended = _grafana_started(file, tmp_path)
     assert (ended.returncode == 0, ended.stdout) == ((True, "started\n") if password == "secret\n" else (False, ""))
     assert ("TIDEMILL_GRAFANA_PASSWORD_FILE" in ended.stderr) == (password != "secret\n")
+
+
+@pytest.mark.parametrize("own", ["", "/secure/password"])
+@pytest.mark.parametrize("works", [True, False])
+def test_grafana_takes_a_password_that_is_set_after_its_first_start(own: str, works: bool, tmp_path: Path) -> None:
+    """It reads the file for a new database only. The public password never replaces one that was set by hand.
+
+    Where it is refused, as one that is too short, Grafana starts and the log says which password is valid.
+    """
+    file, given = tmp_path / "password", tmp_path / "given"
+    file.write_text("secret\n")
+    (tmp_path / "grafana").write_text(f'#!/bin/sh\necho "$@" >{given}; cat >>{given}; exit {0 if works else 1}\n')
+    (tmp_path / "grafana").chmod(0o755)
+    assert _grafana_started(file, tmp_path, own).stdout == "started\n"
+    assert not given.exists()
+    (tmp_path / "grafana.db").touch()
+    ended = _grafana_started(file, tmp_path, own)
+    assert (ended.returncode, ended.stdout) == (0, "started\n")
+    assert given.exists() == bool(own)
+    assert not own or given.read_text() == "cli admin reset-admin-password --password-from-stdin\nsecret\n"
+    assert ("earlier password" in ended.stderr) == (bool(own) and not works)
+
+
+def _grafana_started(file: Path, data: Path, own: str = "") -> subprocess.CompletedProcess[str]:
+    """Run Grafana's entrypoint with a folder that holds its database and a program in its place."""
+    words = [word.replace("$$", "$").replace("/run.sh", "echo started") for word in services()["grafana"]["entrypoint"]]
+    environment = {
+        "PATH": f"{data}:{os.environ['PATH']}",
+        "GF_PATHS_DATA": str(data),
+        "GF_SECURITY_ADMIN_PASSWORD__FILE": str(file),
+        "TIDEMILL_GRAFANA_PASSWORD_FILE": own,
+    }
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_upgrade_replaces_servers_before_clients() -> None:
+    """The page names every service with an image of ours, servers of actors first; all images are built before."""
+    page = (ROOT / "docs/operations.md").read_text()
+    (block,) = re.findall(r"```bash\n(docker compose[^`]*up -d --no-deps[^`]*)```", page)
+    first, *steps = block.splitlines()
+    replaced = [name for step in steps for name in step.partition("--no-deps ")[2].partition("#")[0].split()]
+    assert sorted(replaced) == sorted((*OURS, "page", "tensorboard"))
+    servers = [name for name in replaced if "tokens.txt" in str(services()[name].get("entrypoint"))]
+    assert replaced[: len(servers)] == servers
+    assert first == f"docker compose --profile {services()['inference']['profiles'][0]} build"
 
 
 def test_images_are_asked_for_their_health_cheaply_and_alike() -> None:
@@ -442,6 +497,15 @@ def test_images_are_asked_for_their_health_cheaply_and_alike() -> None:
     checks = [json.loads(words) for words in re.findall(r"HEALTHCHECK [^\n]*\n  CMD (\[.*\])", dockerfile)]
     assert checks == [[*probe, f"127.0.0.1:9400{HEALTH_PATH}"]] * 6
     assert services()["tensorboard"]["healthcheck"]["test"][:5] == ["CMD", *probe]
+
+
+def test_proxy_of_docker_stands_between_no_containers() -> None:
+    """Docker may set its variables in each container; wget would ask it for that container, Grafana for Prometheus."""
+    read_by_wget, read_by_go = "http_proxy", "HTTP_PROXY"
+    askers = {name for name, service in services().items() if "wget" in service.get("healthcheck", {}).get("test", ())}
+    assert askers == {"prometheus", "grafana"}
+    assert all(services()[name]["environment"][read_by_wget] == "" for name in askers)
+    assert services()["grafana"]["environment"][read_by_go] == ""
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
@@ -465,6 +529,93 @@ def test_panel_says_what_it_shows(path: Path) -> None:
         assert not own & cells, panel["title"]
         assert max(x for x, _ in own) < 24
         cells |= own
+
+
+def test_overview_says_training_only_while_there_is_a_learner(tmp_path: Path) -> None:
+    """A run that has ended says how, where its learner stays; on Kubernetes it is gone, and nothing is said."""
+    panels = load(ROOT / "deploy/grafana/dashboards/overview.json")["panels"]
+    (panel,) = (panel for panel in panels if panel["title"] == "Run")
+    expression, tests = panel["targets"][0]["expr"].replace("$run", "one"), []
+    for series, end in (
+        ('tidemill_learner_steps_total{run="one"}', "training"),
+        ('tidemill_run_end_info{run="one", end="target reached"}', "target reached"),
+    ):
+        shown = {"expr": expression, "eval_time": "1m", "exp_samples": [{"labels": f'{{end="{end}"}}', "value": 1}]}
+        gone = {"expr": expression, "eval_time": "9m", "exp_samples": []}
+        inputs = [{"series": series, "values": "1x4 stale"}]
+        tests.append({"input_series": inputs, "promql_expr_test": [shown, gone]})
+    (tmp_path / "overview.yml").write_text(yaml.safe_dump({"tests": tests}))
+    run("promtool", "test", "rules", str(tmp_path / "overview.yml"))
+
+
+def test_overview_shows_the_numbers_of_the_newest_process(tmp_path: Path) -> None:
+    """Those of a pod that was replaced, or of a deleted run of the name, may be larger; all are gone after the end."""
+    panels = load(ROOT / "deploy/grafana/dashboards/overview.json")["panels"]
+    tiles = {panel["title"]: panel["targets"][0]["expr"] for panel in panels if panel["type"] == "stat"}
+    tests = []
+    for title, name in (
+        ("Newest score", "tidemill_evaluator_return_mean"),
+        ("Best score", "tidemill_evaluator_best_return_mean"),
+        ("Environment steps", "tidemill_learner_env_steps"),
+    ):
+        inputs = [
+            {"series": f'{each}{{run="one", job="a", instance="{instance}"}}', "values": values}
+            for instance, value, start, when in (("old", 480, 1, "{}x4 stale"), ("new", 300, 2, "_x6 {}x4 stale"))
+            for each, values in (
+                (name, when.format(value)),
+                ("process_start_time_seconds", when.format(start)),
+            )
+        ]
+        expression = tiles[title].replace("$run", "one")
+        shown = [
+            {"expr": expression, "eval_time": when, "exp_samples": [{"labels": "{}", "value": value}]}
+            for when, value in (("2m", 480), ("5m", 480), ("9m", 300), ("1h", 300))
+        ]
+        tests.append({"input_series": inputs, "promql_expr_test": shown})
+    (tmp_path / "overview.yml").write_text(yaml.safe_dump({"tests": tests}))
+    run("promtool", "test", "rules", str(tmp_path / "overview.yml"))
+
+
+@pytest.mark.parametrize("job, lag", [("actor", 0), ("inference", 93)])
+def test_panel_of_parameters_leaves_out_a_process_that_has_none_yet(job: str, lag: int, tmp_path: Path) -> None:
+    """It seemed to be as many versions behind as there were."""
+    (file,) = (ROOT / "deploy/grafana/dashboards").glob(f"{job}*.json")
+    (panel,) = (panel for panel in load(file)["panels"] if panel["title"] == "Parameters")
+    name = f"tidemill_{job}_params_version"
+    acts = '{process="a", run="one"}' if lag else f'{name}{{process="a", run="one"}}'
+    inputs = [
+        {"series": f'{series}{{{process}run="one"}}', "values": f"{value}x4"}
+        for series, process, value in (
+            ("tidemill_paramserver_latest_version", "", 100),
+            (name, 'process="a", ', 7),
+            (name, 'process="b", ', 0),
+        )
+    ]
+    shown = {
+        "expr": panel["targets"][0]["expr"].replace("$run", "one"),
+        "eval_time": "1m",
+        "exp_samples": [{"labels": acts, "value": lag or 7}],
+    }
+    tests = [{"input_series": inputs, "promql_expr_test": [shown]}]
+    (tmp_path / "panel.yml").write_text(yaml.safe_dump({"tests": tests}))
+    run("promtool", "test", "rules", str(tmp_path / "panel.yml"))
+
+
+def test_share_of_the_samples_is_over_all_learners(tmp_path: Path) -> None:
+    """Two that draw as much from each of two shards: each shard gives half."""
+    panels = load(ROOT / "deploy/grafana/dashboards/replay.json")["panels"]
+    (panel,) = (panel for panel in panels if panel["title"] == "Share of the samples")
+    name = "tidemill_learner_shard_samples_total"
+    inputs = [
+        {"series": f'{name}{{run="one", process="{rank}", shard="{shard}"}}', "values": "0+9x30"}
+        for rank in "ab"
+        for shard in "01"
+    ]
+    shares = [{"labels": f'{{shard="{shard}"}}', "value": 0.5} for shard in "01"]
+    shown = {"expr": panel["targets"][0]["expr"].replace("$run", "one"), "eval_time": "5m", "exp_samples": shares}
+    tests = [{"interval": "15s", "input_series": inputs, "promql_expr_test": [shown]}]
+    (tmp_path / "panel.yml").write_text(yaml.safe_dump({"tests": tests}))
+    run("promtool", "test", "rules", str(tmp_path / "panel.yml"))
 
 
 def test_prometheus_takes_its_files() -> None:

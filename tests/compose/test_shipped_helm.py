@@ -144,6 +144,7 @@ def test_values_reach_the_manifests(helm: Helm) -> None:
         ({"actor": {"replicas": 0}}, r"actor\.replicas is 0"),
         ({"actor": {"replicas": 9}, "autoscaling": {"enabled": True, "maxReplicas": 8}}, r"maxReplicas is 8.* 9"),
         ({"run": {"config": "/own/b.yaml", "own": {"a.yaml": "{}"}}}, r"no file b\.yaml; it has a\.yaml"),
+        ({"run": {"config": "/own/b.yaml"}}, r"no file b\.yaml; it has none.*--set-file"),
     ],
 )
 def test_value_that_there_is_not_is_refused(values: Mapping[str, Any], words: str, helm: Helm) -> None:

@@ -268,6 +268,25 @@ def test_kubernetes_command_is_understood(
 
 
 @pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
+def test_every_service_has_the_same_agent(
+    kustomization: str, kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its default batch has an item of each environment of all actors, so each service knows how many there are."""
+    found = list(with_components(kubernetes, kustomization, ["inference"], tmp_path))
+    values = told_values(found) | {"TIDEMILL_CONFIG": "configs/pendulum_ppo.yaml"}
+    named = {name: pods(found)[name]["containers"][0] for name in ("learner", "actor", "evaluator", "inference")}
+    named["page"] = pods(found)["learner"]["initContainers"][0]  # `check` reads all sections, as a page does
+    agents = {}
+    for name, container in named.items():
+        words = words_of(container, values)
+        if "--cluster.inference" in words:  # which no algorithm has that waits for each version
+            del words[words.index("--cluster.inference") :]
+        agents[name] = load_as(name, words, monkeypatch).agent
+    assert agents["page"].batch_size == int(values["ACTORS"]) * 4
+    assert agents == dict.fromkeys(agents, agents["page"])
+
+
+@pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
 def test_settings_are_checked_before_a_job_runs(
     kustomization: str, kubernetes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

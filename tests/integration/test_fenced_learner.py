@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.feeder import TABLE
 from tests.support.learner_cluster import LearnerCluster, learner_cluster
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
+from tidemill.services.learner import learner
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 
 
@@ -21,8 +22,11 @@ def _newest(cluster: LearnerCluster) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("is_asked_to_stop", [False, True])
-def test_frozen_learner_that_was_superseded_writes_nothing(cluster: LearnerCluster, is_asked_to_stop: bool) -> None:
+def test_frozen_learner_that_was_superseded_writes_nothing(
+    cluster: LearnerCluster, monkeypatch: pytest.MonkeyPatch, is_asked_to_stop: bool
+) -> None:
     """Awake again, it ends: no checkpoint, no priorities, no version; a restart restores the newer one's steps."""
+    monkeypatch.setattr(learner, "_LAST_PUBLISH_S", WAIT_S)  # of the learners in threads
     lazy = ["--learner.checkpoint-every-s", "0", "--learner.publish-every", "100000"]
     old = cluster.start_learner_process(*lazy)
     feeder = cluster.feed()
@@ -50,8 +54,11 @@ def test_frozen_learner_that_was_superseded_writes_nothing(cluster: LearnerClust
     wait_until(lambda: _newest(cluster)[1] == limit, "the newer learner's steps")
 
 
-def test_checkpoints_outlive_a_parameter_server_that_lost_everything(tmp_path: Path) -> None:
+def test_checkpoints_outlive_a_parameter_server_that_lost_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new server's fencing token and versions are above those of the checkpoints, so the newest stay newest."""
+    monkeypatch.setattr(learner, "_LAST_PUBLISH_S", WAIT_S)
     with learner_cluster(tmp_path) as cluster:
         cluster.start_replay()
         params = cluster.start_params()
@@ -72,6 +79,29 @@ def test_checkpoints_outlive_a_parameter_server_that_lost_everything(tmp_path: P
         assert _newest(cluster)[1] == 70
         assert cluster.params_client().list_versions().versions[0].version == known + 1 > 1
         assert cluster.params_client().acquire_fencing_token("test").fencing_token == 4
+
+
+def test_learner_trains_on_when_its_parameter_server_loses_its_folder(tmp_path: Path) -> None:
+    """Versions continue above those that actors have, and its checkpoints and priorities are taken."""
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        params = cluster.start_params()
+        running = cluster.start_learner("--learner.publish-every", "1")
+        cluster.feed()
+        cluster.wait_for_status(lambda s: s.params_version >= 20, "versions are published")
+        params.signal(signal.SIGTERM)
+        assert params.wait() == 0
+        known = cluster.learner_client().get_status().params_version
+        shutil.rmtree(tmp_path / "test" / "params")
+        cluster.start_params()
+        updates = cluster.replay_client().describe_table(TABLE).priority_updates
+        listed = cluster.params_client().list_versions
+        wait_until(lambda: listed().versions, "a version after the loss")
+        assert listed().versions[0].version > known
+        assert cluster.learner_client().save_checkpoint().learner_steps > 0
+        wait_until(lambda: cluster.replay_client().describe_table(TABLE).priority_updates > updates, "priorities")
+        cluster.learner_client().stop("seen enough")
+        assert running.wait() is None
 
 
 def test_replay_server_that_outlived_all_else_is_written_to(tmp_path: Path) -> None:

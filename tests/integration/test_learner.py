@@ -15,12 +15,17 @@ from tests.support.naming import naming
 from tests.support.security import become, guarded
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import FailedPrecondition, FatalError
-from tidemill.learner.status import LearnerState
+from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.params.blob import unpack
 from tidemill.params.version import LATEST
 from tidemill.rpc.background import BackgroundServer
 from tidemill.services.learner.status.progress import Progress
 from tidemill.services.tools.certs import make
+
+
+def _trains_after_100_updates(status: LearnerStatus) -> bool:
+    """One that has waited 0.2 s for a batch says WAITING until the next one."""
+    return status.learner_steps >= 100 and status.state is LearnerState.TRAINING
 
 
 def test_learner_trains_publishes_and_updates_priorities(cluster: LearnerCluster) -> None:
@@ -31,8 +36,7 @@ def test_learner_trains_publishes_and_updates_priorities(cluster: LearnerCluster
     params = cluster.params_client()
     wait_until(lambda: bool(params.list_versions().versions), "a first version for the actors")
     cluster.feed()
-    status = cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 updates")
-    assert status.state is LearnerState.TRAINING
+    status = cluster.wait_for_status(_trains_after_100_updates, "100 updates, and training")
     assert status.env_steps >= 64
     wait_until(lambda: len(params.list_versions().versions) >= 5, "a version every 10 steps")
     newest = params.list_versions().versions[-1]
@@ -62,12 +66,11 @@ def test_learner_trains_from_observations_on_its_device(cluster: LearnerCluster)
     before = _sample(uploaded)
     cluster.start_learner("--learner.mirror-device", "device")
     cluster.feed()
-    status = cluster.wait_for_status(lambda s: s.learner_steps >= 100, "100 updates")
+    cluster.wait_for_status(_trains_after_100_updates, "100 updates, and training")
     assert _sample("tidemill_learner_mirror_device_bytes") > 0
     used = _sample(uploaded) - before  # before the table is asked, which grows meanwhile
     stored = cluster.replay_client().describe_table(TABLE).inserts + 1  # no item begins with the first step
     assert 0 < used <= stored + 16
-    assert status.state is LearnerState.TRAINING
 
 
 def test_updates_per_env_step_are_held(cluster: LearnerCluster) -> None:
@@ -109,7 +112,7 @@ def test_pause_checkpoint_resume_and_stop(cluster: LearnerCluster) -> None:
 
 def test_sigterm_saves_and_a_new_process_resumes(cluster: LearnerCluster) -> None:
     """SIGTERM publishes, checkpoints and exits 0; the next learner continues from that very step."""
-    process = cluster.start_learner_process("--learner.checkpoint-every-s", "0")
+    process = cluster.start_learner_process("--learner.checkpoint-every-s", "0", module="tests.support.patient_learner")
     feeder = cluster.feed()
     cluster.wait_for_status(lambda s: s.learner_steps >= 50, "50 updates")
     feeder.close()

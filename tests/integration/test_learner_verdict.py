@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import threading
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.learner_cluster import LearnerCluster
 from tests.support.params_service import local_server, publish
 from tests.support.waiting import WAIT_S, wait_until
+from tidemill.errors import NotFound, Unavailable
 from tidemill.params.client import ParamsClient
-from tidemill.params.run_end import read_divergence
+from tidemill.params.publisher import ParamsPublisher
+from tidemill.params.run_end import RunEnd, read_divergence
 from tidemill.params.version import BEST, EVALUATED, LAST_TRAINED, VERDICT, Version
 from tidemill.rl.state_tree import flatten
 from tidemill.services.learner.checkpoint.store import CheckpointStore
@@ -24,21 +28,39 @@ from tidemill.services.learner.training.trainer import Trainer
 _TARGET = ("--run.target-return", "1000")
 """Of a run that an evaluator ends; who sets the tags here is the test."""
 
+_train = Trainer.run
+
+
+def _diverging(trainer: Trainer) -> str:
+    """Train to the end, publish, and diverge."""
+    _train(trainer)
+    assert trainer._publisher is not None
+    trainer._publisher.publish()
+    raise Diverged("loss nan")
+
+
+def _tagged(params: ParamsClient, tag: str, fencing_token: int) -> Version:
+    """Tag a learner's newest version, which is sent in the background; twenty newer ones may replace it meanwhile."""
+    tagged: list[Version] = []
+
+    def is_tagged() -> bool:
+        newest = params.list_versions().versions[-1:]
+        if newest and newest[0].fencing_token == fencing_token:
+            with suppress(NotFound):
+                params.set_tag(tag, newest[0].version)
+                tagged.extend(newest)
+        return bool(tagged)
+
+    wait_until(is_tagged, f"a version that is {tag}")
+    return tagged[0]
+
 
 def _evaluated(cluster: LearnerCluster, params: ParamsClient, fencing_token: int = 1) -> Version:
     """Take a learner's newest version under evaluation, and let training continue for more than 64 versions."""
     cluster.wait_for_status(lambda status: status.learner_steps > 20, "training")
-
-    def newest() -> Version | None:  # they are sent in the background
-        return next(reversed(params.list_versions().versions), None)
-
-    wait_until(lambda: (v := newest()) is not None and v.fencing_token == fencing_token, "a version")
-    version = newest()
-    assert version is not None
-    params.set_tag(EVALUATED, version.version)
-    cluster.wait_for_status(
-        lambda status: status.learner_steps > version.metadata.learner_steps + 700, "training continues"
-    )
+    version = _tagged(params, EVALUATED, fencing_token)
+    steps = version.metadata.learner_steps
+    cluster.wait_for_status(lambda status: status.learner_steps > steps + 700, "training continues")
     return version
 
 
@@ -96,6 +118,64 @@ def test_learner_that_has_diverged_since_goes_back_all_the_same(
     assert not read_divergence(cluster.checkpoints.parent)
 
 
+def test_divergence_is_marked_once_the_last_parameters_are_published(
+    cluster: LearnerCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that came after the mark would look like training that got past it."""
+    send = ParamsPublisher._send
+
+    def slow(publisher: ParamsPublisher, publish: Any) -> int:  # noqa: ANN401
+        if publish.metadata.learner_steps == 30:
+            time.sleep(0.3)
+        return send(publisher, publish)
+
+    monkeypatch.setattr(Trainer, "run", _diverging)
+    monkeypatch.setattr(ParamsPublisher, "_send", slow)
+    learner = cluster.start_learner("--run.supervisor", "job", "--run.max-learner-steps", "30")
+    cluster.feed()
+    assert learner.wait() is None
+    listed = cluster.params_client().list_versions()
+    assert listed.versions[-1].metadata.learner_steps == 30
+    assert [number for tag, number in listed.tags.items() if tag.startswith("diverged-")] == [listed.tags["latest"]]
+
+
+def test_parameters_that_were_not_published_before_the_mark_of_a_divergence_are_dropped(
+    cluster: LearnerCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parameter server is away as training diverges, and first answers what marks the end."""
+    send, mark, is_marked = ParamsPublisher._send, RunEnd.mark, threading.Event()
+    is_tried = threading.Event()
+    publishers: list[ParamsPublisher] = []
+
+    def away(publisher: ParamsPublisher, publish: Any) -> int:  # noqa: ANN401
+        publishers.append(publisher)
+        if publish.metadata.learner_steps == 30 and not is_marked.is_set():
+            is_tried.set()
+            raise Unavailable("away")
+        return send(publisher, publish)
+
+    def diverging(trainer: Trainer) -> str:
+        try:
+            return _diverging(trainer)
+        finally:
+            is_tried.wait(WAIT_S)  # by then the server has stored all versions before
+
+    def marked(end: RunEnd, timeout_s: float) -> None:
+        mark(end, timeout_s)
+        is_marked.set()
+        publishers[0].flush(WAIT_S)
+
+    monkeypatch.setattr(Trainer, "run", diverging)
+    monkeypatch.setattr(ParamsPublisher, "_send", away)
+    monkeypatch.setattr(RunEnd, "mark", marked)
+    monkeypatch.setattr("tidemill.services.learner.learner.PUBLISH_S", 0.1)
+    learner = cluster.start_learner("--run.supervisor", "job", "--run.max-learner-steps", "30")
+    cluster.feed()
+    assert learner.wait() is None
+    tags = cluster.params_client().list_versions().tags
+    assert [number for tag, number in tags.items() if tag.startswith("diverged-")] == [tags["latest"]]
+
+
 def test_resumed_learner_trains_on_in_spite_of_an_old_verdict(cluster: LearnerCluster) -> None:
     """The verdict of the session before is where it starts; the next one ends it."""
     first, params = cluster.start_learner(*_TARGET), cluster.params_client()
@@ -139,7 +219,7 @@ def test_tags_that_cannot_be_read_hold_up_nothing(cluster: LearnerCluster) -> No
     cluster.start_params()
     client = cluster.params_client()
     cluster.wait_for_status(lambda status: status.params_version > before.params_version + 1, "versions again")
-    client.set_tag(VERDICT, client.list_versions().versions[-1].version)
+    _tagged(client, VERDICT, 1)
     assert learner.wait() is None
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import pytest
 from torch import nn
 
 from tests.support.feeder import SPEC
-from tests.support.learner_cluster import LearnerCluster
+from tests.support.learner_cluster import LearnerCluster, learner_cluster
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.params.blob import unpack
 from tidemill.params.client import ParamsClient
@@ -24,6 +27,15 @@ from tidemill.services.learner.checkpoint.store import CheckpointStore
 _NORMALIZED = ("--agent.normalize-observations", "true", "--run.target-return", "1000")
 _CONFIG = DQNConfig(network="mlp", hidden_sizes=(16,), n_step=1, normalize_observations=True)
 _MEAN = "torso.standardization.mean"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LearnerCluster]:
+    """A cluster whose parameter server keeps all that an actor may have acted with."""
+    with learner_cluster(tmp_path) as cluster:
+        cluster.start_replay()
+        cluster.start_params("--paramserver.keep-versions", "10000")
+        yield cluster
 
 
 class _Actor:

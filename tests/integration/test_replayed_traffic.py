@@ -15,7 +15,7 @@ from tests.support import params_service
 from tests.support.params_service import METADATA
 from tests.support.replay_service import CHUNK_LENGTH, local_server, open_appender, write
 from tests.support.replay_streams import make_config
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, crowd
 from tidemill.params.blob import pack
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import Precision
@@ -24,7 +24,6 @@ from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableDesc
 from tidemill.replay.v1 import replay_pb2 as pb
 
 _STEPS = 3 * CHUNK_LENGTH
-_SECONDS = 1.0
 
 
 def _described(address: str) -> TableDescription:
@@ -38,8 +37,8 @@ def _recorded(address: str) -> Recording:
         for first in range(0, _STEPS, CHUNK_LENGTH):
             for env in range(2):
                 write(appender, range(first, first + CHUNK_LENGTH), env)
+                assert appender.flush(WAIT_S)  # or chunks that wait for the connection would be sent at one time
                 time.sleep(0.005)  # what is recorded is a pace
-        assert appender.flush(WAIT_S)
         return proxy.recording(0.01)
 
 
@@ -69,7 +68,7 @@ async def test_actors_and_learner_use_real_services(tmp_path: Path) -> None:
             client.publish({Precision.FULL: blob}, METADATA, fencing_token=token, base_version=0)
         recording = await asyncio.to_thread(_recorded, replay.address)
         begin_s = time.monotonic() + 5.0  # by when all streams are open
-        span, figures = Span(begin_s, begin_s, begin_s + _SECONDS), Figures()
+        span, figures = Span(begin_s, begin_s, begin_s + crowd()), Figures()  # a second for each that wants a core
         actors = [Actor(f"actor-{index}", recording, 0.0, span, figures) for index in range(2)]
         learner = Learner("t", 4, 50.0, span, figures)
         mirror = pb.Mirror(slots=64, slot_steps=CHUNK_LENGTH, hold=6)

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
@@ -415,6 +416,54 @@ def test_certificate_is_renewed_without_a_restart(tmp_path: Path, monkeypatch: p
         assert _code(address, path) is grpc.StatusCode.OK
         become(monkeypatch, ca=former, token=tmp_path / "actor.token")
         assert _code(address, path) is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("whose", ["server", "client"])
+@pytest.mark.parametrize("what", ["another key", "passphrase", "broken certificate"])
+def test_files_that_grpc_cannot_use_are_refused(
+    whose: str, what: str, folder: Path, strangers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the setting and the file: gRPC would only say that it cannot bind, or connect."""
+    own = shutil.copytree(folder, tmp_path / "own")
+    cert, key = own / f"{whose}.pem", own / f"{whose}.key"
+    if what == "another key":
+        key.write_bytes((strangers / f"{whose}.key").read_bytes())
+    elif what == "passphrase":
+        locked = serialization.BestAvailableEncryption(b"secret")
+        held = serialization.load_pem_private_key(key.read_bytes(), None)
+        pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        key.write_bytes(held.private_bytes(pem, form, locked))
+    else:
+        cert.write_text("-----BEGIN CERTIFICATE-----\nMIIB\n")
+    wrong = cert if what == "broken certificate" else key
+    become(monkeypatch, ca=folder / "ca.pem")
+    monkeypatch.setenv(client_security.CERT, str(own / "client.pem"))
+    monkeypatch.setenv(client_security.KEY, str(own / "client.key"))
+    with pytest.raises(ConfigError, match=naming(wrong)) as caught:
+        server_credentials(guarded(own)) if whose == "server" else open_channel("127.0.0.1:1")
+    setting = f"tls_{wrong.suffix[1:]}".replace("pem", "cert")
+    assert setting in str(caught.value).lower()
+
+
+def test_renewed_certificate_without_its_key_is_told_and_the_old_one_kept(
+    tmp_path: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the key comes, too."""
+    path = "/tidemill.replay.v1.ReplayService/ListTables"
+    make(tmp_path)
+    with _serve(tmp_path) as background, capture_logs() as lines:
+        address = background.start()
+        for name in ("server.pem", "server.key"):
+            shutil.copyfile(strangers / name, tmp_path / name)
+            is_whole = name == "server.key"
+            become(monkeypatch, ca=(strangers if is_whole else tmp_path) / "ca.pem", token=tmp_path / "actor.token")
+            assert _code(address, path) is grpc.StatusCode.OK
+    told = [line for line in lines if "certificate" in line["event"]]
+    assert [line["event"] for line in told] == [
+        "cannot reload the certificate, keeping the old one",
+        "certificate reloaded",
+    ]
+    assert str(tmp_path / "server.key") in told[0]["reason"]
 
 
 def test_excepted_server_is_called_in_plaintext_without_the_token(

@@ -217,6 +217,9 @@ ELSEWHERE = (
         _DOCKER,
     ),
     Elsewhere(
+        "docker compose --profile inference up .*", f"{_STACK}test_simulators_are_awaited_without_actors", _DOCKER
+    ),
+    Elsewhere(
         "docker compose run --rm operator .*|docker compose run .* actor (status|ctl stop) .*",
         f"{_STACK}test_operator_steers_and_services_do_not",
         _DOCKER,

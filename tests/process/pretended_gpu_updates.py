@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.support.batches import CASES, sampled_batch
+from tidemill.process import leave
 from tidemill.rehearsal.updates import recorded
 from tidemill.rl.agents.build import build_agent
 from tidemill.rl.agents.capture_trial import can_record
@@ -53,3 +54,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)  # as services do: torch's threads for GPUs may end the interpreter's teardown with an abort

@@ -10,6 +10,7 @@ import pytest
 from tests.support.launched import launched
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import RunConfig
+from tidemill.services.launcher.commands.check import check
 from tidemill.services.launcher.run.folder import check_free
 
 pytestmark = pytest.mark.process
@@ -87,7 +88,7 @@ def test_share_of_a_batch_is_left_to_the_learner(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--learner.device", "cuda:0"], "a learner.device that the learners cannot share"),
+        (["--learner.device", "cuda:0"], "a batch, a learner.device or replay shards that the learners cannot share"),
         (["--run.deterministic"], "run.deterministic with several learners"),
     ],
 )
@@ -98,6 +99,20 @@ def test_what_several_learners_cannot_have_is_left_to_them(arguments: list[str],
     with launched("check", "--help") as command:
         assert command.wait() == 0
     assert words in " ".join(command.output.split())
+
+
+@pytest.mark.parametrize(
+    "count, address, expected",
+    [(2, ["--cluster.params", "server:7402"], True), (18, ["--cluster.params", "server:7402"], False), (2, [], False)],
+)
+def test_another_number_of_actors_than_the_file_s_is_noted(
+    count: int, address: list[str], expected: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only `tidemill train` starts `launcher.actors`, which a preset such as Ape-X's is meant for."""
+    root = ("--run.root", str(tmp_path))
+    assert check([*_RUN, *root, "--launcher.actors", "18", "--actor.count", str(count), *address]) == 0
+    noted = "note: launcher.actors is 18, but actor.count is 2" in capsys.readouterr().err
+    assert noted == expected
 
 
 def test_run_that_has_trained_keeps_its_environment_and_algorithm(tmp_path: Path) -> None:
@@ -118,3 +133,22 @@ def test_run_that_has_trained_keeps_its_environment_and_algorithm(tmp_path: Path
         assert words in output
         assert "another --run.name" in output
     assert (tmp_path / "box" / "config.yaml").read_bytes() == before
+
+
+def test_run_that_has_trained_here_keeps_its_settings(tmp_path: Path) -> None:
+    """`tidemill resume` would train with those of a check. With addresses they are those of services."""
+    assert _checked(tmp_path)[0] == 0
+    (tmp_path / "box" / "scores.csv").write_text("header\nrow\n")
+    file = tmp_path / "box" / "config.yaml"
+    before = file.read_bytes()
+    code, output = _checked(tmp_path, "--learner.publish-every", "7")
+    assert code == 0, output
+    assert "settings differ: learner.publish_every 7 (it was " in output
+    assert f"{file} is unchanged" in output
+    assert "--cluster.params 127.0.0.1:7402" in output
+    assert file.read_bytes() == before
+    for every, address in ((7, "paramserver:7402"), (8, "127.0.0.1:7402")):  # the latter is the default
+        code, output = _checked(tmp_path, "--learner.publish-every", str(every), "--cluster.params", address)
+        assert code == 0, output
+        assert f"learner.publish_every {every} (it was " in output
+        assert from_document(RunConfig, read_document(file)).learner.publish_every == every

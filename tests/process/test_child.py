@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+from tests.support.waiting import WAIT_S
 
-_BOUND_S = 30.0
+pytestmark = pytest.mark.process
 
 _PARENT = """
 import os, subprocess, sys, time
@@ -39,7 +39,7 @@ def test_child_ends_with_its_parent_even_when_frozen() -> None:
         os.kill(int(pid), signal.SIGSTOP)
         parent.kill()
         parent.wait()
-        assert select.select([child], [], [], _BOUND_S)[0] == [child]  # readable when the process has ended
+        assert select.select([child], [], [], WAIT_S)[0] == [child]  # readable when the process has ended
     finally:
         os.close(child)
         parent.stdout.close()
@@ -65,7 +65,7 @@ def test_child_that_is_asked_to_finish_while_it_imports_finishes(tmp_path: Path)
         "import os, signal\n"
         "os.kill(os.getpid(), signal.SIGUSR1)  # comes while it imports\n"
         "from tidemill.process import signal_event\n"
-        f"print(signal_event(signal.SIGUSR1).wait({_BOUND_S}), flush=True)\n"
+        f"print(signal_event(signal.SIGUSR1).wait({WAIT_S}), flush=True)\n"
     )
     said = _run("late", PYTHONPATH=f"{tmp_path}:{os.getcwd()}")
     assert (said.returncode, said.stdout) == (0, "True\n"), said.stderr
@@ -78,6 +78,6 @@ def _run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env=os.environ | environment,
-        timeout=_BOUND_S,
+        timeout=WAIT_S,
         check=False,
     )

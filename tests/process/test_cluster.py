@@ -8,6 +8,7 @@ import errno
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,11 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tests.support.forked_service import children, held_client
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings
+from tidemill.process import StopRequests
 from tidemill.programs.fork_client import ForkClient
 from tidemill.services.launcher.run.folder import RunFolder
 from tidemill.services.launcher.run.paths import make_socket_folder, remove_socket_folder
@@ -33,7 +36,7 @@ from tidemill.services.launcher.supervise.supervisor import Outcome, Supervisor
 
 pytestmark = pytest.mark.process
 
-_SETTINGS = LauncherSettings(restart_backoff_s=0.05, max_restarts=2, start_timeout_s=30.0, stop_timeout_s=10.0)
+_SETTINGS = LauncherSettings(restart_backoff_s=0.05, max_restarts=2, start_timeout_s=WAIT_S, stop_timeout_s=WAIT_S)
 _IMPATIENT = replace(_SETTINGS, frozen_timeout_s=1.0)
 _BOUND_S = 200.0
 
@@ -330,6 +333,20 @@ async def test_cluster_asks_for_the_final_evaluation_when_the_learner_has_finish
     assert result.exists()
 
 
+async def test_cluster_says_that_the_end_waits_for_an_evaluator_that_is_not_ready(scene: Scene) -> None:
+    """It would be silent until the evaluator is ready or is killed."""
+    cluster, recorder = scene.cluster_of(scene.spec("learner"), scene.spec("evaluator", "--unready"))
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "learner")
+    learner = cluster.pid_of("learner")
+    assert learner is not None
+    os.kill(learner, signal.SIGTERM)
+    said = "training has ended; waiting for the evaluator, which is not ready"
+    await recorder.until(lambda messages: messages[-1] == said)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "stopped as asked")
+
+
 async def test_cluster_does_not_hold_up_the_end_of_what_is_not_ready(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,8 +368,24 @@ async def test_cluster_does_not_hold_up_the_end_of_what_is_not_ready(
     assert scene.journal_lines() == ["actor start", "actor end"]
 
 
-async def test_cluster_kills_what_ignores_sigterm_when_asked_twice(scene: Scene) -> None:
+async def test_interrupt_that_comes_twice_at_once_stops_in_order(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GNU `timeout -s INT` sends it; the second kills nothing that is still saving."""
+    monkeypatch.setattr(StopRequests, "_SAME_INTERRUPT_S", WAIT_S)  # a busy machine may be slow between the two
+    cluster, recorder = scene.cluster_of(scene.spec("replay"))
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "replay")
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0)  # or the system delivers one
+    assert (await asyncio.wait_for(running, _BOUND_S)).exit_code == 0
+    assert scene.journal_lines() == ["replay start", "replay end"]
+
+
+async def test_cluster_kills_what_ignores_sigterm_when_asked_twice(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second Ctrl-C waits for nobody."""
+    monkeypatch.setattr(StopRequests, "_SAME_INTERRUPT_S", 0.0)  # nobody presses it as fast as this test
     cluster, recorder = scene.cluster_of(scene.spec("replay", "--deaf"))
     running = asyncio.create_task(cluster.run())
     await _ready(recorder, "replay")
@@ -363,7 +396,51 @@ async def test_cluster_kills_what_ignores_sigterm_when_asked_twice(scene: Scene)
     assert cluster.pid_of("replay") is None
 
 
-@pytest.mark.usefixtures("heeds_hang_up")
+async def test_cluster_says_what_it_killed_at_a_stop_and_what_is_lost(scene: Scene) -> None:
+    """A learner that does not end in time costs its unsaved updates: one line, and the end of the run as failed."""
+    settings = replace(_SETTINGS, stop_timeout_s=0.2)
+    cluster, recorder = scene.cluster_of(scene.spec("learner", "--deaf"), settings=settings)
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "learner")
+    os.kill(os.getpid(), signal.SIGINT)
+    outcome = await asyncio.wait_for(running, _BOUND_S)
+    late = "learner did not end within 0.2 s (launcher.stop_timeout_s) and was killed"
+    lost = f"{late}: its updates since the last checkpoint are lost"
+    assert recorder.messages[-1] == lost
+    assert outcome == Outcome(1, f"stopped as asked; {lost}")
+
+
+async def test_cluster_that_stood_still_gives_its_services_their_time_again(scene: Scene) -> None:
+    """A launcher that is suspended while it stops finds its learner ended in time, whenever it continues."""
+    settings = replace(_SETTINGS, stop_timeout_s=2.0)
+    cluster, recorder = scene.cluster_of(scene.spec("learner"), settings=settings)
+    running = asyncio.create_task(cluster.run())
+    await _ready(recorder, "learner")
+    os.kill(os.getpid(), signal.SIGINT)
+    await recorder.until(lambda messages: any(message.startswith("stopping") for message in messages))
+    began_s = time.monotonic()
+    wait_until(lambda: time.monotonic() - began_s > 2.0 + settings.stop_timeout_s, "a launcher that stands still")
+    assert scene.journal_lines() == ["learner start", "learner end"]
+    assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "stopped as asked")
+    assert not any("did not end" in message for message in recorder.messages)
+
+
+async def test_cluster_that_stood_still_does_not_kill_what_has_started_meanwhile(scene: Scene) -> None:
+    """A launcher that is suspended in the first seconds finds a healthy service, however long it stood still."""
+    settings = replace(_SETTINGS, start_timeout_s=5.0)
+    cluster, recorder = scene.cluster_of(scene.spec("replay"), settings=settings)
+    running = asyncio.create_task(cluster.run())
+    while cluster.pid_of("replay") is None:
+        await asyncio.sleep(0)
+    began_s = time.monotonic()
+    wait_until(scene.journal_lines, "a service that starts")
+    wait_until(lambda: time.monotonic() - began_s > 1.0 + settings.start_timeout_s, "a launcher that stands still")
+    await _ready(recorder, "replay")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "stopped as asked")
+    assert scene.journal_lines() == ["replay start", "replay end"]
+
+
 async def test_cluster_stops_in_order_however_often_its_terminal_hangs_up(scene: Scene) -> None:
     """A closing terminal sends SIGHUP to the group and its shell once more: that is one request to stop."""
     cluster, recorder = scene.cluster_of(scene.spec("replay"), scene.spec("actor-0", kind="actor"))

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.process.documented import ELSEWHERE
-from tests.support.launched import ROOT, launched, tidemill
+from tests.support.launched import BOUND_S, ROOT, launched, tidemill
 from tests.support.shell_commands import PAGES, shell_commands
 from tests.support.small_run import small_run
 from tests.support.status_page import states
@@ -131,7 +131,7 @@ def test_signal_at_the_start_of_a_wait_stops_a_command(every_s: float, command: 
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=BOUND_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

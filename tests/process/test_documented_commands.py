@@ -161,7 +161,7 @@ class _Reader:
         if before.run:
             self._shell.run(before.run)
         for text in before.serve:
-            self._shell.serve(text, _readiness(text) or " is ready")
+            self._shell.serve(text, _readiness(text) or "learner is ready")  # what others ask
 
     def _with_budget(self, command: str) -> str:
         for pattern, replacement in BUDGETS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from tests.support.extras import needs_extra, run_with_extras
+from tests.support.naming import naming
 from tests.support.replay_service import local_server
 from tidemill.errors import InvalidArgument
+from tidemill.replay.transfer import lerobot
 from tidemill.replay.transfer.episodes import Episodes
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import export_table
@@ -37,7 +40,7 @@ def frames(episode, rewards):
     state = np.float32([[episode, i, 0.5] for i in range(count)])
     columns = {
         "observation.state": pa.FixedSizeListArray.from_arrays(pa.array(state.ravel()), 3),
-        "observation.environment_state": pa.array([[float(i)] for i in range(count)], pa.list_(pa.float32())),
+        "observation.Environment-state": pa.array([[float(i)] for i in range(count)], pa.list_(pa.float32())),
         "action": pa.array([[i - 2.0] for i in range(count)], pa.list_(pa.float32())),
         "episode_index": pa.array([episode] * count, pa.int64()),
         "frame_index": pa.array(range(count), pa.int64()),
@@ -54,7 +57,7 @@ def write(folder, version, files, rewards):
     (folder / "data" / "chunk-000").mkdir(parents=True)
     features = {
         "observation.state": feature("float32", 3),
-        "observation.environment_state": feature("float32", 1),
+        "observation.Environment-state": feature("float32", 1),
         "observation.images.top": {"dtype": "video", "shape": [96, 96, 3], "names": None},
         "action": feature("float32", 1),
         **{name: feature("int64", 1) for name in ("episode_index", "frame_index")},
@@ -125,7 +128,7 @@ def test_dataset_goes_into_a_table(tmp_path: Path) -> None:
         "codebase_version 'v1.6', allowed: v2 or v3",
         "episode 1 of",
         "frame_index 0 after 3 frames",
-        "'observation.images.top', which is video, allowed: observation.state, observation.environment_state",
+        "'observation.images.top', which is video, allowed: observation.state, observation.Environment-state",
         "no LeRobot dataset in",
     ):
         assert text in done.stderr
@@ -136,3 +139,14 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InvalidArgument, match=re.escape("pip install 'tidemill[lerobot]'")):
         import_lerobot("127.0.0.1:1", tmp_path, "t")
+
+
+def test_features_that_would_be_one_column_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names differ in what a column's name does not have."""
+    monkeypatch.setattr(lerobot, "_pyarrow", lambda: (None, Exception))
+    features = {name: {"dtype": "float32", "shape": [1]} for name in ("observation.left-arm", "observation.left.Arm")}
+    (tmp_path / "meta").mkdir()
+    info = json.dumps({"codebase_version": "v3.0", "features": features | {"action": features["observation.left.Arm"]}})
+    (tmp_path / "meta" / "info.json").write_text(info)
+    with pytest.raises(InvalidArgument, match=naming("'left_arm' ['observation.left-arm', 'observation.left.Arm']")):
+        import_lerobot("127.0.0.1:1", tmp_path, "t", final_reward=0.0)

@@ -167,6 +167,64 @@ def test_nested_steps_and_images_are_kept_as_they_are(server: LocalServer, tmp_p
     assert read.stdout == "nested\n"
 
 
+_KITCHEN = """
+import minari, numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, Text
+from minari.data_collector import EpisodeBuffer
+
+space = Dict({"Bottom burner": Box(-1, 1, (2,), np.float64), "light-switch": Discrete(3), "mission": Text(9)})
+observations = {"Bottom burner": np.zeros((4, 2)), "light-switch": np.array([0, 1, 2, 0]), "mission": ["cook"] * 4}
+ends = np.array([False, False, True])
+episode = EpisodeBuffer(observations=observations, actions=np.float32([[-2], [0], [2]]), rewards=np.ones(3),
+                        terminations=ends, truncations=~ends & False)
+minari.create_dataset_from_buffers("kitchen-v0", [episode], observation_space=space, action_space=Box(-2, 2, (1,)))
+"""
+
+_TORQUES = """
+import minari
+
+kept, scaled = (next(minari.load_dataset(name).iterate_episodes()) for name in ("kept-v0", "scaled-v0"))
+print(kept.actions.tolist(), scaled.actions.tolist(), minari.load_dataset("scaled-v0").action_space)
+"""
+
+
+@_needs_minari
+def test_parts_are_stored_as_in_a_run(server: LocalServer, tmp_path: Path) -> None:
+    """Names of columns and text as in a run in any form; with --form run the numbers, too."""
+    take = ["from-minari", server.address, "kitchen-v0"]
+    _, kept, run = _run(tmp_path, _KITCHEN, [*take, "kept"], [*take, "run", "--form", "run"])
+    assert "\nleft out what is text: observation__mission\n" in kept.stdout, kept.stderr
+    assert kept.stdout.endswith("choose form run\n")
+    assert run.stdout.endswith("left out what is text: observation__mission\n"), run.stderr
+    columns = [{each.name: each for each in server.replay.find(name).config.signature} for name in ("kept", "run")]
+    assert columns[0].keys() == columns[1].keys()
+    burner, switch = "observation__bottom_burner", "observation__light_switch"
+    assert [(each[burner].dtype, each[switch].shape) for each in columns] == [("float64", ()), ("float32", (3,))]
+
+
+@_needs_minari
+def test_actions_of_a_run_become_those_of_its_environment(server: LocalServer, tmp_path: Path) -> None:
+    """Torques of a pendulum from -2 to 2; which of the two a table holds must be said."""
+    row = {"observation": [0.0] * 3, "action": [0.5], "reward": 1.0, "terminated": False, "truncated": False}
+    table = TableConfig("t", signature_like({**row, "is_first": True}), SelectorConfig(SelectorKind.UNIFORM), 9, 2)
+    with ReplayWriter(server.address, table, windows=ItemWindow(2)) as writer:
+        for n in range(3):
+            writer.append({**row, "is_first": n == 0})
+    give = ["to-minari", server.address, "t"]
+    end = ["--env", "Pendulum-v1"]
+    unsaid, kept, scaled = _run(
+        tmp_path,
+        [*give, "unsaid-v0", *end],
+        [*give, "kept-v0", *end, "--form", "env"],
+        [*give, "scaled-v0", *end, "--form", "run"],
+    )
+    assert unsaid.code == 1
+    assert "choose form run for the table of a run" in unsaid.stderr
+    assert (kept.code, scaled.code) == (0, 0), kept.stderr + scaled.stderr
+    (torques,) = _run(tmp_path, _TORQUES)
+    assert torques.stdout == "[[0.5], [0.5]] [[1.0], [1.0]] Box(-2.0, 2.0, (1,), float32)\n", torques.stderr
+
+
 @_needs_minari
 def test_range_of_time_becomes_a_dataset(tmp_path: Path) -> None:
     """--since and --until: of two episodes the one that came in between, and none is an error that leaves nothing."""

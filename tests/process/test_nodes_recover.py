@@ -89,12 +89,14 @@ def test_machines_end_with_zero_together(cluster: LearnerCluster) -> None:
     """None does while the first learner cannot mark the end of the run; one that returns after it waits for nobody."""
     cluster.start_replay()
     params = cluster.start_params()
-    cluster.feed()
+    feeder = cluster.feed(chunks_per_s=2.0)  # 32 updates a second, so that it is far from the end when it is looked at
     job = ("--run.supervisor", "job", "--run.max-learner-steps", "600", "--cluster.connect-timeout-s", "5")
     start = _starter(cluster, "static", free_port(), *job)
     machines = [start(0), start(1)]
     cluster.wait_for_status(lambda s: s.learner_steps > 50, "50 updates", _WAIT_S)
     params.signal(signal.SIGSTOP)
+    feeder.close()
+    cluster.feed()
 
     def has_failed() -> bool:
         assert machines[1].is_running, machines[1].text()

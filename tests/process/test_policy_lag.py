@@ -6,9 +6,10 @@ With a bound of 0 actors have the learner's very parameters, so that what they d
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.support.learner_cluster import LearnerCluster, LearnerThread, learner_cluster
+from tests.support.learner_cluster import LearnerCluster, LearnerThread, Process, learner_cluster
+from tests.support.waiting import wait_until
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.agents.ppo import PPOAgent
 from tidemill.services.learner.data.decoder import Batch
@@ -25,6 +27,8 @@ from tidemill.services.learner.training.trainer import Trainer
 pytestmark = pytest.mark.process
 
 UPDATES, ACTORS, ENVS, UNROLL, LENGTH = 16, 2, 2, 5, 7
+_MANY = 200
+"""Updates that take seconds."""
 
 
 class Recorder:
@@ -61,10 +65,18 @@ def _divergence(agent: PPOAgent, batch: Mapping[str, Tensor]) -> float:
         return float(agent.loss(agent.samples(batch, torch.ones(len(batch["reward"]))))[1]["kl"])
 
 
-def run(cluster: LearnerCluster, lag: int, end: str, **agent: float) -> LearnerThread:
-    """Train to the end and return the learner; `agent` are more of its settings."""
+class Run(NamedTuple):
+    """A run that has been started."""
+
+    learner: LearnerThread
+    replay: Process
+    actors: tuple[Process, ...]
+
+
+def run(cluster: LearnerCluster, lag: int, end: str, *, updates: int = UPDATES, **agent: float) -> Run:
+    """Start a run that trains to the end, after so many updates; `agent` are more of its settings."""
     settings: dict[str, Any] = {
-        "run": {"max_learner_steps": UPDATES, "root": str(cluster.folder), "name": "test"},
+        "run": {"max_learner_steps": updates, "root": str(cluster.folder), "name": "test"},
         "cluster": {"replay": [cluster.replay], "params": cluster.params},
         "env": {
             "id": "tests.support.envs:counting", "kwargs": {"length": LENGTH, "end": end}, "num_envs": ENVS
@@ -82,16 +94,15 @@ def run(cluster: LearnerCluster, lag: int, end: str, **agent: float) -> LearnerT
     }  # fmt: skip
     file = cluster.folder / "config.json"  # JSON is YAML
     file.write_text(json.dumps(settings))
-    cluster.start_replay()
+    replay = cluster.start_replay()
     cluster.start_params()
     learner = cluster.keep(LearnerThread(["--config", str(file), "--learner.server.address", cluster.learner]))
-    for index in range(ACTORS):
-        names = ("--actor.id", f"actor-{index}", "--actor.index", str(index))
-        cluster.start("tidemill.services.actor", ["--config", str(file), *names])
-    return learner
+    names = [("--actor.id", f"actor-{index}", "--actor.index", str(index)) for index in range(ACTORS)]
+    actors = [cluster.start("tidemill.services.actor", ["--config", str(file), *each]) for each in names]
+    return Run(learner, replay, tuple(actors))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("lag, end", [(0, "truncated"), (2, "terminated")])
 def test_every_item_keeps_the_bound_and_none_is_left_out(
     lag: int, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -104,7 +115,7 @@ def test_every_item_keeps_the_bound_and_none_is_left_out(
     """
     recorder = Recorder(monkeypatch)
     with learner_cluster(tmp_path) as cluster:
-        assert run(cluster, lag, end).wait(200.0) is None
+        assert run(cluster, lag, end).learner.wait(200.0) is None
         versions = cluster.params_client().list_versions().versions
     steps_behind = {version.version: version.metadata.learner_steps for version in reversed(versions)}
     lags = [
@@ -124,12 +135,31 @@ def test_every_item_keeps_the_bound_and_none_is_left_out(
     assert starts <= {divmod(item * (UNROLL + 1), rows_per_episode) for item in range(ahead)}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_learner_finds_what_a_recurrent_actor_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To rounding, over the ends of episodes, from the state that came with each item; not without it."""
     recorder = Recorder(monkeypatch)
     with learner_cluster(tmp_path) as cluster:
-        assert run(cluster, 0, "truncated", lstm_size=8, learning_rate=0.05).wait(200.0) is None
+        assert run(cluster, 0, "truncated", lstm_size=8, learning_rate=0.05).learner.wait(200.0) is None
     assert len(recorder.divergences) == UPDATES
     assert max(recorder.divergences) < 1e-6
     assert max(recorder.forgetful_divergences) > 1e-4
+
+
+@pytest.mark.timeout(600)
+def test_learner_gets_again_what_a_replay_server_in_memory_lost(tmp_path: Path) -> None:
+    """One actor's items are stored and wait for those of the other, which is late, when the server is killed."""
+    with learner_cluster(tmp_path) as cluster:
+        learner, replay, (_, late) = run(cluster, 0, "truncated", updates=_MANY)
+        cluster.wait_for_status(lambda status: status.learner_steps >= 2, "the learner trains")
+        late.signal(signal.SIGSTOP)
+        with cluster.replay_client() as client:
+            # The other may have been stopped between its two items.
+            waits = range(ENVS, ENVS * ACTORS)
+            wait_until(lambda: client.describe_table("replay").items in waits, "one actor waits for the other")
+        assert cluster.learner_client().get_status().learner_steps < _MANY
+        replay.signal(signal.SIGKILL)
+        replay.wait()
+        cluster.start_replay()
+        late.signal(signal.SIGCONT)
+        assert learner.wait(200.0) is None

@@ -22,7 +22,7 @@ from tidemill.config.run import RANK_FAILURE
 from tidemill.learner.status import LearnerState
 from tidemill.programs.fork_server import Order
 
-_ENDED_S = 20.0
+_ENDED_S = 28.0
 """Generous bound for what takes 5 s; without it torchrun takes 30 s and an exchange until its timeout."""
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 _BYTE_STEP = -1 if sys.byteorder == "little" else 1

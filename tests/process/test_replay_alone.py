@@ -59,6 +59,16 @@ def test_example_outlives_its_server(program: str, table: str, steps: int, tmp_p
     _outlive(f"{program}.py", table, steps, tmp_path / "data")
 
 
+@pytest.mark.parametrize("program, table", [("dqn", "cartpole"), ("sac", "pendulum")])
+def test_example_draws_no_batch_before_learning_starts(program: str, table: str, server: ServerProcess) -> None:
+    """Its dataset draws batches ahead, but none from the first few steps alone."""
+    done = _run(f"{program}.py", server.address, "--steps", "999")
+    assert done.returncode == 0, done.stderr
+    with ReplayClient(server.address) as client:
+        described = client.describe_table(table)
+    assert (described.inserts, described.samples) == (999, 0)
+
+
 @pytest.mark.skipif(not (JAX / ".installed").exists(), reason="JAX is 360 MB: `make jax` first")
 def test_jax_example_outlives_its_server(tmp_path: Path) -> None:
     """As the others, with its packages beside the project's own."""
@@ -165,7 +175,7 @@ _BUFFERS = """
 import sys
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3 import DQN, TD3
+from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 from sb3_dqn import ServedReplayBuffer
@@ -202,6 +212,30 @@ for name, (observations, actions) in pairs.items():
     assert loaded.size() == 4
     assert transitions(loaded)[0] == transitions(usual)[0]
     loaded.close()
+
+def model():
+    kwargs = {"address": sys.argv[1], "table": "model", "handle_timeout_termination": True}
+    return DQN(
+        "MlpPolicy",
+        "CartPole-v1",
+        learning_starts=20,
+        replay_buffer_class=ServedReplayBuffer,
+        replay_buffer_kwargs=kwargs,
+        device="cpu",
+    )
+
+first, second = model(), model()
+first.learn(40)
+first.save_replay_buffer(f"{folder}/model")
+first.replay_buffer.close()
+second.replay_buffer.close()
+second.load_replay_buffer(f"{folder}/model")
+second.learn(40)
+earlier = second.replay_buffer._dataset
+second.replay_buffer.sample(8)
+assert next(earlier, None) is None  # closed, as a batch of another size has replaced it
+assert second.replay_buffer.size() == 80
+second.replay_buffer.close()
 print("equal")
 """
 

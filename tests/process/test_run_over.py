@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import urllib.request
 
 import pytest
 
 from tests.support.learner_cluster import LearnerCluster, Process
+from tests.support.naming import naming
 from tests.support.params_service import free_address
 from tests.support.scraped import scrape
 from tests.support.waiting import wait_until
+from tidemill.config.run import RunSettings
+from tidemill.errors import FailedPrecondition
 from tidemill.learner.status import LearnerState
 from tidemill.params.version import BEST
 from tidemill.programs.idle import DIVERGED, INTERRUPTED
@@ -51,6 +55,11 @@ def _wait_for_rest(address: str, process: Process) -> None:
     assert _page(address, "healthz") == "SERVING\n"
 
 
+def _wait_for_last_event(process: Process, event: str) -> None:
+    """Wait until an event is in the last line of a log of JSON."""
+    wait_until(lambda: json.loads(process.text().splitlines()[-1])["event"] == event, event)
+
+
 def test_learner_of_a_job_ends_with_zero_only_at_the_end_of_its_run(cluster: LearnerCluster) -> None:
     """Kubernetes takes 0 for the end of the Job: a pod that is moved must not say so, and one at its limit must."""
     job = ("--run.supervisor", "job", "--run.max-learner-steps", "1000000")
@@ -84,6 +93,20 @@ def test_learner_that_an_engine_starts_again_after_its_run_rests(cluster: Learne
     assert _newest(cluster) > max(newest)
 
 
+def test_learner_that_is_stopped_under_an_engine_says_so_and_hears_of_the_end(cluster: LearnerCluster) -> None:
+    """The run can continue, unless another process marks its end meanwhile."""
+    learner = cluster.start_learner_process("--run.supervisor", "engine")
+    cluster.wait_for_status(lambda s: s.learner_steps > 0, "an update")
+    cluster.learner_client().stop("enough")
+    status = cluster.wait_for_status(lambda s: s.state is LearnerState.ENDED and s.params_version > 0, "the stop")
+    assert status.end.startswith(f"stopped with version {_newest(cluster)}; "), learner.text()
+    assert status.learner_steps > 0
+    with pytest.raises(FailedPrecondition, match=naming("start the learner again")):
+        cluster.learner_client().resume()
+    cluster.params_client().set_tag(RunSettings(name="test").end_tag, _newest(cluster))
+    cluster.wait_for_status(lambda s: s.end == f"ended with version {_newest(cluster)}", "the end")
+
+
 def _start_evaluator(cluster: LearnerCluster, address: str, *words: str) -> Process:
     own = {
         "--run.root": str(cluster.folder),
@@ -114,7 +137,7 @@ def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> N
     for _ in range(2):
         evaluator = _start_evaluator(cluster, addresses[1], *target, "--log.json")
         _wait_for_rest(addresses[1], evaluator)
-        assert json.loads(evaluator.text().splitlines()[-1])["event"] == "run is over, idling until stopped"
+        _wait_for_last_event(evaluator, "run is over, idling until stopped")  # written once metrics are served
         verdict = json.loads(result.read_text())
         assert verdict["solved"] is True
         written.add(result.stat().st_mtime_ns)
@@ -130,7 +153,7 @@ def test_verdict_of_the_evaluator_ends_the_learner(cluster: LearnerCluster) -> N
     assert best.version == verdict["params_version"]
     assert best.encodings == listed.versions[-1].encodings
     wait_until(lambda: _metric(addresses[0], f'tidemill_run_end_info{{end="{verdict["end"]}"}}') == 1.0, "the end")
-    assert "reason='the run " in learner.text()  # is over, or has been decided: whichever it has heard first
+    assert re.search("reason='the (run is over|evaluator has ended the run)'", learner.text())  # as it has heard first
 
 
 def test_limit_of_the_learner_ends_the_evaluator(cluster: LearnerCluster) -> None:

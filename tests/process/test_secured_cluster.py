@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ from tests.support.launched import BOUND_S, Launched, launched, tidemill
 from tests.support.naming import naming
 from tests.support.security import become
 from tests.support.small_run import small_run
-from tidemill.errors import PermissionDenied
+from tests.support.waiting import wait_until
+from tidemill.errors import PermissionDenied, Unavailable
 from tidemill.learner.client import LearnerClient
 from tidemill.services.tools.certs import make
 
@@ -51,10 +51,13 @@ def test_cluster_trains_over_tls_with_a_token_per_role(tmp_path: Path, monkeypat
         address = _address(learner)
         become(monkeypatch, ca=certs / "ca.pem", token=certs / "operator.token")
         with LearnerClient(address) as client:
-            until = time.monotonic() + BOUND_S
-            while client.get_status().learner_steps < 50:
-                assert time.monotonic() < until, learner.output + actor.output
-                time.sleep(0.2)
+
+            def has_trained() -> bool:
+                with suppress(Unavailable):
+                    return client.get_status().learner_steps >= 50
+                return False
+
+            wait_until(has_trained, "50 updates", BOUND_S, describe=lambda: learner.output + actor.output)
         assert "table items" in tidemill("status", "--learner", address)
         become(monkeypatch, ca=certs / "ca.pem", token=certs / "actor.token")
         with LearnerClient(address) as client, pytest.raises(PermissionDenied, match=naming("operator")):

@@ -32,6 +32,12 @@ _SHORT = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set a proxy for gRPC alone, at which nothing listens: no client asks it."""
+    monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:9")
+
+
 def _train(tmp_path: Path, address: str, *more: str) -> contextlib.AbstractContextManager[Launched]:
     config = ("--config", str(ROOT / "configs" / "cartpole_simulators.yaml"), "--run.root", str(tmp_path))
     return launched("train", *config, "--inference.server.address", address, *_SHORT, *more)
@@ -67,6 +73,21 @@ def test_simulators_train_a_run_whose_service_is_killed(tmp_path: Path) -> None:
         assert cluster.wait() == 0, cluster.output
     log = (folder / "logs" / "inference-0.log").read_text()
     assert "resumed=True" in log
+
+
+def test_example_ends_in_order_when_it_is_interrupted() -> None:
+    """Ctrl-C ends its games and their calls, without a traceback."""
+    config = DQNConfig(network="mlp", hidden_sizes=(8,), dueling=False, n_step=1)
+    spec = EnvSpec((4,), "float32", num_actions=2)
+    with local_server() as replay:
+        create_table(replay.address, config, spec)
+        with local_simulators(replay.address, config, spec) as service:
+            command = (sys.executable, str(_EXAMPLES / "cartpole.py"), service.address, "--envs", "3")
+            with _playing(*command) as games:
+                wait_until(lambda: replay.replay.env_steps > 20, "steps", failure=lambda: _ended(games))
+                games.send_signal(signal.SIGINT)
+                output, _ = games.communicate(timeout=BOUND_S)
+    assert (games.returncode, output) == (0, "")
 
 
 _CLIENTS_ONLY = (

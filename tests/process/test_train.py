@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.support.launched import ROOT, Launched, ended, launched, learner_of, services_of, tidemill
+from tests.support.launched import BOUND_S, ROOT, Launched, ended, launched, learner_of, services_of, tidemill
 from tests.support.processes import children_of, runs
 from tests.support.ranks import workers
 from tests.support.status_page import press, shown, states
@@ -108,15 +108,22 @@ def test_run_goes_to_its_end_when_nobody_can_be_told(
     config_file: Path, tmp_path: Path, output: Callable[[], AbstractContextManager[int]]
 ) -> None:
     """Standard output takes nothing and standard error is closed, when an actor dies and there is much to say."""
-    command = [*_TRAIN, "--config", str(config_file), "--run.max_learner_steps", "300"]
+    slow = ("--actor.max_env_steps_per_s", "100")  # so that the actor is there for 13 s
+    command = [*_TRAIN, "--config", str(config_file), "--run.max_learner_steps", "300", *slow]
     with output() as file:
         train = subprocess.Popen(
             ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=file, cwd=ROOT, start_new_session=True
         )
         try:
             folder = tmp_path / "runs" / "small"
-            wait_until(lambda: (folder / "scores.csv").exists() and "actor" in services_of(train.pid), "an actor")
-            os.kill(services_of(train.pid)["actor"], signal.SIGKILL)
+            log, actors = folder / "logs" / "actor-0.log", list[int]()
+
+            def acts() -> bool:
+                actors[:] = [pid for name, pid in services_of(train.pid).items() if name == "actor"]
+                return bool(actors) and log.exists() and "acting starts" in log.read_text()
+
+            wait_until(acts, "an actor")
+            os.kill(actors[0], signal.SIGKILL)
             assert train.wait(200) == 0
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -157,6 +164,18 @@ def test_run_ends_although_a_step_may_take_for_ever(config_file: Path, tmp_path:
     assert result["reason"].startswith("run.max_wall_s (8) reached")
 
 
+def test_run_has_its_result_although_its_renderer_kills_the_process(config_file: Path, tmp_path: Path) -> None:
+    """The evaluator is restarted and writes it without a video."""
+    draws = ("--env.id", "tests.support.envs:killed_by_drawing", "--evaluator.video")
+    limit = ("--run.max_env_steps", "1000", "--table.min-size", "50")
+    with launched("train", "--config", str(config_file), *draws, *limit) as cluster:
+        cluster.until("evaluator was killed by signal 9")
+        assert cluster.wait() == 0
+    result = json.loads((tmp_path / "runs" / "small" / "result.json").read_text())
+    assert result["video"] is None
+    assert result["reason"].startswith("run.max_env_steps (1,000) reached")
+
+
 _WANDERER = """
 import os, gymnasium
 class Wanderer(gymnasium.Wrapper):
@@ -190,7 +209,7 @@ class Simulated(gymnasium.Wrapper):
 """
 
 
-@pytest.mark.parametrize("signals", [(signal.SIGKILL,), (signal.SIGINT, signal.SIGINT)], ids=str)
+@pytest.mark.parametrize("signals", [(signal.SIGKILL,), (signal.SIGTERM, signal.SIGINT)], ids=str)
 def test_simulators_end_with_the_run_however_it_ends(
     config_file: Path, tmp_path: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
@@ -213,7 +232,7 @@ def test_simulators_end_with_the_run_however_it_ends(
 _SCRIPT = """
 import sys, tidemill
 with tidemill.Cluster(sys.argv[1]) as cluster:
-    cluster.status(timeout_s=100.0)
+    cluster.status(timeout_s=200.0)
     print("running", flush=True)
     cluster.wait()
 """
@@ -238,13 +257,13 @@ def test_script_that_ends_ends_its_cluster_in_order(config_file: Path, tmp_path:
         (launcher,) = children_of(script.pid)
         processes = list(services_of(launcher).values())
         os.killpg(script.pid, number)
-        script.communicate(timeout=100)
+        script.communicate(timeout=BOUND_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(script.pid, signal.SIGKILL)
-    wait_until(lambda: not (folder / "cluster.yaml").exists(), "the launcher's end", 100)
+    wait_until(lambda: not (folder / "cluster.yaml").exists(), "the launcher's end", BOUND_S)
     assert len(processes) >= 5
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of every process", 30)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of every process", BOUND_S)
     assert list((folder / "checkpoints").glob("checkpoint-*.safetensors"))
     assert "stopped" in (folder / "logs" / "learner.log").read_text()
 

@@ -18,7 +18,7 @@ import pytest
 
 import tidemill
 from tests.support.forked_service import children
-from tests.support.launched import ROOT
+from tests.support.launched import BOUND_S, ROOT
 from tests.support.naming import naming
 from tests.support.processes import children_of
 from tests.support.waiting import wait_until
@@ -145,7 +145,7 @@ def test_result_of_a_run_that_was_refused_is_not_that_of_the_earlier_run(tmp_pat
     write_document(config, folder / "config.yaml")
     (folder / "result.json").write_text('{"mean_return": 475.0}')
     with Cluster(config) as cluster:
-        result = cluster.wait(timeout_s=100.0)
+        result = cluster.wait(timeout_s=BOUND_S)
         assert (result.exit_code, result.summary) == (1, {})
         assert "AlreadyExists" in "".join(cluster.output())
 
@@ -213,7 +213,7 @@ def test_script_that_trains_when_it_is_imported_is_told(env: str, algorithm: str
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=BOUND_S,
         check=False,
     )
     assert done.returncode == 1
@@ -229,7 +229,7 @@ def test_run_of_a_script_that_ignores_interrupts_is_stopped_in_order(tmp_path: P
         endless = {"run.root": str(tmp_path), "run.max_learner_steps": 0, "env.id": "CartPole-v1"}
         config, _ = load_run(None, {**_SHORT, **endless, "agent.algorithm": "dqn"})
         with Cluster(config) as cluster:
-            cluster.status(timeout_s=200.0)
+            wait_until(lambda: cluster.status(timeout_s=200.0).learner_steps > 0, "an update")
             assert cluster.stop().exit_code == 0
     finally:
         signal.signal(signal.SIGINT, heard)

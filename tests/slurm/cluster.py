@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import crowd, wait_until
 
 _HEAD = "head"
 _PROGRAMS = ("ip", "munged", "nsenter", "sbatch", "setpriv", "slurmctld", "slurmd", "unshare")
@@ -41,8 +41,8 @@ SlurmdSpoolDir=/run/slurmd
 StateSaveLocation={folder}/state
 # Seconds without an answer after which a node is down, 300 by default. A call to it must have failed by then, which
 # takes MessageTimeout or twice as long; 10 by default.
-SlurmdTimeout=10
-MessageTimeout=5
+SlurmdTimeout={slurmd_s}
+MessageTimeout={message_s}
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=2
 SelectType=select/cons_tres
@@ -128,13 +128,20 @@ class Node:
         )
         environment = _ENVIRONMENT | dict(variables or {})
         ended = subprocess.run(
-            [*inside, *command], env=environment, timeout=_COMMAND_S, capture_output=True, text=True, check=False
+            [*inside, *command],
+            env=environment,
+            timeout=_COMMAND_S * crowd(),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert ended.returncode == 0, f"{' '.join(command)} ended with {ended.returncode}\n{ended.stdout}{ended.stderr}"
         return ended.stdout
 
     def lose(self) -> None:
-        """End every process of the node at once, as a power failure would, and take its network away."""
+        """End every process of the node at once, as a power failure would, and take its network away; once."""
+        if self._process.returncode is not None:  # its process id may be that of another process by now
+            return
         self._process.kill()
         self._process.wait()
         wait_until(lambda: not Path(f"/proc/{self.pid}").exists(), f"{self.name} is gone", _COMMAND_S)
@@ -154,7 +161,7 @@ class SlurmCluster:
         folder.mkdir(mode=0o700)
         (folder / "state").mkdir()
         self._folder = folder
-        (folder / "slurm.conf").write_text(_CONFIGURATION.format(head=_HEAD, folder=folder, nodes=nodes))
+        (folder / "slurm.conf").write_text(_configuration(folder, nodes))
         addresses = {_HEAD: "10.79.0.254"} | {f"node{number}": f"10.79.0.{number}" for number in range(1, nodes + 1)}
         lines = [f"{address} {name}" for name, address in addresses.items()]
         (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
@@ -207,9 +214,14 @@ class SlurmCluster:
     def _idle(self) -> int:
         try:
             said = self.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %T")
-        except AssertionError:  # the controller starts
+        except (AssertionError, subprocess.TimeoutExpired):  # the controller starts
             return 0
         return len(re.findall(r"^\S+ idle$", said, re.MULTILINE))
+
+
+def _configuration(folder: Path, nodes: int) -> str:
+    message_s = round(5.0 * min(crowd(), 2.0))
+    return _CONFIGURATION.format(head=_HEAD, folder=folder, nodes=nodes, message_s=message_s, slurmd_s=2 * message_s)
 
 
 @contextmanager

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tidemill.config.load import load
+from tidemill.config.load import load, load_config
 from tidemill.config.sections import (
     ActorConfig,
     EvaluatorConfig,
@@ -19,6 +20,7 @@ from tidemill.config.sections import (
     ReplayConfig,
     RunConfig,
 )
+from tidemill.services.launcher.run.folder import write_config
 from tidemill.services.tools.certs import SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +40,7 @@ _STAND_INS = {
         printf '%s\\n' "$@" >"$SEEN/srun-${1#--job-name=}"
         env | grep ^S >"$SEEN/srun.env"
         shift $(($# - 3))
-        [ "$3" != "${FAILING:-}" ] || SLURM_PROCID=1 "$@" &
+        [ "$3" != "${FAILING:-}" ] || { SLURM_PROCID=1 "$@"; touch "$SEEN/gave-up"; } &
         export SLURM_PROCID=0
         exec "$@"
     """,
@@ -50,7 +52,12 @@ _STAND_INS = {
         name=${2#tidemill.services.} name=${name%.torchrun}
         printf '%s\\n' "$@" >"$SEEN/$name"
         env >"$SEEN/$name.env"
-        case $name in learner | evaluator) [ "${FAILING:-actor}" != actor ] || exit 0 ;; esac
+        case $name in
+        learner | evaluator)
+            until [ "${FAILING:-actor}" != actor -o -z "${FAILING:-}" -o -e "$SEEN/gave-up" ]; do /bin/sleep 0.01; done
+            [ "${FAILING:-actor}" != actor ] || exit 0
+            ;;
+        esac
         [ "$name $SLURM_PROCID" != "${FAILING:-} 1" ] || exit 2
         echo $PPID $$ >"$SEEN/pid-$name-$SLURM_PROCID"
         [ ! -e "$SEEN/ended" ] || kill $PPID $$ # it has started after all others were ended
@@ -151,6 +158,15 @@ def test_services_understand_their_commands_and_reach_one_another(script: Script
     assert "the run is over" in ended.stdout
 
 
+def test_every_service_has_the_same_agent(script: Script) -> None:
+    """Its default batch has an item of each environment of all actors, so each service knows how many there are."""
+    ended = script.run(SLURM_NTASKS="3", TIDEMILL_CONFIG=str(ROOT / "configs" / "pendulum_ppo.yaml"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    agents = {name: script.settings(name).agent for name in ("tidemill-check", "learner", "actor", "evaluator")}
+    assert agents["actor"].batch_size == 3 * 4
+    assert agents == dict.fromkeys(agents, agents["actor"])
+
+
 def test_parts_of_a_heterogeneous_job_are_services_learners_and_actors(
     script: Script,
 ) -> None:
@@ -192,12 +208,28 @@ def test_wrong_setting_ends_the_job_in_one_line(
     assert len(ended.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("service, code", [("replay", 1), ("learner", 1), ("actor", 0)])
-def test_task_that_gives_up_fails_the_job_though_its_step_has_another(script: Script, service: str, code: int) -> None:
-    """Unless it is an actor: the others continue without it."""
+@pytest.mark.parametrize(
+    "service, preset, code",
+    [
+        ("replay", "cartpole_dqn", 1),
+        ("learner", "cartpole_dqn", 1),
+        ("actor", "cartpole_dqn", 0),
+        ("actor", "cartpole_ppo", 1),
+        ("actor", "cartpole_dqn in lock-step", 1),
+    ],
+)
+def test_task_that_gives_up_fails_the_job_though_its_step_has_another(
+    script: Script, tmp_path: Path, service: str, preset: str, code: int
+) -> None:
+    """Unless it is an actor, and the others may continue without it: the log of the job names it all the same."""
+    file, _, in_lock_step = preset.partition(" ")
+    config = load_config(ROOT / "configs" / f"{file}.yaml")
+    config = replace(config, run=replace(config.run, deterministic=True)) if in_lock_step else config
+    (tmp_path / "runs" / "pong").mkdir(parents=True)
+    write_config(config, tmp_path / "runs" / "pong" / "config.yaml")
     ended = script.run(TIDEMILL_REPLAY_SHARDS="2", TIDEMILL_LEARNER_NODES="2", FAILING=service)
     assert ended.returncode == code, ended.stdout + ended.stderr
-    assert (f"{service} 1 ended with 2" in ended.stderr) == bool(code)
+    assert f"{service} 1 ended with 2" in (ended.stderr if code else ended.stdout)
 
 
 @pytest.mark.parametrize("service", ["learner", "replay"])

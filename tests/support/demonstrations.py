@@ -23,14 +23,14 @@ def demonstrations(**settings: Any) -> TableConfig:  # noqa: ANN401 - of a table
 
 
 def write_demonstrations(address: str, table: TableConfig, *, counts: bool = False) -> None:
-    """Write an episode of 20 steps that is truncated."""
+    """Write an episode of 19 decisions that is truncated, and its last observation, with an action that nobody took."""
     rng = np.random.default_rng(0)
     windows = ItemWindow(table.max_item_steps)
     with ReplayWriter(address, table, windows=windows, counts_decisions=counts) as writer:
         for number in range(20):
             row = {
                 "observation": rng.standard_normal(4),
-                "action": int(rng.integers(2)),
+                "action": int(rng.integers(2)) if number < 19 else -1,
                 "reward": 1.0,
                 "terminated": False,
                 "truncated": number == 18,

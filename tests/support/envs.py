@@ -5,6 +5,8 @@ Reached by id, as a user's own would be: `tests.support.envs:counting`.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from functools import partial
 from typing import Any
@@ -80,7 +82,7 @@ class FailingEnv(CountingEnv):
 
 
 class HangingEnv(CountingEnv):
-    """Does not return from one call of `step`, `reset` or `close`, counted from 1 over all episodes of this object."""
+    """Does not return from one call of `step`, `reset`, `close` or `__init__`, counted from 1 over all episodes."""
 
     def __init__(self, method: str = "step", call: int = 3) -> None:
         """Set which call it is, and of what."""
@@ -88,6 +90,7 @@ class HangingEnv(CountingEnv):
         self._method, self._call, self._calls = method, call, 0
         self.released = threading.Event()
         """Lets the call return; otherwise it does after ten minutes."""
+        self._count("__init__")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Vector, dict[str, Any]]:
         """Start the next episode."""
@@ -277,9 +280,15 @@ def masked(mask: str = "info", bad_step: int = -1) -> MaskedEnv:
     return MaskedEnv(mask, bad_step)
 
 
-def masked_vector(num_envs: int, mode: str = "NextStep") -> gymnasium.vector.SyncVectorEnv:
+def masked_vector(
+    num_envs: int, mode: str = "NextStep", max_episode_steps: int = 100
+) -> gymnasium.vector.SyncVectorEnv:
     """Return a batch of `MaskedEnv` by gymnasium."""
-    return gymnasium.vector.SyncVectorEnv([MaskedEnv] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode(mode))
+
+    def make() -> gymnasium.Env[Any, np.int64]:
+        return gymnasium.wrappers.TimeLimit(MaskedEnv(), max_episode_steps)
+
+    return gymnasium.vector.SyncVectorEnv([make] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode(mode))
 
 
 class PartsEnv(gymnasium.Env[Any, np.int64]):
@@ -403,6 +412,17 @@ def drawing(mode: str | None = "rgb_array") -> DrawingEnv:
 def drawing_if_asked(**others: Any) -> DrawingEnv:  # noqa: ANN401
     """Return an environment that draws if it is given `render_mode`."""
     return DrawingEnv(others.get("render_mode"))
+
+
+class _KillingEnv(DrawingEnv):
+    def render(self) -> Any:  # noqa: ANN401 - gymnasium's
+        """Kill the process, as a crash of a renderer in native code does."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_by_drawing(**others: Any) -> DrawingEnv:  # noqa: ANN401
+    """Return an environment whose process is killed when it draws."""
+    return _KillingEnv(others.get("render_mode"))
 
 
 def offset() -> EchoEnv:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
@@ -164,15 +165,95 @@ class UnmakeableEnv(CountingEnv):
         raise RuntimeError("the simulator broke")
 
 
+class UnendingEnv(CountingEnv):
+    """Needs ten minutes for its constructor, or for each reset."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self._method = method
+        if method == "constructor":
+            time.sleep(600)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Vector, dict[str, Any]]:
+        """Start the next episode."""
+        if self._method == "reset":
+            time.sleep(600)
+        return super().reset(seed=seed, options=options)
+
+
+class QueuingEnv(CountingEnv):
+    """Resets for a second, one environment after the other, as on a single core; `path` is a file to lock."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Vector, dict[str, Any]]:
+        """Start the next episode."""
+        with open(self._path, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            time.sleep(1.0)
+        return super().reset(seed=seed, options=options)
+
+
+class SlowEnv(CountingEnv):
+    """Needs over a second in each call of a method, and leaves files in `folder` that say when."""
+
+    def __init__(self, folder: str, method: str) -> None:
+        super().__init__()
+        self._folder, self._method = folder, method
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Vector, dict[str, Any]]:
+        """Start the next episode."""
+        self._wait("reset")
+        return super().reset(seed=seed, options=options)
+
+    def close(self) -> None:
+        """Close."""
+        self._wait("close")
+
+    def _wait(self, method: str) -> None:
+        if method != self._method:
+            return
+        for what, for_s in (("begun", 1.2), ("ended", 0.0)):
+            with open(f"{self._folder}/{os.getpid()}.{what}", "w") as file:
+                file.write(str(time.monotonic()))
+            time.sleep(for_s)
+
+
 def faulty(how: str = "raise", every: int = 7, length: int = 5) -> FaultyCountingEnv:
     """Return a counting environment that goes wrong, for `module:function` ids."""
     return FaultyCountingEnv(how, every, length)
 
 
-def faulty_vector(num_envs: int, how: str = "raise", every: int = 7) -> gymnasium.vector.SyncVectorEnv:
-    """Return a batch of them, of which the last goes wrong."""
-    makers = [CountingEnv] * (num_envs - 1) + [lambda: FaultyCountingEnv(how, every)]
+def faulty_vector(num_envs: int, how: str = "raise", every: int = 7, length: int = 5) -> gymnasium.vector.SyncVectorEnv:
+    """Return a batch of them, of which the last goes wrong and has episodes of another length."""
+    makers = [CountingEnv] * (num_envs - 1) + [lambda: FaultyCountingEnv(how, every, length)]
     return gymnasium.vector.SyncVectorEnv(makers)
+
+
+def slow_vector(num_envs: int) -> gymnasium.vector.SyncVectorEnv:
+    """Return a batch that needs over a second to be made."""
+    time.sleep(1.5)
+    return gymnasium.vector.SyncVectorEnv([CountingEnv] * num_envs)
+
+
+def faulty_processes(num_envs: int, how: str = "leave", every: int = 7, which: int = -1) -> gymnasium.vector.VectorEnv:
+    """Return a batch whose environments have a process each, of which one goes wrong."""
+    makers: list[Any] = [CountingEnv] * num_envs
+    makers[which] = lambda: FaultyCountingEnv(how, every)
+    return gymnasium.vector.AsyncVectorEnv(makers)
+
+
+class BrokenCloseEnv(gymnasium.vector.SyncVectorEnv):
+    """A batch that raises in its third step, and in `close`, as its simulator is gone."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__([lambda: FaultyCountingEnv("raise", 3)] * num_envs)
+
+    def close(self, **_: Any) -> None:  # noqa: ANN401
+        """Fail."""
+        raise BrokenPipeError("the simulator is gone")
 
 
 class NumPyScalars(GymnasiumVectorEnv):
@@ -187,6 +268,19 @@ class NumPyScalars(GymnasiumVectorEnv):
         step = super().step(action)
         told: list[Any] = [[np.array(value)[()] for value in astuple(each)] for each in step.episodes]
         return replace(step, episodes=tuple(EpisodeSummary(*each) for each in told))
+
+
+class OverwritingEnv(GymnasiumVectorEnv):
+    """A batch that counts, and writes zeros over the actions that it was given."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(CountingEnv, num_envs)
+
+    def step(self, action: NDArray[Any]) -> VectorStep:
+        """Act once in each."""
+        step = super().step(action)
+        action[:] = 0
+        return step
 
 
 class MaskedFaultyEnv(FaultyCountingEnv):

@@ -86,13 +86,13 @@ class Launched:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._reader.join(BOUND_S)
-        self.process.stdout.close()
 
     def _read(self) -> None:
-        for line in self.process.stdout:
-            with self._changed:
-                self.lines.append(line.rstrip("\n"))
-                self._changed.notify_all()
+        with self.process.stdout as stdout:  # only its reader can close it: another thread would wait for the end
+            for line in stdout:
+                with self._changed:
+                    self.lines.append(line.rstrip("\n"))
+                    self._changed.notify_all()
         with self._changed:
             self._has_ended = True
             self._changed.notify_all()

@@ -167,9 +167,9 @@ class LearnerCluster:
         """Start the replay service and wait until it serves."""
         return self._serving("tidemill.services.replay", "replay", self.replay, [])
 
-    def start_params(self) -> Process:
+    def start_params(self, *overrides: str) -> Process:
         """Start the parameter server and wait until it serves."""
-        return self._serving("tidemill.services.paramserver", "paramserver", self.params, [*self._run])
+        return self._serving("tidemill.services.paramserver", "paramserver", self.params, [*self._run, *overrides])
 
     def start_learner(self, *overrides: str) -> LearnerThread:
         """Start a learner in a thread; it is not waited for."""

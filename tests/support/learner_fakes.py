@@ -94,6 +94,7 @@ class FakePublisher:
     def __init__(self, agent: FakeAgent) -> None:
         self._agent = agent
         self.published: list[float] = []
+        self.renewals = 0
         self.error: Exception | None = None
 
     @property
@@ -105,6 +106,10 @@ class FakePublisher:
         """Remember."""
         self.check()
         self.published.append(float(self._agent.weight[0]))
+
+    def renew(self) -> None:
+        """Count."""
+        self.renewals += 1
 
     def check(self) -> None:
         """Raise what the test set."""

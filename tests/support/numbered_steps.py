@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tidemill.replay import SelectorConfig, SelectorKind, TableConfig, signature_like
+from tests.support.waiting import wait_until
+from tidemill.replay import ReplayBatch, ReplayDataset, SelectorConfig, SelectorKind, TableConfig, signature_like
 
 STEP: dict[str, Any] = {"number": 0, "image": np.zeros((4, 4, 32), np.uint8), "inner": (0.5, [1, 2])}
 SIGNATURE = signature_like(STEP)
@@ -21,3 +22,17 @@ def steps_table(name: str = "t", **settings: Any) -> TableConfig:  # noqa: ANN40
 def numbered_step(number: int) -> dict[str, Any]:
     """Return the step of a number, which its picture shows as well, modulo 256."""
     return STEP | {"number": number, "image": np.full((4, 4, 32), number % 256, np.uint8)}
+
+
+def awaited_numbers(dataset: ReplayDataset) -> list[int]:
+    """Return the last numbers of a batch that must come, by itself later than the dataset's timeout."""
+    batch: ReplayBatch | None = None
+
+    def has_come() -> bool:
+        nonlocal batch
+        batch = dataset.take(0.0)
+        return batch is not None
+
+    wait_until(has_come, "a batch")
+    assert batch is not None
+    return [int(number) for number in batch["number"][:, -1]]

@@ -13,6 +13,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from tests.support.forked_service import ServiceProcess
+from tests.support.waiting import WAIT_S
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import ParamsMetadata, Precision
 from tidemill.rpc.background import BackgroundServer
@@ -113,6 +114,6 @@ def server_process(root: Path, options: Sequence[str] = (), *, forked: bool = Tr
 
 def publish(client: ParamsClient, full: bytes, half: bytes = b"") -> int:
     """Publish as a new publisher."""
-    opened = client.acquire_fencing_token("test")
+    opened = client.acquire_fencing_token("test", connect_timeout_s=WAIT_S)
     blobs = {Precision.FULL: full} | ({Precision.HALF: half} if half else {})
     return client.publish(blobs, METADATA, fencing_token=opened.fencing_token, base_version=opened.latest_version)

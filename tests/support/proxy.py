@@ -36,9 +36,9 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.address = f"127.0.0.1:{listener.getsockname()[1]}"
-        serving = asyncio.start_server(self._link, sock=listener, limit=_PIECE_BYTES)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        serving = asyncio.start_server(self._link, sock=self._listener, limit=_PIECE_BYTES)
         self._server = asyncio.run_coroutine_threadsafe(serving, self._loop).result(10.0)
 
     def aim_at(self, target: str) -> None:
@@ -122,11 +122,14 @@ class Proxy:
 
     async def _end(self) -> None:
         self._refusing = True
-        self._server.close()
+        self._loop.remove_reader(self._listener)  # a connection just accepted needs the server open until it is refused
         self._reset_all()
-        for task in tuple(self._links):
-            task.cancel()
-        await asyncio.gather(*self._links, return_exceptions=True)
+        this = asyncio.current_task()
+        while others := asyncio.all_tasks() - {this}:
+            for task in tuple(self._links):
+                task.cancel()
+            await asyncio.wait(others)
+        self._server.close()
 
     def _reset_all(self) -> None:
         self._bytes_left = None

@@ -66,6 +66,8 @@ class Load:
         self._stop.set()
         for appender in self.appenders:
             appender.close()
+        for thread in self._threads:
+            thread.join(WAIT_S)
 
 
 @contextmanager

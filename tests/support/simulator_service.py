@@ -102,13 +102,14 @@ def local_simulators(
     index: int = 0,
     run: Path | None = None,
     versions: Mapping[int, Params] | None = None,
+    env_steps: int = 0,
 ) -> Iterator[LocalSimulators]:
     """Serve simulators, whose steps a table of the replay servers at `replay` takes; curves go to a run's folder.
 
-    `versions` are those that can be evaluated.
+    `versions` are those that can be evaluated. The newest was published after `env_steps` decisions of the cluster.
     """
     params = FixedParams()
-    params.set(state_of(config, spec), number=3)
+    params.set(state_of(config, spec), number=3, env_steps=env_steps)
     policy, errors, registry = build_policy(config, spec, slot=ActorSlot(num_envs=64)), list[BaseException](), None
     registry = CollectorRegistry()
     watcher: Any = params

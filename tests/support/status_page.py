@@ -7,10 +7,12 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from tests.support.waiting import WAIT_S
+
 
 def shown(url: str) -> dict[str, Any]:
     """Return the data of the page at an address, with or without its token."""
-    with urllib.request.urlopen(f"{url.partition('#')[0]}status.json", timeout=20) as answer:
+    with urllib.request.urlopen(f"{url.partition('#')[0]}status.json", timeout=WAIT_S) as answer:
         document: dict[str, Any] = json.load(answer)
         return document
 
@@ -26,7 +28,7 @@ def press(url: str, verb: str) -> str:
     headers = {"Origin": address, "Content-Type": "application/json", "X-Tidemill-Token": token}
     request = urllib.request.Request(f"{address}/ctl", json.dumps({"verb": verb}).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=100) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
             return str(json.load(answer)["message"])
     except urllib.error.HTTPError as error:
         error.add_note(error.read().decode())

@@ -22,7 +22,8 @@ def test_page_has_every_public_name_and_method() -> None:
     page = api_reference.page()
     for name in set(tidemill.__all__) - {"__version__"}:
         assert f"\n### {name}\n" in page
-    assert "\n#### ReplayClient.create_table\n\n```python\ncreate_table(config: TableConfig) -> bool\n```\n" in page
+    signature = "create_table(config: TableConfig, *, redeclare: bool = False) -> bool"
+    assert f"\n#### ReplayClient.create_table\n\n```python\n{signature}\n```\n" in page
     assert "#### ReplayClient._" not in page
 
 

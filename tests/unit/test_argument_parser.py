@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.support.naming import naming
 from tidemill.services.launcher import cli
 from tidemill.services.replay.__main__ import main as replay
+from tidemill.settings.argument_parser import ArgumentParser
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,13 @@ def test_wrong_command_line_gets_one_line(line: str, named: str, capsys: pytest.
     assert len(text.splitlines()) == 1
     assert text.startswith(f"tidemill {name}")
     assert re.match(naming(named), text), text
+
+
+def test_path_in_the_home_is_found_after_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bash leaves `~` as it is there, and a folder of this name was made in the working directory."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parser = ArgumentParser()
+    command = parser.add_subparsers().add_parser("command")
+    command.add_argument("--out", type=Path, default=Path("~"))
+    assert parser.parse_args(["command", "--out=~/x"]).out == tmp_path / "x"
+    assert parser.parse_args(["command", "--out=~nobody-of-this-name/~"]).out == Path("~nobody-of-this-name/~")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tests.support.naming import naming
 from tidemill.bundle import files
 from tidemill.bundle.files import Bundle, read_bundle, read_policy_params, write_bundle
 from tidemill.bundle.onnx_report import OnnxReport
+from tidemill.config.presets import find_config
 from tidemill.envs.observations import ObservationFormat, observation_format
 from tidemill.errors import AlreadyExists, ConfigError, DataLoss, FatalError, InvalidArgument, NotFound
 from tidemill.observation_parts import packed, unpack
@@ -27,8 +30,10 @@ from tidemill.params.blob import pack
 from tidemill.params.document import from_version, seal
 from tidemill.params.version import Encoding, Params, ParamsMetadata, Precision, Version
 from tidemill.rl.agents.build import build_agent, build_policy
+from tidemill.scores import Score
+from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.offline import main as evaluate
-from tidemill.services.tools.export import model_card
+from tidemill.services.tools.export import export, model_card
 from tidemill.types import EnvSpec, ObservationPart
 
 _SETTINGS: dict[str, Any] = {
@@ -90,7 +95,10 @@ def test_settings_of_a_machine_are_not_passed_on(tmp_path: Path) -> None:
     """Folders, addresses and processes stay; what the policy was trained with goes along, its actors too."""
     sources = {"walks": {"replay": ["127.0.0.1:7411"], "fraction": 0.25}}
     learner = {**_SETTINGS["learner"], "sources": sources}
-    _bundle(tmp_path, {**_SETTINGS, "learner": learner, "launcher": {"actors": 18, "learners": 2, "view": "quiet"}})
+    _bundle(
+        tmp_path,
+        {**_SETTINGS, "learner": learner, "launcher": {"actors": 18, "learners": 2, "inference": 2, "view": "quiet"}},
+    )
     text = (tmp_path / "bundle/config.yaml").read_text()
     assert "somebody" not in text
     assert "127.0.0.1" not in text
@@ -196,9 +204,8 @@ def test_policy_of_images_with_their_channels_first_still_acts(
     assert np.shape(action) == (2,)
 
 
-@pytest.mark.parametrize("algorithm", ["r2d2", "ppo", "sac", "td3"])
-def test_recurrent_policy_remembers_until_it_is_reset(algorithm: str, tmp_path: Path) -> None:
-    """Its choices depend on the episode so far, and on nothing before `reset` or its first observation."""
+def _recurrent(algorithm: str) -> tuple[dict[str, Any], EnvSpec]:
+    """Return settings and shapes of a recurrent policy."""
     is_discrete = algorithm in ("r2d2", "ppo")
     settings = _SETTINGS | {
         "env": {"id": "CartPole-v1" if is_discrete else "Pendulum-v1"},
@@ -208,24 +215,66 @@ def test_recurrent_policy_remembers_until_it_is_reset(algorithm: str, tmp_path: 
         settings |= {"table": {"sampler": "fifo", "min_size": 4, "max_items": 16, "chunk_length": 43}}
         settings |= {"learner": {"updates_per_env_step": 0}}
     spec = EnvSpec((4,), "float32", num_actions=2) if is_discrete else EnvSpec((3,), "float32", action_shape=(1,))
+    return settings, spec
+
+
+@pytest.mark.parametrize("algorithm", ["r2d2", "ppo", "sac", "td3"])
+def test_recurrent_policy_remembers_until_it_is_reset(algorithm: str, tmp_path: Path) -> None:
+    """Its choices depend on the episode so far, and on nothing before `reset` or its first observation."""
+    settings, spec = _recurrent(algorithm)
     _bundle(tmp_path, settings, spec)
     policy = tidemill.load_policy(tmp_path / "bundle")
     seen = np.random.default_rng(0).normal(size=(200, *spec.observation_shape)).astype(np.float32)
     is_first = np.arange(200) % 40 == 0
 
-    def play(*, forgets: bool = False) -> list[float]:
+    def play(*, forgets: bool = False, scales: bool = False) -> list[float]:
         policy.reset()
         actions = []
         for observation, first in zip(seen, is_first, strict=True):
-            actions.append(float(np.squeeze(policy.act(observation, is_first=first))))
+            action = policy.act(observation, reward=1.0, is_first=first)
+            actions.append(float(np.squeeze(action)))
+            if scales:
+                action *= 100
             if forgets:
                 policy.reset()
         return actions
 
     remembering, forgetting = play(), play(forgets=True)
-    assert play() == remembering
+    assert play() == play(scales=True) == remembering  # a program may do with an action what it likes
     assert remembering != forgetting
     assert [remembering[i] for i in range(0, 200, 40)] == [forgetting[i] for i in range(0, 200, 40)]
+
+
+@pytest.mark.parametrize("algorithm", ["r2d2", "ppo", "sac", "td3"])
+def test_recurrent_policy_wants_the_rewards_that_it_was_trained_with(algorithm: str, tmp_path: Path) -> None:
+    """Without them it would act as if all were 0. An episode's first observation has none; PPO sees none."""
+    settings, spec = _recurrent(algorithm)
+    _bundle(tmp_path, settings, spec)
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    seen = np.ones((2, *spec.observation_shape), np.float32)
+    policy.act(seen)
+    policy.act(seen, is_first=True)
+    if algorithm == "ppo":
+        policy.act(seen)
+        return
+    with pytest.raises(InvalidArgument, match=naming("reward None 0 sees_rewards False")):
+        policy.act(seen, is_first=[True, False])
+    assert len(policy(seen, [1.0, 2.0])) == 2
+
+
+def test_policy_plays_by_its_card_as_in_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrent policy, too: the loop hands on the rewards that it looks at."""
+    settings, spec = _recurrent("sac")
+    made = _bundle(tmp_path, settings, spec)
+    config = tidemill.load_config({**settings, "cluster": {}})
+    card = model_card(made, config, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path / "bundle")
+    names: dict[str, Any] = {}
+    exec(card.partition("```python")[2].partition("```")[0].replace("1000", "200"), names)
+    with closing(EpisodeRunner(config)) as runner:  # type: ignore[arg-type]
+        evaluation = runner.run(made.params, [0])
+    assert evaluation is not None
+    assert [episode.episode_return for episode in names["step"].episodes] == evaluation.returns.tolist()
 
 
 def test_wrong_observations_are_explained(tmp_path: Path) -> None:
@@ -241,6 +290,28 @@ def test_wrong_observations_are_explained(tmp_path: Path) -> None:
     policy.act(np.zeros((2, 3)))
     with pytest.raises(InvalidArgument, match=naming("3 2")):
         policy.act(np.zeros((3, 3)))
+
+
+@pytest.mark.parametrize(
+    "env, observation, remedy",
+    [
+        ({"flatten": True}, 3, "flatten(env.observation_space, observation)"),
+        ({"flatten": True}, {"a": 1, "b": 0}, "flatten(env.observation_space, observation)"),
+        ({"flatten": True}, (1, np.zeros(2)), "flatten(env.observation_space, observation)"),
+        ({"observation_indices": [0, 2, 4]}, np.zeros(5), "observation[..., [0, 2, 4]]"),
+    ],
+)
+def test_observation_that_settings_change_for_training_is_explained(
+    tmp_path: Path,
+    env: dict[str, Any],
+    observation: Any,  # noqa: ANN401 - of any kind
+    remedy: str,
+) -> None:
+    """The message has the line that makes the observation that the policy was trained with."""
+    _bundle(tmp_path, {**_SETTINGS, "env": {"id": "Pendulum-v1", **env}})
+    with pytest.raises(InvalidArgument, match=re.escape(remedy)) as raised:
+        tidemill.load_policy(tmp_path / "bundle").act(observation)
+    assert "allowed: (3,), or N of them" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +361,29 @@ def test_policy_of_masked_actions_wants_the_masks(tmp_path: Path) -> None:
     config = tidemill.load_config({**settings, "cluster": {}})
     onnx = OnnxReport("it was not asked for")
     card = model_card(made, config, None, [], [], onnx)  # type: ignore[arg-type]
-    assert "policy.act(observation, is_first=is_first, action_mask=env.action_mask)" in card
+    assert "policy.act(observation, reward=reward, is_first=is_first, action_mask=env.action_mask)" in card
+
+
+def test_environment_of_a_policy_begins_as_in_the_runs_evaluations(tmp_path: Path) -> None:
+    """With the evaluator's no-op starts, where it has its own."""
+    settings = {**_SETTINGS, "agent": {"algorithm": "dqn"}, "env": {"id": "ALE/MsPacman-v5", "noop_max": 0}}
+    settings["evaluator"] = {"noop_max": 30}
+    _bundle(tmp_path, settings, EnvSpec((84, 84), "uint8", frame_stack=4, num_actions=9))
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    with closing(policy.make_env(4)) as env:
+        assert len({observation.tobytes() for observation in env.reset(0)}) > 1
+
+
+def test_policy_of_several_masked_choices_wants_a_legal_option_of_each(tmp_path: Path) -> None:
+    """It would take the first option of a choice that has none, which is as illegal as the rest."""
+    settings = {**_SETTINGS, "agent": {"algorithm": "ppo", "network": "mlp", "hidden_sizes": [8]}}
+    settings["env"] = {"id": "CartPole-v1", "action_mask": "info.action_mask"}  # which names no code
+    _bundle(tmp_path, settings, EnvSpec((3,), "float32", action_shape=(2,), action_sizes=(3, 2), masks_actions=True))
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    assert policy.act(np.zeros(3), action_mask=[0, 0, 1, 1, 0]).tolist() == [2, 0]
+    for wrong in ([1, 1, 1, 0, 0], [0, 0, 0, 1, 1]):
+        with pytest.raises(InvalidArgument, match=naming("(1, 5) legal choice")):
+            policy.act(np.zeros(3), action_mask=wrong)
 
 
 @pytest.mark.parametrize("others", [("board",), ("board", "hand")])
@@ -484,11 +577,9 @@ def test_card_names_what_was_measured(tmp_path: Path) -> None:
     """Scores stand with their episodes and how they came about; without any it says so."""
     made = _bundle(tmp_path)
     config = tidemill.load_config({**_SETTINGS, "cluster": {}})
-    result = {"confirmed_mean": -120.5, "confirm_episodes": 50, "params_version": 5}
-    confirmed = Bundle(made.params, made.env_spec, result, {"torch": "2"})
+    described = Bundle(made.params, made.env_spec, {}, {"torch": "2"})
     test = {"mean": -130.25, "std": 4.0, "episodes": 100, "policy": "greedy", "seeds": [7, 8]}
-    card = model_card(confirmed, config, None, [test], ["learning_curve.png"], OnnxReport("no"))  # type: ignore[arg-type]
-    assert "- -120.50 over 50 fresh episodes that confirmed it" in card
+    card = model_card(described, config, None, [test], ["learning_curve.png"], OnnxReport("no"))  # type: ignore[arg-type]
     assert "- -130.25 ± 4.00 over 100 fresh episodes, greedy policy, seeds from 7" in card
     assert "40 agent decisions and 10 updates (seed 3)" in card
     assert "learning_curve.png" in card
@@ -497,6 +588,26 @@ def test_card_names_what_was_measured(tmp_path: Path) -> None:
     counted = model_card(made, ppo, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
     assert "and 10 updates, each of 320 gradient steps (seed 1)" in counted
     assert "has not been evaluated" in model_card(made, config, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "target, outcome",
+    [
+        (-125.0, " that confirmed it at the target of -125"),
+        (-100.0, " that did not confirm it at the target of -100"),
+        (None, ""),
+    ],
+)
+def test_card_has_the_mean_of_fresh_episodes(target: float | None, outcome: str, tmp_path: Path) -> None:
+    """Whether they confirmed the version or not. The Hub lists it, since the version was picked by the other mean."""
+    made = _bundle(tmp_path)
+    config = tidemill.load_config({**_SETTINGS, "cluster": {}, "run": {"target_return": target}})
+    picked = Score(1.0, 10, 40, 5, 2, -96.1, 1.75, -98.0, -94.0, -96.0, 7.0)
+    fresh = replace(picked, episodes=50, mean=-120.5, std=20.0)
+    card = model_card(made, config, picked, [], [], OnnxReport("no"), confirmation=fresh)  # type: ignore[arg-type]
+    assert "- -96.10 ± 1.75 over 2 episodes when the run evaluated it" in card
+    assert f"- -120.50 ± 20.00 over 50 fresh episodes{outcome}\n" in card
+    assert 'value: "-120.50 +/- 20.00"' in card
 
 
 def test_card_says_what_code_the_policy_needs(tmp_path: Path) -> None:
@@ -511,6 +622,41 @@ def test_card_says_what_code_the_policy_needs(tmp_path: Path) -> None:
     assert "trust" not in plain
 
 
+class _Game:
+    """A program that only acts as a client."""
+
+    def reset(self) -> list[float]:
+        return [0.0, 0.0, 0.0]
+
+    def push(self, action: Any) -> tuple[list[float], float, bool]:  # noqa: ANN401 - an array
+        assert np.abs(action).max() <= 1
+        return [0.0, 0.5, 1.0], 1.0, True
+
+
+def test_card_of_a_policy_that_only_simulators_can_play_names_what_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its example runs as it stands, and its settings are those of a run with simulators."""
+    settings = {
+        **_SETTINGS,
+        "env": {"id": "robot", "spaces": {"observation": ["float32", 3], "action_shape": [1]}},
+        "evaluator": {"source": "simulators"},
+        "launcher": {"actors": 0, "inference": 1},
+        "inference": {"simulators": 4, "server": {"address": "127.0.0.1:7406"}},
+    }
+    made, config = _bundle(tmp_path, settings), tidemill.load_config(settings)
+    written = OnnxReport(input="float32 [N, 3]", output="float32 [N, 1]")
+    for onnx, stacked in ((OnnxReport("no"), made), (written, replace(made, env_spec=replace(_SPEC, frame_stack=4)))):
+        card = model_card(stacked, config, None, [], [], onnx)  # type: ignore[arg-type]
+        assert "make_env" not in card
+        assert "tidemill evaluate" not in card
+    monkeypatch.chdir(tmp_path / "bundle")
+    exec(card.partition("```python\n")[2].partition("```")[0], {"game": _Game()})
+    trained = tidemill.load_config(tmp_path / "bundle/config.yaml")
+    assert (trained.inference.simulators, trained.launcher.inference, trained.launcher.actors) == (4, 1, 0)
+    assert "7406" not in (tmp_path / "bundle/config.yaml").read_text()
+
+
 def test_card_asks_for_the_addresses_of_sources(tmp_path: Path) -> None:
     """They are not passed on, and without one a source would be looked for at the run's own replay service."""
     made, config = _bundle(tmp_path), tidemill.load_config(_SETTINGS)
@@ -520,13 +666,39 @@ def test_card_asks_for_the_addresses_of_sources(tmp_path: Path) -> None:
     assert "ADDRESS" not in model_card(made, config, None, [], [], OnnxReport("no"))  # type: ignore[arg-type]
 
 
-def test_trained_policy_is_reproduced_from_its_folder(tmp_path: Path) -> None:
-    """A run's folder is loaded the same way as its bundle: both act alike."""
+def _trained_run(tmp_path: Path) -> None:
+    """Write a run's folder with parameters, and its bundle."""
     made = _bundle(tmp_path)
     params = tmp_path / "run/params"
     params.mkdir()
     (params / "0000000005.json").write_bytes(seal(from_version(made.params.version)))
     (params / "0000000005.full.safetensors").write_bytes(made.params.blob)
+
+
+def test_run_that_was_renamed_is_exported_with_its_present_name(tmp_path: Path) -> None:
+    """Another run may have the name in its settings, as after `tidemill train --fresh`."""
+    _trained_run(tmp_path)
+    (tmp_path / "run").rename(tmp_path / "small-1")
+    policy = tmp_path / "policy"
+    assert export([str(tmp_path / "small-1"), "--out", str(policy)]) == 0
+    assert "of the run `small-1`" in (policy / "README.md").read_text()
+    assert tidemill.load_config(policy / "config.yaml").run.name == "small-1"
+
+
+def test_paths_may_begin_with_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python and after `--out=`, where no shell replaces `~`."""
+    _trained_run(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tidemill.load_policy("~/run").version.version == 5
+    assert tidemill.load_config("~/run/config.yaml").run.name == "small"
+    assert find_config("~/run/config.yaml") == tmp_path / "run/config.yaml"
+    with pytest.raises(AlreadyExists, match=naming(tmp_path / "bundle")):
+        export([str(tmp_path / "run"), "--out=~/bundle"])
+
+
+def test_trained_policy_is_reproduced_from_its_folder(tmp_path: Path) -> None:
+    """A run's folder is loaded the same way as its bundle: both act alike."""
+    _trained_run(tmp_path)
     run, bundle = (tidemill.load_policy(tmp_path / name) for name in ("run", "bundle"))
     assert (run.version.version, run.env_spec) == (5, bundle.env_spec)
     observation = torch.randn(3, generator=torch.Generator().manual_seed(0)).numpy()

@@ -1,8 +1,10 @@
-"""A cluster's handle while its learner does not answer, and while its run stops."""
+"""A cluster's handle while its learner does not answer, while its run stops, and after its end."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from typing import TextIO
 from unittest.mock import Mock
 
 import pytest
@@ -11,6 +13,8 @@ from tests.support.naming import naming
 from tidemill.errors import Unavailable
 from tidemill.programs import cluster as handle
 from tidemill.programs.cluster import Cluster
+from tidemill.programs.result import RunResult
+from tidemill.programs.train import _failure
 
 
 def _cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
@@ -55,6 +59,33 @@ def test_fault_of_the_program_is_not_taken_for_a_late_learner(tmp_path: Path, mo
         cluster.poll()
 
 
+def test_run_is_found_where_it_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook or script may change the working directory after that."""
+    ended = Mock(poll=Mock(return_value=0), returncode=0)
+    monkeypatch.setattr(subprocess, "Popen", Mock(return_value=ended))
+    monkeypatch.chdir(tmp_path)
+    with Cluster({"run": {"name": "r"}}) as cluster:
+        monkeypatch.chdir("/")
+        folder = tmp_path / "runs" / "r"
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text('{"mean_return": 475.0}')
+        assert cluster.result().summary == {"mean_return": 475.0}
+        assert cluster.result().folder == folder
+
+
+def test_output_is_kept_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the `with` block, where a result without a summary has no other reason."""
+
+    def ended(command: object, *, stdout: TextIO, **_: object) -> Mock:
+        stdout.write("refused: a reason\n")
+        return Mock(poll=Mock(return_value=1), returncode=1)
+
+    monkeypatch.setattr(subprocess, "Popen", ended)
+    with Cluster({"run": {"name": "r", "root": str(tmp_path)}}) as cluster:
+        cluster.wait()
+    assert cluster.output() == ["refused: a reason"]
+
+
 def test_stop_waits_as_long_as_the_settings_let_services_and_loggers_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,3 +95,11 @@ def test_stop_waits_as_long_as_the_settings_let_services_and_loggers_take(
     monkeypatch.setattr(cluster, "_process", process)
     assert cluster.stop().exit_code == 0
     assert process.wait.call_args.args[0] >= 4 * 120.0 + 60.0
+
+
+def test_traceback_of_a_failed_run_keeps_its_indentation(tmp_path: Path) -> None:
+    """Marks below a line of code are in their place."""
+    trace = ["Traceback (most recent call last):", "    return 1 / 0", "           ~~^~~", "| a line of the program"]
+    lines = ["[  1.0 s] actor-0 ended", *(f"           | {line}" for line in trace), "r: actor-0 failed"]
+    message = str(_failure(RunResult(1, tmp_path / "r", {}), lines))
+    assert message.splitlines() == ["r: actor-0 failed", *trace, f"The logs are in {tmp_path / 'r' / 'logs'}"]

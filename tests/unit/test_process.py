@@ -186,7 +186,6 @@ leave(3)
     assert not Path(folder).exists()
 
 
-@pytest.mark.usefixtures("heeds_hang_up")
 def test_hang_up_asks_once_however_often_it_arrives() -> None:
     """A closing terminal and its shell both send it; under nohup it is not heard."""
     script = """
@@ -209,6 +208,30 @@ print("stopped", flush=True)
         [sys.executable, "-c", ignored], capture_output=True, text=True, timeout=_BOUND_S, check=False
     )
     assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_request_to_stop_undoes_what_was_begun(number: signal.Signals) -> None:
+    """Also if it arrives again meanwhile; what the parent has the process ignore stays ignored."""
+    script = f"""
+import os, signal
+from tidemill.process import end_in_order
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+end_in_order()
+try:
+    os.kill(os.getpid(), {number})
+    print("continues")
+finally:
+    os.kill(os.getpid(), {number})
+    print("undone")
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_BOUND_S, check=False)
+    code = -number if number == signal.SIGINT else 128 + number  # as Python ends by a KeyboardInterrupt
+    assert (done.returncode, done.stdout) == (code, "undone\n"), done.stderr
+    ignored = [sys.executable, "-c", script.replace("SIGUSR1", number.name)]
+    done = subprocess.run(ignored, capture_output=True, text=True, timeout=_BOUND_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "continues\nundone\n"), done.stderr
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
@@ -251,10 +274,13 @@ def test_output_on_a_full_disk_is_told_in_a_line(write: str) -> None:
 
 
 def test_request_that_arrives_again_is_one() -> None:
-    """GNU `timeout` sends SIGTERM twice, a terminal SIGHUP; a second Ctrl-C is a second request, at once."""
+    """GNU `timeout` sends SIGTERM or SIGINT twice, a terminal SIGHUP; a second Ctrl-C is a second request, at once."""
     requests = StopRequests()
     numbers = (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
     assert [requests.is_new(number) for number in numbers] == [True, False, False, True, False]
+    assert not requests.is_new(signal.SIGINT)
+    requests._interrupted_s = time.monotonic() - 0.2
+    assert requests.is_new(signal.SIGINT)
     requests._last_s = time.monotonic() - 2.0
     assert requests.is_new(signal.SIGTERM)
 

@@ -25,8 +25,8 @@ class _Cell(io.StringIO):
     __module__ = "ipykernel.iostream"
 
 
-def _score(mean: float) -> Score:
-    return Score(1.0, 0, 0, 1, 5, mean, 0.0, mean, mean, mean, 1.0)
+def _score(mean: float, version: int = 1) -> Score:
+    return Score(1.0, 0, 0, version, 5, mean, 0.0, mean, mean, mean, 1.0)
 
 
 @pytest.mark.parametrize("stream", [_Terminal(), _Cell()])
@@ -81,3 +81,10 @@ def test_line_says_score_and_counts() -> None:
     assert said == "1:05  " + "█" * 10 + "░" * 10 + "  50%  score 20.0, best 30.0  2,000 decisions, 500 updates (250/s)"
     assert "not evaluated yet" in describe(_STATUS, [], RunSettings(), 65.0)
     assert describe(None, scores, run, 70.0) == "1:10  score 20.0, best 30.0  last evaluation"
+
+
+def test_line_shows_the_best_score_that_fresh_episodes_did_not_refute() -> None:
+    """A version that they refuted does not count as progress toward the target either."""
+    scores, run = [_score(20.0), _score(30.0, version=2)], RunSettings(target_return=30.0)
+    assert "100%  score 30.0, best 30.0" in describe(_STATUS, scores, run, 65.0)
+    assert "   0%  score 30.0, best 20.0" in describe(_STATUS, scores, run, 65.0, [_score(19.0, version=2)])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.conftest
 from scripts.suite import may_be_tried_again, run
 
 _FAILS_ONCE = """
@@ -102,3 +103,75 @@ def test_byte_code_is_written_whatever_the_shell_says(tmp_path: Path, monkeypatc
     (folder / "test_a.py").write_text("import sys\n\ndef test_it():\n    assert not sys.dont_write_bytecode\n")
     (tmp_path / "pytest.ini").touch()
     assert run(tmp_path, "--numprocesses", "1") == 0
+
+
+_HANGS = """
+import ctypes
+import time
+import pytest
+
+def test_cleanup_hangs():
+    try:
+        time.sleep(60)
+    finally:
+        time.sleep(60)
+
+def test_error_is_swallowed():
+    class Silent:
+        def __del__(self):
+            time.sleep(60)
+
+    silent = Silent()
+    del silent
+    time.sleep(60)
+
+@pytest.fixture
+def hangs_at_its_end(tmp_path):
+    yield
+    time.sleep(60)
+
+def test_teardown_hangs(hangs_at_its_end):
+    pass
+
+def test_has_another_folder(tmp_path):
+    assert "teardown" not in tmp_path.name
+
+@pytest.fixture(scope="module")
+def hangs():
+    time.sleep(60)
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_needs_what_hangs(hangs, number):
+    pass
+
+def test_call_never_returns():
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+def test_passes():
+    pass
+"""
+
+
+def test_hang_ends_its_test_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also in a cleanup, in a destructor, which swallows the error, and in C, where none can be raised.
+
+    The last one ends its worker, and the log says where it was; another worker takes the tests that are left.
+    """
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin,pytest_timeout")
+    folder = tmp_path / "tests" / "unit"
+    folder.mkdir(parents=True)
+    (tmp_path / "tests" / "conftest.py").write_text(Path(tests.conftest.__file__).read_text())
+    for name in "abc":
+        (folder / f"test_{name}.py").write_text("def test_passes():\n    pass\n")
+    (folder / "test_bb.py").write_text(_HANGS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 1\n")
+    assert run(tmp_path, "--numprocesses", "1") == 1
+    output, errors = capfd.readouterr()
+    assert "3 failed, 6 passed" in output
+    assert "3 errors" in output
+    assert "crashed while running 'tests/unit/test_bb.py::test_call_never_returns'" in output
+    assert "in test_call_never_returns" in errors

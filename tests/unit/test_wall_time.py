@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.unit.test_repository import ROOT, sources
 from tidemill.config.run import RunSettings
 from tidemill.services.evaluator.run_logs import RunLogs
 from tidemill.services.tools.certs import make
+from tidemill.tensorboard_writer import TensorboardWriter
 
 _WALL_TIME = re.compile(r"\btime\.(time|time_ns)\b|\bdatetime\.(now|utcnow|today)\b|\bdate\.today\b")
 
@@ -33,7 +35,7 @@ _USES = {
     "tidemill/atomic_files.py": "finds what was left a day ago by the dates of files",
     "tidemill/bundle/files.py": "says when a policy was exported",
     "tidemill/rpc/telemetry.py": "says when a process started",
-    "tidemill/tensorboard_writer.py": "dates points, which TensorBoard orders by their steps",
+    "tidemill/tensorboard_writer.py": "dates points, and numbers files, each above those before it",
     "tidemill/tracing/tracer.py": "dates spans, whose lengths are measured by the monotonic clock",
 }
 """Where the time of day is read, and what for."""
@@ -62,6 +64,20 @@ def test_limit_of_a_run_does_not_see_the_clock_jump(
     first.clock.save()
     monkeypatch.setenv("TIDEMILL_SESSION_START_S", "500.0")
     assert RunLogs(run, lambda: 505.0).clock.wall_s() == 35.0
+
+
+@pytest.mark.parametrize("jump_s", [0.0, -_HOUR_S])
+def test_tensorboard_shows_what_is_written_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    """Whether it was watching before or is started later, the points come in the order of their steps."""
+    watching = EventAccumulator(str(tmp_path))
+    present = time.time()
+    for step in range(3):
+        monkeypatch.setattr(time, "time", lambda now=present + step * jump_s: now)
+        TensorboardWriter(tmp_path).write({"loss": 0.5}, step)
+        for reader in (watching, EventAccumulator(str(tmp_path))):
+            assert [point.step for point in reader.Reload().Scalars("loss")] == list(range(step + 1))
 
 
 def test_certificate_made_by_a_clock_that_is_set_back_is_valid(tmp_path: Path) -> None:

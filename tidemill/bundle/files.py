@@ -29,6 +29,7 @@ from tidemill.errors import AlreadyExists, ConfigError, DataLoss, NotFound
 from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.stored import read_params
 from tidemill.params.version import BEST, LATEST, Params, Precision
+from tidemill.settings.check import is_safe_name
 from tidemill.types import EnvSpec
 
 DOCUMENT, POLICY, CONFIG, CARD = "bundle.json", "policy.safetensors", "config.yaml", "README.md"
@@ -45,8 +46,9 @@ FILES = (DOCUMENT, POLICY, CONFIG, CARD, "policy.onnx", *_SHOWN, *_FILM)
 _SECTIONS = ("run", "env", "agent", "table", "learner", "actor", "evaluator")
 """Of the settings, those that say how the policy was trained and is evaluated."""
 
-_LAUNCHER = ("actors", "learners")
-"""Settings of the launcher that training depends on: actors divide the range of epsilon, learners the batch."""
+_LAUNCHER = ("actors", "inference", "learners")
+"""Settings of the launcher that training depends on: actors divide the range of epsilon, learners the batch, and
+simulators play with a service for inference."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,21 @@ def is_bundle(folder: Path) -> bool:
     return (folder / DOCUMENT).is_file()
 
 
+def present_name(folder: Path, name: str) -> str:
+    """Return the name of the run in a folder, which may be another than in its settings; that of a bundle stays."""
+    present = folder.resolve().name
+    return name if is_bundle(folder) or not is_safe_name(present) else present
+
+
 def describe_no_run(folder: Path) -> str:
     """Return the words for a folder without a config.yaml: it is not a run, and the runs beside it or in runs/."""
     names: list[str] = []
     for root in (folder.parent, Path("runs")):
         found = (file.parent for file in root.glob(f"*/{CONFIG}"))
         names = names or sorted(str(path) for path in found if not is_bundle(path))
-    return f"{folder} is not a run: it has no {CONFIG}" + (f"; runs: {', '.join(names)}" if names else "")
+    has_trained = any((folder / name).exists() for name in ("checkpoints", "params", "scores.csv"))
+    remedy = ", which `tidemill check` writes, given the settings of its services" if has_trained else ""
+    return f"{folder} is not a run: it has no {CONFIG}{remedy}" + (f"; runs: {', '.join(names)}" if names else "")
 
 
 def write_bundle(bundle: Bundle, run: Path, folder: Path, card: str, more: Mapping[str, Path] | None = None) -> None:
@@ -173,9 +183,16 @@ def portable_settings(file: Path) -> dict[str, dict[str, Any]]:
     for section in kept.values():
         section.pop("server", None)
     kept.get("run", {}).pop("root", None)
+    if name := kept.get("run", {}).get("name"):
+        kept["run"]["name"] = present_name(file.parent, name)
     for source in (kept.get("learner", {}).get("sources") or {}).values():
         source.pop("replay", None)
-    if launcher := {name: value for name, value in (document.get("launcher") or {}).items() if name in _LAUNCHER}:
+    launcher = {name: value for name, value in (document.get("launcher") or {}).items() if name in _LAUNCHER}
+    if simulators := (document.get("inference") or {}).get("simulators"):
+        kept["inference"] = {"simulators": simulators}
+    else:
+        launcher.pop("inference", None)  # as fast as the machine
+    if launcher:
         kept["launcher"] = launcher
     return kept
 

@@ -6,6 +6,7 @@ login` has kept) and the place of the cache (`HF_HOME`) itself.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ def local_folder(source: str | Path) -> Path:
     """
     found = _SOURCE.fullmatch(str(source))
     if found is None:
-        return Path(source)
+        return Path(os.path.expanduser(source))
     name, revision = found.groups()
     _check_name(str(source), name, "hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
     with _errors_of(f"hf://{name}") as hub:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.bundle.files import CONFIG, check_trusted, is_bundle, read_bundle, read_policy_params
 from tidemill.bundle.hub import local_folder
+from tidemill.config.evaluation import noop_max_of
 from tidemill.config.load import from_document, read_document
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import ConfigError, FatalError, InvalidArgument
@@ -19,6 +21,7 @@ from tidemill.observation_parts import unpack as parts_of
 from tidemill.params.blob import unpack
 from tidemill.params.version import Version
 from tidemill.rl.agents.build import build_policy
+from tidemill.rl.agents.interface import sees_rewards
 from tidemill.rl.policy_io import PolicyInputBuilder
 from tidemill.types import EnvSpec
 
@@ -58,10 +61,10 @@ def load_policy(
         >>> import tidemill
         >>> policy = tidemill.load_policy("runs/quickstart")  # doctest: +SKIP
         >>> env = policy.make_env(num_envs=4)  # doctest: +SKIP
-        >>> observation, is_first = env.reset(seed=0), None  # doctest: +SKIP
+        >>> observation, reward, is_first = env.reset(seed=0), None, None  # doctest: +SKIP
         >>> for _ in range(1000):  # doctest: +SKIP
-        ...     step = env.step(policy.act(observation, is_first=is_first))
-        ...     observation, is_first = step.observation, step.is_first
+        ...     step = env.step(policy.act(observation, reward=reward, is_first=is_first))
+        ...     observation, reward, is_first = step.observation, step.reward, step.is_first
     """
     path = local_folder(folder)
     return TrainedPolicy(path, version, action_space=action_space, device=device, seed=seed, trusted=trusted)
@@ -109,15 +112,18 @@ class TrainedPolicy:
         """
         from tidemill.envs.make import make_env
 
-        return make_env(self._config.env, num_envs, training=False, render=render)
+        settings = dataclasses.replace(self._config.env, noop_max=noop_max_of(self._config))
+        return make_env(settings, num_envs, training=False, render=render)
 
     def reset(self) -> None:
         """Forget the episodes so far: the next observations are the first of theirs."""
         self._builder = None
 
-    def __call__(self, observation: ArrayLike | Mapping[str, Any] | tuple[Any, ...]) -> NDArray[Any]:
-        """Choose the action for an observation, or one for each of N: `act` without its options."""
-        return self.act(observation)
+    def __call__(
+        self, observation: ArrayLike | Mapping[str, Any] | tuple[Any, ...], reward: ArrayLike | None = None
+    ) -> NDArray[Any]:
+        """Choose the action for an observation, or one for each of N: `act` without its other options."""
+        return self.act(observation, reward=reward)
 
     def act(
         self,
@@ -135,7 +141,8 @@ class TrainedPolicy:
                 where the policy stacks them. Of several parts: as `make_env`'s environments return them, or nested,
                 each part as the environment itself returns it or in its stored shape (discrete parts one-hot). A
                 policy whose environment did not say what its parts are takes only stored shapes.
-            reward: That came with it, a number or [N]; only recurrent policies look at it.
+            reward: The reward that came with it, a number or [N]. Recurrent policies need it, except with the first
+                observation of an episode; those of `ppo` and `impala`, and all others, ignore it.
             is_first: Whether it is the first of its episode, bool or [N]; None: it is after `reset`, then no more.
             explore: Whether to choose as in training, instead of the action thought best.
             action_mask: Whether each action is legal, bool [num_actions], or [N, num_actions], as `action_mask` of
@@ -148,8 +155,8 @@ class TrainedPolicy:
 
         Raises:
             InvalidArgument: The observation or the mask has another shape, the observation numbers of another kind or
-                range than those that were trained with or an option that a discrete part lacks, or N changed without
-                a `reset`.
+                range than those that were trained with or an option that a discrete part lacks, a recurrent policy
+                gets no reward, or N changed without a `reset`.
         """
         parts = self.env_spec.observation_parts
         key = self._config.env.action_mask.removeprefix("observation.")
@@ -157,18 +164,22 @@ class TrainedPolicy:
             observation, own_mask = without_mask(observation, key)
             action_mask = own_mask if action_mask is None else action_mask
         if isinstance(observation, Mapping) and not parts:
-            raise InvalidArgument(f"observation with the keys {list(observation)}, allowed: a single array")
-        seen = packed(parts, observation, self.env_spec.observation_spaces) if parts else np.asarray(observation)
+            raise InvalidArgument(f"observation with the keys {list(observation)}, allowed: {self._allowed}")
+        seen = packed(parts, observation, self.env_spec.observation_spaces) if parts else self._array(observation)
         if seen.dtype.kind not in "biuf":
             dtype = self.env_spec.observation_dtype
             raise InvalidArgument(f"observation has dtype {seen.dtype}, allowed: numbers that {dtype} can hold")
         is_single = seen.shape == self.env_spec.observation_shape
         rows = seen[None] if is_single else seen
         if rows.shape[1:] != self.env_spec.observation_shape or not len(rows):
-            raise InvalidArgument(
-                f"observation has shape {seen.shape}, allowed: {self.env_spec.observation_shape}, or N of them"
-            )
+            raise InvalidArgument(f"observation has shape {seen.shape}, allowed: {self._allowed}")
         first = self._is_first(is_first, len(rows))
+        if reward is None and not first.all() and sees_rewards(self._policy):
+            raise InvalidArgument(
+                "reward is None, but the policy may depend on the reward that came with each observation: give "
+                "`step.reward`, or 0 if it is unknown; where an episode begins, call `reset()` or give `is_first`; in "
+                "a Policy of your own that ignores rewards, set `sees_rewards = False`"
+            )
         gained = None if reward is None else np.full(len(rows), reward, np.float32)
         if gained is not None and self._config.env.clips_rewards:
             gained = np.sign(gained)  # as in training
@@ -184,8 +195,26 @@ class TrainedPolicy:
         policy_input = builder.build(seen_rows, first, gained, mask)
         output = self._policy.act(policy_input, 2**62, evaluation=not explore)  # long after every schedule's end
         builder.record(output)
-        action = output.action if self._actions is None else self._actions.convert(output.action)
+        # The builder keeps the policy's own array for the next input, and the caller may change this one.
+        action = np.array(output.action) if self._actions is None else self._actions.convert(output.action)
         return action[0] if is_single else action
+
+    @property
+    def _allowed(self) -> str:
+        """The shape of an observation, and how to make one of the environment's own where settings changed it."""
+        env, made = self._config.env, "observation"
+        if env.flatten:
+            made = f"gymnasium.spaces.flatten(env.observation_space, {made})"
+        if env.observation_indices:
+            made += f"[..., {list(env.observation_indices)}]"
+        remedy = "" if made == "observation" else f"; of the environment's own observation give {made}"
+        return f"{self.env_spec.observation_shape}, or N of them{remedy}"
+
+    def _array(self, observation: Any) -> NDArray[Any]:  # noqa: ANN401 - what the caller has
+        try:
+            return np.asarray(observation)
+        except ValueError as error:
+            raise InvalidArgument(f"observation has parts of several shapes, allowed: {self._allowed}") from error
 
     def _mask(self, action_mask: ArrayLike | None, num_envs: int) -> NDArray[np.bool_] | None:
         if not self.env_spec.masks_actions:
@@ -195,10 +224,10 @@ class TrainedPolicy:
             raise InvalidArgument(f"action_mask is None, but the policy was trained with masks, allowed: bool {wanted}")
         mask = np.asarray(action_mask, np.bool_)
         mask = mask[None] if mask.ndim == 1 else mask
-        if mask.shape != wanted or not mask.any(axis=1).all():
-            raise InvalidArgument(
-                f"action_mask has shape {mask.shape}, allowed: {wanted} with a legal action in each row"
-            )
+        starts = np.cumsum((0, *self.env_spec.action_options[:-1]))
+        if mask.shape != wanted or not np.logical_or.reduceat(mask, starts, axis=1).all():
+            allowed = f"{wanted} with a legal action for each choice"
+            raise InvalidArgument(f"action_mask has shape {mask.shape}, allowed: {allowed} in each row")
         return mask
 
     def _is_first(self, is_first: ArrayLike | None, num_envs: int) -> NDArray[np.bool_]:

@@ -62,8 +62,9 @@ def with_defaults(document: Mapping[str, Any], algorithm: str) -> Document:
         result = merged(_LOCK_STEP, result)
     try:
         envs = _total_envs(result)
-        if envs == 1 and getattr(own_class, "exploration", "") == "ladder":
-            return merged({"agent": {"exploration": "schedule"}}, result)  # the ladder's only epsilon would never fall
+        if getattr(own_class, "exploration", "") == "ladder" and (envs == 1 or _only_simulators_play(result)):
+            # A ladder's first epsilon would never fall, and simulators begin with those, however few of them there are.
+            return merged({"agent": {"exploration": "schedule"}}, result)
         if not is_on_policy:
             return result
         agent = {"batch_size": envs} | result.get("agent", {})
@@ -78,12 +79,16 @@ def with_defaults(document: Mapping[str, Any], algorithm: str) -> Document:
 
 def _total_envs(document: Mapping[str, Any]) -> int:
     """Return the environments of all actors, at least 1."""
+    actors = max(_number(document, "actor", "count", 1), _number(document, "launcher", "actors", 1))
+    return max(_number(document, "env", "num_envs", EnvSettings.num_envs) * actors, 1)
 
-    def number(section: str, name: str, default: int) -> int:
-        return int(whole(document.get(section, {}).get(name, default)))
 
-    actors = max(number("actor", "count", 1), number("launcher", "actors", 1))
-    return max(number("env", "num_envs", EnvSettings.num_envs) * actors, 1)
+def _only_simulators_play(document: Mapping[str, Any]) -> bool:
+    return _number(document, "inference", "simulators", 0) > 0 and _number(document, "launcher", "actors", 1) == 0
+
+
+def _number(document: Mapping[str, Any], section: str, name: str, default: int) -> int:
+    return int(whole(document.get(section, {}).get(name, default)))
 
 
 def adapted(

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 
-from tidemill.config.sections import EvaluatorConfig, LearnerConfig
+from tidemill.config.sections import EvaluatorConfig, LearnerConfig, RunConfig
+from tidemill.params.version import DIVERGED
 from tidemill.settings.overlay import to_document
 
 
-def config_digest(config: LearnerConfig | EvaluatorConfig) -> str:
+def config_digest(config: LearnerConfig | EvaluatorConfig | RunConfig) -> str:
     """Return the SHA-256, in hex, of the resolved settings of agent and environment."""
     document = {"agent": to_document(config.agent), "env": to_document(config.env)}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def diverged_tag(config: LearnerConfig | EvaluatorConfig) -> str:
+def diverged_tag(config: LearnerConfig | EvaluatorConfig | RunConfig) -> str:
     """Return the tag at the parameter server that marks the run as diverged, with these settings, target and limits."""
     what = config.run.end_tag + config_digest(config)
-    return f"diverged-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
+    return f"{DIVERGED}{hashlib.sha256(what.encode()).hexdigest()[:16]}"

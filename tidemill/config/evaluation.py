@@ -1,9 +1,22 @@
-"""Policies that an environment's actions allow to be evaluated."""
+"""How policies are evaluated: what an environment's actions allow, and settings that stand for others."""
 
 from __future__ import annotations
 
+from tidemill.config.sections import EvaluatorConfig, RunConfig
 from tidemill.errors import ConfigError
 from tidemill.types import EnvSpec
+
+
+def epsilon_of(config: EvaluatorConfig | RunConfig) -> float:
+    """Return the share of random actions of the policy `epsilon`: the evaluator's, or else the agent's."""
+    if config.evaluator.epsilon is not None:
+        return config.evaluator.epsilon
+    return float(getattr(config.agent, "evaluation_epsilon", 0.0))
+
+
+def noop_max_of(config: EvaluatorConfig | RunConfig) -> int:
+    """Return the most no-op frames at the start of an episode: the evaluator's, or else the environment's."""
+    return config.env.noop_max if config.evaluator.noop_max is None else config.evaluator.noop_max
 
 
 def check_policy(policy: str, spec: EnvSpec, source: str = "env") -> None:

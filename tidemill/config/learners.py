@@ -22,6 +22,8 @@ def check_learners(settings: Any) -> None:  # noqa: ANN401 - the dataclass of an
         check_device(settings.learner.device, launcher.learners)
     with collecting(problems):
         local_batch_size(settings.agent, settings.learner.sources, launcher.learners)
+    with collecting(problems):
+        check_queue(settings, launcher.learners)
     refuse(problems)
 
 
@@ -30,6 +32,30 @@ def check_device(name: str, learners: int) -> None:
     check_that(
         learners == 1 or not name.startswith("cuda:"),
         f"learner.device is {name!r}, which {learners} learners cannot share; use auto or cuda",
+    )
+
+
+def check_queue(settings: Any, learners: int) -> None:  # noqa: ANN401 - of the launcher or of a learner
+    """Raise ConfigError if several learners would wait for ever for items that another has drawn.
+
+    With a bound on the policy lag actors make no more items than the next update needs. Each learner divides its draw
+    over the shards by what it last heard of them, and behind a DNS name it also waits until it sees `table.min_size`.
+    """
+    cluster, lag = settings.cluster, settings.learner.max_policy_lag
+    if learners == 1 or lag < 0:
+        return
+    shards = max(cluster.shard_count, settings.replay.shards if hasattr(settings, "replay") else 1)
+    check_that(
+        shards == 1,
+        f"there are {shards} replay shards, but {learners} learners that hold learner.max_policy_lag {lag} need a "
+        "single one: set replay.shards to 1, which a run with a log cannot change (in containers see 'One shard' in "
+        "docs/operations.md), or learner.max_policy_lag to -1",
+    )
+    items = settings.agent.batch_size // learners
+    check_that(
+        not cluster.replay[0].startswith("dns:") or settings.table.min_size <= items,
+        f"table.min_size is {settings.table.min_size}, but must be at most {items}, the share of each of {learners} "
+        f"learners in agent.batch_size, with learner.max_policy_lag {lag} and {cluster.replay[0]}",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from tidemill.config.hindsight import check_hindsight
 from tidemill.config.inference import check_inference
 from tidemill.config.learners import check_learners
 from tidemill.config.lock_step import check_lock_step
+from tidemill.config.noops import check_noops
 from tidemill.config.on_policy import check_on_policy
 from tidemill.config.presets import FOLDER, find_config, preset_names
 from tidemill.config.sections import RunConfig
@@ -150,7 +152,7 @@ def _with_absolute_paths(settings: _T) -> _T:
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+    return str(Path(os.path.expanduser(path)).absolute())
 
 
 def load_config(settings: Mapping[str, Any] | str | Path) -> RunConfig:
@@ -163,7 +165,7 @@ def load_config(settings: Mapping[str, Any] | str | Path) -> RunConfig:
     Raises:
         ConfigError: The file cannot be read, or a setting is unknown or out of range; the message names it.
     """
-    document = settings if isinstance(settings, Mapping) else read_document(Path(settings))
+    document = settings if isinstance(settings, Mapping) else read_document(Path(os.path.expanduser(settings)))
     config = from_document(RunConfig, document)
     check_together(config)
     return config
@@ -235,6 +237,7 @@ _CHECKS = (
     check_learners,
     check_actors,
     check_inference,
+    check_noops,
     check_traces,
 )
 

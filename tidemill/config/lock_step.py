@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tidemill.config.run import ClusterSettings, RunSettings
@@ -90,6 +91,11 @@ def lock_step_of(
             "be a whole number of updates, at least 1, with run.deterministic: choose another run.round_steps"
         )
     return LockStep(run.round_steps, num_envs, actors, round(updates), -(-table.min_size // steps))
+
+
+def history_file(run: RunSettings, actor_id: str) -> Path:
+    """Return the file that an actor adds each round that it has played to, and plays again after a restart."""
+    return run.folder / "lock_step" / f"{actor_id}.history"
 
 
 def check_lock_step(settings: Any) -> None:  # noqa: ANN401 - the dataclass of any process

@@ -32,7 +32,7 @@ def check_on_policy(settings: Any) -> None:  # noqa: ANN401 - the dataclass of a
     _check_order(learner)
     if (actor := getattr(settings, "actor", None)) is not None:
         launched = getattr(getattr(settings, "launcher", None), "actors", 1)
-        windows_per_version(agent, learner, max(actor.count, launched) * settings.env.num_envs)
+        windows_per_version(agent, learner, max(actor.count, launched), settings.env.num_envs)
 
 
 def _check_queue(agent: Any, table: TableSettings, learner: LearnerSettings) -> None:  # noqa: ANN401 - any algorithm's
@@ -49,19 +49,20 @@ def _check_queue(agent: Any, table: TableSettings, learner: LearnerSettings) -> 
     )
 
 
-def windows_per_version(agent: Any, learner: LearnerSettings, num_envs: int) -> int:  # noqa: ANN401 - as below
-    """Return how many windows of each of all environments the learner uses up between two versions.
+def windows_per_version(agent: Any, learner: LearnerSettings, actors: int, num_envs: int) -> int:  # noqa: ANN401 - as below
+    """Return how many windows of each environment of each actor the learner uses up between two versions.
 
     Raises:
         ConfigError: It is not a whole number: some items would have to wait for the next version.
     """
     items: int = agent.batch_size * learner.publish_every
     check_that(
-        items % num_envs == 0,
+        items % (actors * num_envs) == 0,
         f"agent.batch_size ({agent.batch_size}) * learner.publish_every ({learner.publish_every}) is {items} items per "
-        f"version, must be a multiple of the {num_envs} environments of all actors to hold learner.max_policy_lag",
+        f"version, must be a multiple of the {actors * num_envs} environments of all actors ({actors} by "
+        f"actor.count or launcher.actors, each with env.num_envs {num_envs}) to hold learner.max_policy_lag",
     )
-    return items // num_envs
+    return items // (actors * num_envs)
 
 
 def _check_table(agent: Any, table: TableSettings, learner: LearnerSettings) -> None:  # noqa: ANN401 - both protocols at once

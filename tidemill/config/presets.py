@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tidemill.errors import ConfigError
@@ -22,7 +23,7 @@ def find_config(name: str) -> Path:
     Raises:
         ConfigError: It is neither; the message names the nearest.
     """
-    path = Path(name)
+    path = Path(os.path.expanduser(name))
     if path.is_file() or path.parent != Path() or path.suffix:
         return path
     preset = FOLDER / f"{name}.yaml"

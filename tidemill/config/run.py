@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -60,7 +61,7 @@ class RunSettings:
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        return Path(self.root).expanduser() / self.name
+        return Path(os.path.expanduser(self.root)) / self.name
 
     @property
     def params_folder(self) -> Path:

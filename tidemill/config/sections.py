@@ -40,6 +40,8 @@ class PolicyConfig(ProcessConfig):
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     env: EnvSettings = field(default_factory=EnvSettings)
     agent: AgentConfig = field(default_factory=SACConfig)
+    actor: ActorSettings = field(default_factory=ActorSettings)
+    """Defaults of `agent` depend on `actor.count`, so every process needs it. Only an actor reads the rest."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,6 @@ class LearnerConfig(PolicyConfig):
 
     table: TableSettings = field(default_factory=TableSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
-    actor: ActorSettings = field(default_factory=ActorSettings)
-    """The learner reads `actor.count` where `run.deterministic` is set."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,6 @@ class ActorConfig(PolicyConfig):
     table: TableSettings = field(default_factory=TableSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
     """The actor paces itself by it where `learner.max_policy_lag` is set."""
-    actor: ActorSettings = field(default_factory=ActorSettings)
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,6 @@ class RunConfig(PolicyConfig):
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     paramserver: ParamServerSettings = field(default_factory=ParamServerSettings)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
-    actor: ActorSettings = field(default_factory=ActorSettings)
     inference: InferenceSettings = field(default_factory=InferenceSettings)
     evaluator: EvaluatorSettings = field(default_factory=EvaluatorSettings)
     launcher: LauncherSettings = field(default_factory=LauncherSettings)

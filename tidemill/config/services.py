@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,8 +48,8 @@ class StorageSettings:
     """Seconds between snapshots of priorities and counters. 0: only on request and at the end."""
 
     def __post_init__(self) -> None:
-        if self.memory_only:  # also of a deployment, which always gives a folder
-            object.__setattr__(self, "folder", "")
+        in_memory = self.memory_only  # also of a deployment, which always gives a folder
+        object.__setattr__(self, "folder", "" if in_memory else os.path.expanduser(self.folder))
         check_positive("replay.storage", self, "fsync_interval_ms")
         check_at_least(1, "replay.storage", self, "segment_mib", "max_queue_mib")
         check_at_least(0, "replay.storage", self, "snapshot_every_s")
@@ -68,7 +69,8 @@ class ReplaySettings:
     server: ServerSettings = field(default_factory=lambda: _listening_at("127.0.0.1:7401", _REPLAY_REQUEST_BYTES))
     """Address, security and limits of the service."""
     shards: int = 1
-    """Number of shards that `tidemill train` starts, at least 1. The table is divided among them."""
+    """Number of shards that `tidemill train` starts, at least 1. The table is divided among them, and so is its log: a
+    run keeps the number."""
     shard: int = 0
     """Index of this shard, from 0. Each shard has separate files on disk."""
     max_tables: int = 16
@@ -226,8 +228,9 @@ class LearnerSettings:
     log_every_s: float = 10.0
     """Seconds between lines of progress in the log."""
     tensorboard_every_s: float = 2.0
-    """Shortest time between points of the curves in RUN/tensorboard, in seconds. 0 disables the curves. An actor adds a
-    point every `actor.log_every_s`."""
+    """Shortest time between points of the curves in RUN/tensorboard, in seconds. 0 disables the curves, and with
+    them the training return and the counts of failed environments in the views. An actor adds a point every
+    `actor.log_every_s`."""
     callbacks: tuple[str, ...] = ()
     """User-defined callbacks, each `module:name`, called on updates and published versions (docs/extending.md)."""
     ranks_timeout_s: float = 120.0
@@ -369,7 +372,8 @@ class LauncherSettings:
     evaluator_nice: int = 0
     """Niceness added to the evaluator, 0 to 19. On few cores a higher value gives training processor time first."""
     max_restarts: int = 5
-    """Maximum number of restarts of one service within ten minutes. One more failure ends the run."""
+    """Maximum number of restarts of one service within ten minutes, or since it was last healthy. One more failure ends
+    the run. With `run.deterministic` older restarts of an actor count, too, until it has played another round."""
     restart_backoff_s: float = 1.0
     """Pause before the first restart, in seconds. It doubles with each further restart, up to 30."""
     start_timeout_s: float = 120.0
@@ -381,7 +385,8 @@ class LauncherSettings:
     """Fork services from one process that has already imported torch. They start and restart seconds faster and share
     its memory. Linux only."""
     stop_timeout_s: float = 20.0
-    """Seconds that a service may take to end after SIGTERM before it is killed."""
+    """Seconds that a service may take to end after SIGTERM before it is killed. A learner that is killed loses its
+    updates since its last checkpoint, and a run that was stopped then ends with exit code 1."""
     log_max_mib: float = 16.0
     """Largest log of a process, in MiB. A larger log is renamed to `NAME.log.1`, replacing the previous one. 0: no
     limit."""

@@ -108,13 +108,13 @@ class ActionMasks:
             elif not ended[index]:
                 found = f"has no info[{self._key!r}], allowed: {self._wanted}"
                 raise EnvFailed(f"{place(index, lengths[index])} {found} (env.action_mask)", index=index)
-        nothing = ~masks.any(axis=1)
+        nothing = ~np.logical_or.reduceat(masks, self._offsets, axis=1).all(axis=1)
         if nothing.any():
             if (stuck := np.flatnonzero(nothing & ~ended)).size:
                 index = int(stuck[0])
                 raise EnvFailed(
                     f"{place(index, lengths[index])} has an action mask without a legal action, "
-                    f"allowed: at least 1 of {self._length}, unless the episode has ended",
+                    "allowed: at least 1 for each choice, unless the episode has ended",
                     index=index,
                 )
             masks[nothing] = True

@@ -70,6 +70,33 @@ def action_adapter(space: gymnasium.Space[Any], *, joint: bool = False) -> Actio
     )
 
 
+def is_as_stored(space: gymnasium.Space[Any]) -> bool:
+    """True if an environment takes the numbers that are stored: from -1 to 1, or from 0 if they are discrete."""
+    if isinstance(space, spaces.Box):
+        return bool((space.low == -1).all() and (space.high == 1).all())
+    return not np.any(getattr(space, "start", 0))
+
+
+def stored_action(space: gymnasium.Space[Any], taken: NDArray[Any]) -> NDArray[Any]:
+    """Return actions that environments took, [N, ...], as they are stored: what `action_adapter` converts to them.
+
+    Raises:
+        InvalidArgument: A number is not finite, or a choice is not of the space.
+        ConfigError: No agent can act in the space.
+    """
+    adapter = action_adapter(space)
+    if isinstance(space, spaces.Box):
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        half = (high - low) / 2
+        scaled = np.divide(taken - (high + low) / 2, half, out=np.zeros(taken.shape), where=half > 0)
+        action = np.clip(scaled, -1, 1).astype(np.float32)
+    else:
+        action = taken.astype(np.int64) - getattr(space, "start", 0)
+    action = action.reshape(len(taken), *adapter.shape)
+    adapter.convert(action)
+    return action
+
+
 def _several(space: gymnasium.Space[Any], radices: NDArray[Any], start: NDArray[Any], *, joint: bool) -> ActionAdapter:
     return _Discrete(_joint_actions(radices, start, space)) if joint else _Choices(radices, start, space)
 

@@ -11,7 +11,9 @@ is ignored, before the first observation of the next. gymnasium's vector environ
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,6 +37,7 @@ from tidemill.types import EnvSpec
 
 GymnasiumVectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 
+_CLOSE_S = 2.0
 _METHODS = ("reset", "step", "render", "close")
 _FLATTEN = "wrap the batch in gymnasium.wrappers.vector.FlattenObservation, which makes vectors"
 
@@ -87,6 +90,7 @@ class BatchedEnv:
         """Infos of the episodes that ignored actions are played in."""
         self._ended = np.zeros(env.num_envs, np.bool_)
         self._counter = EpisodeCounter(env.num_envs)
+        self._has_raised = False
 
     @property
     def num_envs(self) -> int:
@@ -146,6 +150,9 @@ class BatchedEnv:
 
     def close(self) -> None:
         """Close the environment; closing twice does nothing."""
+        inner = self._env.unwrapped
+        if self._has_raised and isinstance(inner, gymnasium.vector.AsyncVectorEnv):
+            _end(inner)
         self._env.close()
 
     def _step(
@@ -189,28 +196,34 @@ class BatchedEnv:
         return self._observations(observation)
 
     def _keep_masks(self, infos: Mapping[str, Any], of: NDArray[np.bool_]) -> None:
-        """Keep the action masks of some environments, whose info has one where the key after `_` says so."""
+        """Keep the action masks of some environments."""
         if self._masks is None:
             return
+        for index in np.flatnonzero(of).tolist():
+            self._infos[index] = self._mask_info(infos, index)
+
+    def _mask_info(self, infos: Mapping[str, Any], index: int) -> dict[str, Any]:
+        """Return an environment's info with nothing but its mask, which it has where the key after `_` says so."""
         masks, has = infos.get(self._mask_key), infos.get(f"_{self._mask_key}")
-        for index in np.flatnonzero(of):
-            given = masks is not None and (has is None or has[index])
-            self._infos[index] = {self._mask_key: masks[index]} if given and masks is not None else {}
+        is_given = masks is not None and (has is None or has[index])
+        return {self._mask_key: masks[index]} if is_given and masks is not None else {}
 
     def _put_final(self, observation: NDArray[Any], ended: NDArray[np.bool_], infos: Mapping[str, Any]) -> None:
-        """Write the last observations of episodes over the first ones of those that follow."""
+        """Write the last observations and masks of episodes over the first ones of those that follow."""
         if not ended.any():
             return
         if "final_obs" not in infos:
             raise EnvFailed(f"{self._name} ended an episode and reset it in the same step without infos['final_obs']")
-        for index in np.flatnonzero(ended):
+        last = infos.get("final_info")
+        for index in np.flatnonzero(ended).tolist():
             final = infos["final_obs"][index]
             try:
                 row = self._format.pack(final) if self._format.parts else stored(final, self._format.dtype)
             except InvalidArgument as error:
                 raise EnvFailed(f"{self._name} returned a last {error}") from error
             observation[index] = row
-            self._next_infos[index], self._infos[index] = self._infos[index], {}
+            self._next_infos[index] = self._infos[index]
+            self._infos[index] = self._mask_info(last, index) if isinstance(last, Mapping) else {}
 
     def _observations(self, observation: Any) -> NDArray[Any]:  # noqa: ANN401 - the user's
         """Return a copy of observations in the format of the stream."""
@@ -237,11 +250,33 @@ class BatchedEnv:
         is_reset = method == self._env.reset
         try:
             returned = method(*arguments, **named)
-        except FAILURES as error:
+        except BaseException as error:  # also an interrupt: whoever it came before may still owe an answer
+            self._has_raised = True
+            if not isinstance(error, FAILURES):
+                raise
             raise failed(f"{at} {fault(None, reset=is_reset, error=error)}", error) from error
         if method != self._env.render and (wrong := fault(returned, reset=is_reset, batched=True)):
             raise EnvFailed(f"{at} {wrong}")
         return returned
+
+
+def _end(env: gymnasium.vector.AsyncVectorEnv) -> None:
+    """Close the processes of a batch of which one may be gone: `close` would wait for its answer.
+
+    A SIGTERM, as gymnasium sends one then, would stop this process: what it has forked shares the pipe of its signals.
+    """
+    pipes = list(filter(None, env.parent_pipes))  # one that has told of an error has none
+    for pipe in pipes:
+        with contextlib.suppress(OSError):
+            pipe.send(("close", None))
+    until_s = time.monotonic() + _CLOSE_S
+    for process in env.processes:
+        process.join(max(0.0, until_s - time.monotonic()))
+        process.kill()
+        process.join()
+    for pipe in pipes:
+        pipe.close()
+    env.closed = True
 
 
 def purpose(function: Callable[..., Any], *, training: bool) -> dict[str, bool]:

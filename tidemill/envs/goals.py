@@ -33,7 +33,15 @@ def goal_rewards(settings: EnvSettings) -> EnvGoalRewards:
         ConfigError: It has no goals, its rewards cannot be computed from goals alone and in batches, or those computed
             are not those of its steps.
     """
-    env = make_one(settings, training=True, render=False)
+    try:
+        env = make_one(settings, training=True, render=False)
+    except ConfigError as error:
+        if not settings.spaces:
+            raise
+        raise ConfigError(
+            f"{str(error).partition(';')[0]}; table.hindsight needs the compute_reward of an environment in Python: "
+            "let env.id name one, also with env.spaces, or set table.hindsight to 0"
+        ) from error
     goals = EnvGoalRewards(env, f"table.hindsight is set, but env.id {settings.id!r}")
     if settings.action_mask:  # of which a random action knows nothing
         return goals

@@ -53,7 +53,8 @@ class VectorStep:
         truncated: The episode was cut at a limit, its value continues beyond, bool [N].
         is_first: `observation` is the first of an episode, bool [N].
         is_reset_step: This step only reset the environment, the action was ignored, bool [N].
-        episodes: Real episodes that ended in this step, in the order of `env_index`.
+        episodes: Real episodes that ended in this step, in the order of `env_index`. Scores and training returns are
+            computed from these alone.
         is_cut: The environment failed in this step, bool [N], and `is_reset_step` is true: what the action did is not
             known. The step before it was the last of the episode and is to be marked as truncated. None: nowhere.
         is_absent: The environment was not there in this step, because it is being restarted, bool [N]:

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.arrays import Array
+from tidemill.awake_clock import AwakeClock
 from tidemill.envs.failures import count_failure
 from tidemill.envs.interface import EpisodeSummary, VectorStep
 from tidemill.envs.parts import Failure, down_step, will_reset
-from tidemill.envs.settings import EnvSettings
+from tidemill.envs.settings import EnvSettings, told_limit
 from tidemill.envs.worker import STEP_COLUMNS
 from tidemill.envs.worker_link import Link, Message
 from tidemill.errors import ConfigError, EnvFailed, InvalidArgument
@@ -32,6 +33,9 @@ _IMPORT_S = 60.0  # until a process has imported what it needs, or `env.reset_ti
 _POLL_S = 0.2
 _STOP_S = 2.0  # how long an answer is waited for once the actor is to stop
 _MIB = 2**20
+
+_clock = AwakeClock(1.0)
+"""One for all, because time passes for each part while another is waited for."""
 
 
 class WorkerPart:
@@ -65,7 +69,10 @@ class WorkerPart:
         """Which actions are legal; see `Part`."""
         self._newest: Array = np.zeros(0)
         self._ended = np.zeros(num_envs, np.bool_)
+        self._most = 2 if num_envs == 1 else 1  # limits of memory that cut; a batch's episodes seldom end together
         self._memory_bytes, self._sent_s, self._steps = 0, 0.0, 0
+        self._closing_s = 0.0  # when it was told to close; 0: not yet
+        self._resets = 0  # of a reset that was begun: how many may share processors, and so have the time of all
         self._seed: int | None = None  # of a restart whose reset is still to be asked for
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
@@ -86,8 +93,17 @@ class WorkerPart:
         """The process, for tests; None without one."""
         return self._process.pid if self._process is not None else None
 
+    def begin_reset(self, seed: int, parts: int) -> None:
+        """Ask for a reset, unless that takes a new process; see `Part`."""
+        if self._is_made and not self._is_bloated(1):
+            self._send({"do": "reset", "seed": seed})
+            self._resets = parts
+
     def reset(self, seed: int) -> Array:
         """Reset the environments, in a new process if the present one has failed or takes too much memory."""
+        if resets := self._resets:
+            self._resets = 0
+            return self._took_reset(self._answer(self._reset_s * resets, "reset"))
         if self._is_bloated(1):
             count_failure("memory")
             self._kill()
@@ -122,7 +138,7 @@ class WorkerPart:
             if self._error is not None:
                 raise self._error
             fields, arrays = self._answer(max(self._step_s, self._reset_s) if is_reset else self._step_s, "step")
-            if self._is_bloated(2):
+            if self._is_bloated(self._most):
                 self._kill()
                 raise self._bloated("during an episode")
         except EnvFailed as error:
@@ -162,13 +178,19 @@ class WorkerPart:
         picture: NDArray[np.uint8] | None = self._answer(self._step_s, "render")[1].get("picture")
         return picture
 
-    def close(self) -> None:
-        """Let the process close its environments, and end it after two seconds at the latest."""
+    def begin_close(self) -> None:
+        """Let the process close its environments."""
         if self._link is not None:
             self._link.close()
+        self._closing_s = time.monotonic()
+
+    def close(self) -> None:
+        """Let the process close its environments, and end it after two seconds at the latest."""
+        if not self._closing_s:
+            self.begin_close()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_S)
+                self._process.wait(max(0.0, self._closing_s + _STOP_S - time.monotonic()))
         self._kill()
 
     def _start(self) -> None:
@@ -182,8 +204,8 @@ class WorkerPart:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # a Ctrl-C is for the launcher; what it starts is killed with it
             )
-        self._link, self._memory_bytes = Link(ours), 0
-        self._is_here = self._is_made = False
+        self._link, self._memory_bytes, self._closing_s = Link(ours), 0, 0.0
+        self._is_here, self._is_made, self._resets = False, False, 0
         settings = json.loads(json.dumps(asdict(self._settings)))
         opening = {"num_envs": self.num_envs, "training": self._training, "render": self._render}
         self._send({"path": sys.path, "settings": settings, **opening})
@@ -192,24 +214,28 @@ class WorkerPart:
         """True once the process has made its environments; with `wait`, block until then."""
         import_s = max(_IMPORT_S, self._settings.reset_timeout_s) if self._reset_s else 0.0
         while True:
-            limit_s, what = (self._reset_s, "the constructor") if self._is_here else (import_s, "its imports")
+            making_s = self._reset_s * self.num_envs
+            limit_s, what = (making_s, "the constructor") if self._is_here else (import_s, "its imports")
             message = self._answer(limit_s, what) if wait else self._polled(limit_s, what)
             if message is None:
                 return False
             if "here" in message[0]:
-                self._is_here, self._sent_s = True, time.monotonic()
+                self._is_here, self._sent_s = True, _clock()
                 continue
             self._spec, self._is_made = EnvSpec.from_document(message[0]["spec"]), True
             return True
 
     def _took_reset(self, message: Message) -> Array:
+        if not len(self._newest) and self._is_bloated(self._most):
+            self._kill()
+            raise ConfigError(f"{self._bloated('before its first step')}, which every process would exceed: raise it")
         self._newest, self.action_mask = message[1]["observation"], message[1].get("mask")
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._is_down = False
         return self._newest
 
     def _send(self, fields: dict[str, Any], action: Array | None = None) -> None:
-        self._sent_s = time.monotonic()
+        self._sent_s = _clock()
         try:
             if self._link is None:
                 raise BrokenPipeError
@@ -222,8 +248,8 @@ class WorkerPart:
         stopped_s = None
         while (message := self._polled(limit_s, method, _POLL_S)) is None:
             if self._stop.is_set():
-                stopped_s = stopped_s or time.monotonic()
-                if time.monotonic() - stopped_s > _STOP_S:
+                stopped_s = stopped_s or _clock()
+                if _clock() - stopped_s > _STOP_S:
                     raise self._hung(method, limit_s)
         return message
 
@@ -236,7 +262,7 @@ class WorkerPart:
         if message is None:
             if self._link is None:
                 raise self._died()
-            if limit_s and time.monotonic() - self._sent_s > limit_s:
+            if limit_s and _clock() - self._sent_s > limit_s:
                 raise self._hung(method, limit_s)
             return None
         fields = message[0]
@@ -262,15 +288,16 @@ class WorkerPart:
         return EnvFailed(f"{self._name} took {taken / _MIB:.0f} MiB {when}; {limit}", kind="memory")
 
     def _hung(self, method: str, limit_s: float) -> EnvFailed:
-        waited_s = time.monotonic() - self._sent_s
+        waited_s = _clock() - self._sent_s
         self._kill()
-        is_reset = self._settings.reset_timeout_s and limit_s != self._step_s
-        limit = "env.reset_timeout_s" if is_reset else "env.step_timeout_s"
+        done = "reset" if method == "step" and self._ended.all() else method
+        is_reset = method in ("the constructor", "reset")
+        is_longer = self._settings.reset_timeout_s and (is_reset or limit_s != self._step_s)
+        setting = "env.reset_timeout_s" if is_longer else "env.step_timeout_s"
+        limit = told_limit(setting, method, round(limit_s / self._reset_s) if is_reset and limit_s else 1)
         if not self._is_here:
             limit = f"{_IMPORT_S:g} s, or env.reset_timeout_s if longer"
-        said = (
-            f"{self._name} has not returned from {method} for {waited_s:.1f} s, after {self._steps:,} steps ({limit})"
-        )
+        said = f"{self._name} has not returned from {done} for {waited_s:.1f} s, after {self._steps:,} steps ({limit})"
         return EnvFailed(said, kind="hung")
 
     def _died(self) -> EnvFailed:

@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
@@ -40,8 +40,16 @@ _INSTEAD = (
 )
 _EXTRAS = ("mujoco", "box2d")  # of gymnasium's own environments, as its errors name what is missing
 
-Timed = Callable[[Callable[[], Any]], Any]
-"""A function that returns the result of its argument, which it calls."""
+
+class Timed(Protocol):
+    """A function that returns the result of its argument, which it calls."""
+
+    def __call__(self, make: Callable[[], Any], envs: int = 1, /) -> Any:  # noqa: ANN401 - whatever `make` returns
+        """Call `make`, which makes so many environments."""
+
+
+def _untimed(make: Callable[[], Any], _: int = 1) -> Any:  # noqa: ANN401
+    return make()
 
 
 def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bool = False) -> VectorEnv:
@@ -58,7 +66,7 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
         ConfigError: No such environment (the message names the nearest), a package it needs is
             missing (the message names it), or its spaces are not supported.
     """
-    return make_timed(settings, num_envs, lambda make: make(), training=training, render=render)
+    return make_timed(settings, num_envs, _untimed, training=training, render=render)
 
 
 def make_timed(
@@ -75,13 +83,13 @@ def make_timed(
     with _named(settings):
         if settings.vector or settings.is_atari:
             make = make_batched if settings.vector else make_atari
-            batch: VectorEnv = timed(partial(make, settings, num_envs, training=training, render=render))
+            batch: VectorEnv = timed(partial(make, settings, num_envs, training=training, render=render), num_envs)
             return batch
         return _make_gymnasium(settings, num_envs, training=training, render=render, timed=timed)
 
 
 def make_surviving(
-    settings: EnvSettings, num_envs: int, *, waits: bool, stop: threading.Event, timed: Timed = lambda make: make()
+    settings: EnvSettings, num_envs: int, *, waits: bool, stop: threading.Event, timed: Timed = _untimed
 ) -> SurvivingEnv:
     """Make a batch of environments to train in, each of which may fail as `env.on_failure` says.
 

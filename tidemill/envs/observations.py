@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from tidemill.envs.checks import check_finite
 from tidemill.errors import ConfigError, InvalidArgument
-from tidemill.observation_parts import in_order, leaves, pack, part_name, stored, unpack
+from tidemill.observation_parts import in_order, leaves, pack, part_name, stored, tuple_paths, unpack
 from tidemill.types import OBSERVATION, ObservationPart, PartSpace
 
 
@@ -49,7 +50,8 @@ class ObservationFormat:
         Raises:
             InvalidArgument: A part is missing, unknown or has another shape.
         """
-        values = {name: self._numbers(name, value) for name, value in leaves(observation) if name not in self.texts}
+        found = leaves(observation, tuples=self._tuples)
+        values = {name: self._numbers(name, value) for name, value in found if name not in self.texts}
         packed: NDArray[np.uint8] = pack(self.parts, values)
         return packed
 
@@ -65,6 +67,10 @@ class ObservationFormat:
                 values[name] = np.array([self._numbers(name, row) for row in rows[:count]])
         packed: NDArray[np.uint8] = pack(self.parts, values, (count,))
         return packed
+
+    @cached_property
+    def _tuples(self) -> set[str]:
+        return tuple_paths((*self.spaces, *self.texts))
 
     def _numbers(self, name: str, value: Any) -> Any:  # noqa: ANN401
         """Return a value of a part as it is stored; one of an unknown part as it is."""
@@ -113,6 +119,20 @@ def _numbers(space: gymnasium.Space[Any], value: Any, name: str = "") -> NDArray
     raise InvalidArgument(f"{what} with the value {value!r}, allowed: {space}")
 
 
+def stored_part(space: gymnasium.Space[Any], values: Any, name: str, *, as_vector: bool = False) -> NDArray[Any]:  # noqa: ANN401
+    """Return N values of a part as they are stored, [N, ...], images as vectors, too, if asked for; see `_numbers`."""
+    if _is_image(space) and not as_vector:
+        return stored(values, np.uint8, f"part {name!r} of the observation")
+    return np.array([_numbers(space, value, name) for value in values])
+
+
+def returned_part(space: gymnasium.Space[Any], values: NDArray[Any]) -> NDArray[Any]:
+    """Return N stored values of a part, [N, ...], as the environment returned them."""
+    if isinstance(space, spaces.Box):
+        return values.reshape(len(values), *space.shape).astype(space.dtype)
+    return np.array([spaces.unflatten(space, value.reshape(-1)) for value in values])
+
+
 def _vector(space: gymnasium.Space[Any], value: Any, path: str = "") -> NDArray[np.float32]:  # noqa: ANN401
     """Return an observation in gymnasium's order of a flat vector; raises as `_numbers`."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
@@ -149,8 +169,8 @@ def observation_format(
 
 
 def _format_of_parts(space: spaces.Dict | spaces.Tuple[Any]) -> ObservationFormat:
-    every = list(leaves(_nest(space)))
-    found = [(name, part) for name, part in every if not _is_text(part)]
+    every = space_leaves(space)
+    found = [(name, part) for name, part in every if not is_text(part)]
     names = [name for name, _ in found]
     for name, part in found:
         problem = ""
@@ -164,12 +184,17 @@ def _format_of_parts(space: spaces.Dict | spaces.Tuple[Any]) -> ObservationForma
             raise ConfigError(f"part {name!r} of observations of {space}, {part}, {problem}; change the environment")
     parts = in_order([_part(name, part) for name, part in found])
     size = sum(part.step_bytes for part in parts)
-    texts = tuple(name for name, part in every if _is_text(part))
+    texts = tuple(name for name, part in every if is_text(part))
     return ObservationFormat((size,), "uint8", parts, dict(found), texts)
 
 
 _NAME = "[a-z0-9_]{1,50}"
 """What the name of a part may be, so that its column may be called so."""
+
+
+def space_leaves(space: gymnasium.Space[Any], path: str = "") -> list[tuple[str, gymnasium.Space[Any]]]:
+    """Return the name and the space of each leaf of a Dict or Tuple, named as `leaves` names its values."""
+    return list(leaves(_nest(space), path))
 
 
 def _nest(space: gymnasium.Space[Any]) -> Any:  # noqa: ANN401 - nested like the space
@@ -200,7 +225,7 @@ def _part_space(name: str, space: gymnasium.Space[Any]) -> PartSpace | None:
     return PartSpace(name, space.shape) if isinstance(space, spaces.Box) and not _is_image(space) else None
 
 
-def _is_text(space: gymnasium.Space[Any]) -> bool:
+def is_text(space: gymnasium.Space[Any]) -> bool:
     """True if a space's values are text. Minigrid's missions are, in a space class of minigrid."""
     return isinstance(space, spaces.Text) or (space.dtype is not None and np.dtype(space.dtype).kind == "U")
 

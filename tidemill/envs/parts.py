@@ -44,8 +44,11 @@ class Part(Protocol):
     def action_mask(self) -> NDArray[np.bool_] | None:
         """Which actions are legal at the newest observations, [num_envs, A]; None if all are, always."""
 
+    def begin_reset(self, seed: int, parts: int, /) -> None:
+        """Begin a reset with this seed, one of so many parts, if they can reset together; raises EnvFailed."""
+
     def reset(self, seed: int) -> Array:
-        """Reset every environment, those that are down included; raises EnvFailed."""
+        """Reset every environment, those that are down included, or take the reset that was begun; raises EnvFailed."""
 
     def begin(self, action: Array) -> None:
         """Begin a step of the units that are up, [num_envs, ...]."""
@@ -61,6 +64,9 @@ class Part(Protocol):
 
     def render(self, env_index: int) -> NDArray[np.uint8] | None:
         """Return a picture of one environment."""
+
+    def begin_close(self) -> None:
+        """Begin to free the environments, if others can be freed at the same time."""
 
     def close(self) -> None:
         """Free the environments."""
@@ -82,6 +88,9 @@ class GymnasiumPart:
     def action_mask(self) -> NDArray[np.bool_] | None:
         """Which actions are legal; see `Part`."""
         return action_mask_of(self._env)
+
+    def begin_reset(self, _: int, __: int) -> None:
+        """Do nothing."""
 
     def reset(self, seed: int) -> Array:
         """Reset every environment; the one that failed before is made once more."""
@@ -120,6 +129,9 @@ class GymnasiumPart:
         """Return a picture."""
         return self._env.render(env_index)
 
+    def begin_close(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Close the environments."""
         self._env.close()
@@ -144,6 +156,9 @@ class BatchPart:
     def action_mask(self) -> NDArray[np.bool_] | None:
         """Which actions are legal; see `Part`."""
         return action_mask_of(self._env)
+
+    def begin_reset(self, _: int, __: int) -> None:
+        """Do nothing."""
 
     def reset(self, seed: int) -> Array:
         """Reset the batch; one that had failed is made once more."""
@@ -195,9 +210,13 @@ class BatchPart:
         """Return a picture."""
         return self._env.render(env_index)
 
+    def begin_close(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
-        """Close the batch."""
-        self._env.close()
+        """Close the batch; what that raises does not hide a failure, nor make an error of a stop."""
+        with contextlib.suppress(*FAILURES):  # user code
+            self._env.close()
 
     def _reset(self, seed: int) -> Array:
         self._is_usable = False

@@ -50,10 +50,10 @@ class EnvSettings:
     """Function or class, `module:name`, that makes a whole batch of environments. It is called with `num_envs` and
     `env.kwargs` and returns a gymnasium.vector.VectorEnv or a tidemill.VectorEnv. `env.id` is then only a name."""
     spaces: Mapping[str, EnvArgument] = field(default_factory=dict)
-    """Spaces of an environment that only simulators have (docs/tutorials/simulators.md). `env.id` is then only a name.
-    Example: `{observation: [float32, 4], num_actions: 2}`. `observation` is the dtype, `float32` or `uint8`, followed
-    by the shape, or a mapping from names to such lists. Exactly one of `num_actions`, `action_sizes` and `action_shape`
-    gives the actions. `masks_actions`: each step has an action mask."""
+    """Spaces of an environment that only simulators have (docs/tutorials/simulators.md). `env.id` is then only a name,
+    except with `table.hindsight`. Example: `{observation: [float32, 4], num_actions: 2}`. `observation` is the dtype,
+    `float32` or `uint8`, followed by the shape, or a mapping from names to such lists. Exactly one of `num_actions`,
+    `action_sizes` and `action_shape` gives the actions. `masks_actions`: each step has an action mask."""
     num_envs: int = 16
     """Environments that one actor steps together, at least 1. More of them make each step of an environment cheaper."""
     max_episode_steps: int = 0
@@ -66,8 +66,10 @@ class EnvSettings:
     process ends and is restarted; with `env.isolate`, only the environment's own process. 0: no limit, except that
     `evaluator.last_timeout_s` limits the evaluation that ends a run."""
     reset_timeout_s: float = 0.0
-    """Longest time to make and reset an environment, in seconds. 0: the same as `step_timeout_s`. Without `env.isolate`
-    one call may step some environments and reset others, so the longer of the two limits applies to both."""
+    """Longest time to make and reset an environment, in seconds. 0: the same as `step_timeout_s`. A batch of N has N
+    times as long to be made, and so have the first resets of N isolated environments, which run together. Without
+    `env.isolate` one call may step some environments and reset others, so the longer of the two limits applies to
+    both."""
     on_failure: str = "restart"
     """Reaction of an actor to an environment that raises, returns something wrong, or, with `env.isolate`, hangs or
     dies. `restart`: truncate the episode and restart this environment; the others keep playing. `drop`: truncate the
@@ -86,7 +88,8 @@ class EnvSettings:
     costs an episode instead of the actor or evaluator. A step takes about 0.5 ms more processor time."""
     max_memory_mib: int = 0
     """Memory of an environment's process, in MiB, above which it is replaced after the episode. At twice as much the
-    episode is cut. 0: no limit. Needs `env.isolate`."""
+    episode is cut. With `env.vector`, the episodes of the batch are cut at the limit. 0: no limit. Needs
+    `env.isolate`."""
     flatten: bool = False
     """Turn every observation (dict, tuple, image) into one float32 vector, with discrete parts one-hot. If off, each
     part of a Dict or Tuple is stored as a separate column, and images and vectors have separate networks."""
@@ -149,11 +152,10 @@ class EnvSettings:
             self.observation_indices,
             "nothing for an ALE/ game",
         )
-        is_stacked = self.is_atari and not self.vector and self.observation_stack > 1
+        is_stacked = self.is_atari and self.observation_stack > 1
         _check(not is_stacked, "observation_stack", self.observation_stack, "1 for an ALE/ game; set env.frame_stack")
         _check(self.max_frames >= self.frame_skip, "max_frames", self.max_frames, "at least frame_skip")
-        is_ours = self.is_atari and not self.vector
-        _check(not (is_ours and self.kwargs), "kwargs", dict(self.kwargs), "nothing for an ALE/ game")
+        _check(not (self.is_atari and self.kwargs), "kwargs", dict(self.kwargs), "nothing for an ALE/ game")
         _check(not self.vector or ":" in self.vector, "vector", self.vector, "module:name, or nothing")
         self._check_action_mask()
         self._check_atari()
@@ -167,18 +169,18 @@ class EnvSettings:
         allowed = "nothing, or " + " or ".join(f"{each}.KEY" for each in sources)
         is_valid = not self.action_mask or (source in sources and bool(key))
         _check(is_valid, "action_mask", self.action_mask, allowed + (" beside env.vector" if self.vector else ""))
-        is_ours = self.is_atari and not self.vector
-        _check(not (is_ours and self.action_mask), "action_mask", self.action_mask, "nothing for an ALE/ game")
+        _check(not (self.is_atari and self.action_mask), "action_mask", self.action_mask, "nothing for an ALE/ game")
 
     def _check_atari(self) -> None:
         """Refuse what has no effect: only an `ALE/` game of Tidemill's own is preprocessed."""
-        if self.is_atari and not self.vector:
+        if self.is_atari:
             return
         for name in _ATARI:
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
             other = "; env.observation_stack shows several observations at once" if name == "frame_stack" else ""
-            what = "env.vector" if self.vector else f"env.id {self.id!r}"
-            _check(value == default, name, value, f"{default!r} with {what}, as it is for ALE/ games alone{other}")
+            _check(
+                value == default, name, value, f"{default!r} with {self.named_by}, as it is for ALE/ games alone{other}"
+            )
 
     def max_steps(self, *, training: bool) -> int:
         """Return the agent decisions after which an episode is truncated; 0 keeps the environment's own limit."""
@@ -196,14 +198,26 @@ class EnvSettings:
 
     @property
     def is_atari(self) -> bool:
-        """Whether the id names an Atari game of the Arcade Learning Environment."""
-        return self.id.startswith("ALE/")
+        """Whether `id` names an Atari game of the Arcade Learning Environment, which Tidemill makes itself."""
+        return self.id.startswith("ALE/") and not self.vector and not self.spaces
+
+    @property
+    def named_by(self) -> str:
+        """The setting that says which environment it is, as messages name it."""
+        return "env.vector" if self.vector else "env.spaces" if self.spaces else f"env.id {self.id!r}"
 
     @property
     def clips_rewards(self) -> bool:
         """Whether a policy learns from the signs of rewards, and so sees those wherever it looks at the last one."""
-        return self.clip_rewards and self.is_atari and not self.vector
+        return self.clip_rewards and self.is_atari
 
 
 def _check(is_valid: bool, name: str, value: object, allowed: str) -> None:
     check(is_valid, f"env.{name}", value, allowed)
+
+
+def told_limit(setting: str, method: str, envs: int = 1) -> str:
+    """Return the setting that limits a call, of so many environments, as messages name it."""
+    counted = f" for each of {envs} environments" if envs > 1 else ""
+    is_own = setting == "env.step_timeout_s" and method in ("the constructor", "reset")
+    return f"{setting}{counted}" + ("; set env.reset_timeout_s to give it longer" if is_own else "")

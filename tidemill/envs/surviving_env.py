@@ -8,6 +8,7 @@ out, or, with `waits`, the whole batch waits: for algorithms whose streams must 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from tidemill.errors import EnvFailed
 from tidemill.types import EnvSpec
 
 _POLL_S = 0.02
+_IDLE_POLLS = 10  # few, as whoever steps has other work, and its steps are timed
 
 
 class SurvivingEnv:
@@ -70,6 +72,9 @@ class SurvivingEnv:
         """Reset every environment, environment i with seed + i unless one fails; see `VectorEnv.reset`."""
         self._restarts.begin(seed)
         self._is_up[:], self._is_starting = True, [False] * len(self._places)
+        for part, envs in zip(self._parts, self._ranges, strict=True):
+            with contextlib.suppress(EnvFailed):  # its process is gone, and the reset below starts another
+                part.begin_reset(seed + envs.start, len(self._parts))
         rows = [self._reset(number, seed + places.start) for number, places in enumerate(self._ranges)]
         self._read_mask()
         return np.concatenate(rows)
@@ -80,6 +85,8 @@ class SurvivingEnv:
             try:
                 return part.reset(seed)
             except EnvFailed as error:
+                if self._stop.is_set():
+                    raise
                 unit = first + (error.index or 0 if part.units > 1 else 0)
                 self._restarts.failed(unit, error)
                 while not self._restarts.is_due(unit):
@@ -98,7 +105,8 @@ class SurvivingEnv:
         for (_, failures), first in zip(done, self._first_unit.tolist(), strict=False):
             for number, error in failures:
                 self._is_up[first + number] = False
-                self._restarts.failed(first + number, error)
+                if not self._stop.is_set():  # or it may only have needed longer than it was waited for
+                    self._restarts.failed(first + number, error)
         step = done[0][0] if len(done) == 1 else _joined([each for each, _ in done])
         if was_down is None and self._is_up.all():
             self._read_mask()
@@ -108,8 +116,10 @@ class SurvivingEnv:
     def _with_restarts(self, step: VectorStep, was_down: Bools | None) -> VectorStep:
         """Restart what is due, and put first observations of what is back into a step."""
         self._revive(step)
-        while self._waits and not self._is_up.all() and not self._stop.wait(_POLL_S):
+        polls = 0
+        while self._has_to_wait(polls) and not self._stop.wait(_POLL_S):
             self._revive(step)
+            polls += 1
         self._read_mask()
         is_absent = None
         if was_down is not None:
@@ -118,7 +128,15 @@ class SurvivingEnv:
                 is_absent[self._places[unit][2]] = True
         return replace(step, is_absent=is_absent)
 
+    def _has_to_wait(self, polls: int) -> bool:
+        """True if a step has to wait on after so many polls; where nothing is up, so that steps of nothing are few."""
+        if self._waits:
+            return not self._is_up.all()
+        return not self._is_up.any() and polls < _IDLE_POLLS
+
     def _revive(self, step: VectorStep) -> None:
+        if self._stop.is_set():
+            return
         for unit in np.flatnonzero(~self._is_up).tolist():
             part, number, envs = self._places[unit]
             if not self._is_starting[unit] and not self._restarts.is_due(unit):
@@ -145,6 +163,8 @@ class SurvivingEnv:
 
     def close(self) -> None:
         """Close every environment; closing twice does nothing."""
+        for part in self._parts:
+            part.begin_close()
         for part in self._parts:
             part.close()
 

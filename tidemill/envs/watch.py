@@ -16,6 +16,8 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +28,8 @@ from prometheus_client import Counter
 
 from tidemill.closing import Closing
 from tidemill.envs.interface import MasksActions, VectorEnv, VectorStep
-from tidemill.envs.settings import EnvSettings
+from tidemill.envs.make import spec_of
+from tidemill.envs.settings import EnvSettings, told_limit
 from tidemill.logger import LateLogger
 from tidemill.process import HELD_UP
 from tidemill.rpc.server import Health
@@ -82,18 +85,26 @@ class EnvWatch(Closing):
         self._thread_id = threading.get_ident()
         self._calls = self._steps = 0
         self._method = ""  # of the call that is being made
+        self._envs = 1  # that it makes, one after another
+        self._is_idle = False  # no call has been made since the last poll, and the timer is not set
+        self._present_s = math.inf  # the limit at the last poll
         self._closed = threading.Event()
-        if self._watches:
-            threading.Thread(target=self._watch, name="env-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="env-watch", daemon=True) if self._watches else None
+        if self._thread is not None:
+            self._thread.start()
 
     def made(self, make: Callable[[], VectorEnv]) -> VectorEnv:
         """Make an environment whose constructor and calls are timed."""
         return self.watched(self.timed(make))
 
-    def timed(self, make: Callable[[], _Made]) -> _Made:
-        """Return the result of `make`, timed by itself also within another call."""
-        with self.timing("the constructor"):
-            return make()
+    def timed(self, make: Callable[[], _Made], envs: int = 1) -> _Made:
+        """Return the result of `make`, timed by itself also within another call; each of `envs` has the whole limit."""
+        self._envs = envs
+        try:
+            with self.timing("the constructor"):
+                return make()
+        finally:
+            self._envs = 1
 
     def watched(self, env: VectorEnv) -> VectorEnv:
         """Return an environment whose calls are timed."""
@@ -105,28 +116,45 @@ class EnvWatch(Closing):
         outer = self._method
         self._calls += 1
         self._method = method
+        if self._is_idle:
+            self._is_idle = False
+            self._set_timer()
         try:
             yield
         finally:
+            self._calls += 1  # the time of an outer call begins again
             self._steps += method == "step"
             self._method = outer
 
     def close(self) -> None:
         """Stop watching."""
         self._closed.set()
+        if self._thread is not None:
+            self._thread.join(_LONGEST_POLL_S)
 
     def _watch(self) -> None:
+        try:
+            self._count_polls()
+        finally:
+            self._is_idle = False  # no call sets the timer from here on
+            faulthandler.cancel_dump_traceback_later()
+
+    def _count_polls(self) -> None:
         """Count polls instead of reading a clock: a process that was stopped meanwhile has not waited.
 
-        One that was stopped for more than twice the limit and a minute may end all the same, by the timer below.
+        One that made calls until it was stopped for more than twice the limit and a minute may end, by its timer.
         """
         poll_s = min(self.limit_s() / _POLLS, _LONGEST_POLL_S)
         call, waited_s, has_warned = 0, 0.0, False
         while not self._closed.wait(poll_s):
-            limit_s, method, calls = self.limit_s(), self._method, self._calls
+            self._present_s = self.limit_s()
+            limit_s, method, calls = self._present_s * self._envs, self._method, self._calls
             if limit_s < math.inf:
-                # For an environment that holds the interpreter's lock, under which this thread does not run either.
-                faulthandler.dump_traceback_later(2 * limit_s + _GRACE_S, exit=True)
+                self._is_idle = not method and calls == call
+                if not self._is_idle:
+                    self._set_timer()
+                elif calls == self._calls:  # otherwise a call has just begun
+                    faulthandler.cancel_dump_traceback_later()
             if not method or calls != call or limit_s == math.inf:
                 if has_warned:
                     _log.info("environment responds again", env=self._name, after_s=round(waited_s, 1))
@@ -141,7 +169,10 @@ class EnvWatch(Closing):
                 _HANGS.labels(method).inc()
                 _log.warning("environment does not respond", env=self._name, method=method, for_s=round(waited_s, 1))
                 self._complain(f"{self._name} has not returned from {method} for {waited_s:.1f} s")
-        faulthandler.cancel_dump_traceback_later()
+
+    def _set_timer(self) -> None:
+        """For an environment that holds the interpreter's lock, under which the watch's thread does not run either."""
+        faulthandler.dump_traceback_later(2 * self._present_s * self._envs + _GRACE_S, exit=True)
 
     def _complain(self, complaint: str) -> None:
         if self._health is not None:
@@ -150,7 +181,7 @@ class EnvWatch(Closing):
     def _give_up(self, method: str, waited_s: float) -> None:
         sys.stderr.write(
             f"{self._name} has not returned from {method} for {waited_s:.1f} s{self._place()}, after {self._steps:,} "
-            f"steps of this process ({self._why})\n"
+            f"steps of this process ({told_limit(self._why, method, self._envs)})\n"
         )
         sys.stderr.flush()
         try:
@@ -168,6 +199,12 @@ class EnvWatch(Closing):
             if not frame.filename.startswith(_LIBRARIES) and "site-packages" not in frame.filename:
                 return f" ({Path(frame.filename).name}, line {frame.lineno})"
         return ""
+
+
+def watched_spec(settings: EnvSettings) -> EnvSpec:
+    """Return `spec_of(settings)`; a constructor that hangs ends the process, which calls it also with `env.isolate`."""
+    with EnvWatch(replace(settings, isolate=False, max_memory_mib=0)) as watch:
+        return watch.timed(partial(spec_of, settings))
 
 
 class _WatchedEnv:

@@ -60,7 +60,7 @@ class LearnerStatus:
     steps_per_s: float = 0.0
     """Updates per second over the last few seconds."""
     wait_fraction: float = 0.0
-    """Share of the last few seconds the training thread waited for data, 0 to 1."""
+    """Share of the last few seconds the training thread waited for data or other learners, 0 to 1."""
     params_version: int = 0
     """Newest version the parameter server acknowledged; 0 means none."""
     fencing_token: int = 0

@@ -136,6 +136,7 @@ class ParamsClient(Closing):
         *,
         last_known_token: int = 0,
         last_known_version: int = 0,
+        held_token: int = 0,
         connect_timeout_s: float = 0.0,
     ) -> PublisherGrant:
         """Become the one publisher: older fencing tokens are refused from now on.
@@ -144,13 +145,20 @@ class ParamsClient(Closing):
             publisher: Who asks, for the server's log, e.g. host name and process id.
             last_known_token: Greatest fencing token known, e.g. from a checkpoint; the new one is greater.
             last_known_version: Greatest version known; the next one is greater, even if the server has lost them all.
+            held_token: Fencing token that the caller has and keeps, as its server has lost versions; 0 for a new one.
             connect_timeout_s: How long to wait for a server that is not yet up, and for its answer, in
                 seconds; 0 does not wait for a server.
+
+        Raises:
+            FailedPrecondition: `held_token` was superseded.
         """
         with translated():
             response = self._stub.AcquireFencingToken(
                 pb.AcquireFencingTokenRequest(
-                    publisher=publisher, last_known_token=last_known_token, last_known_version=last_known_version
+                    publisher=publisher,
+                    last_known_token=last_known_token,
+                    last_known_version=last_known_version,
+                    held_token=held_token,
                 ),
                 timeout=connect_timeout_s or self._deadline_s,
                 wait_for_ready=connect_timeout_s > 0,
@@ -196,7 +204,7 @@ class ParamsClient(Closing):
         self,
         selector: int | str = LATEST,
         *,
-        newer_than: int = 0,
+        newer_than: int | Version = 0,
         wait_s: float = 0.0,
         precision: Precision = Precision.FULL,
     ) -> Params | None:
@@ -204,7 +212,8 @@ class ParamsClient(Closing):
 
         Args:
             selector: Number of a version, or a tag.
-            newer_than: Only a version greater than this; 0 means any.
+            newer_than: Only a version whose number is greater than this; 0 means any. Of a version, one created later
+                is returned, too: a server that was started with another folder numbers from 1 again.
             wait_s: How long to wait for one, in seconds, 0 to 300.
             precision: Preferred number format; full precision is returned when the version has no such encoding.
 
@@ -214,7 +223,12 @@ class ParamsClient(Closing):
             DataLoss: The stored bytes are corrupt, or the bytes changed in transit.
             ResourceExhausted: The encoding is larger than `max_blob_bytes`.
         """
-        request = pb.FetchRequest(newer_than=newer_than, wait_s=wait_s, precision=pack_precision(precision))
+        request = pb.FetchRequest(wait_s=wait_s, precision=pack_precision(precision))
+        if isinstance(newer_than, Version):
+            request.newer_than = newer_than.version
+            request.newer_than_created.FromDatetime(newer_than.created)
+        else:
+            request.newer_than = newer_than
         if isinstance(selector, int):
             request.version = selector
         else:

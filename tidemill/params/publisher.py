@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidemill.closing import Closing
 from tidemill.errors import (
+    DataLoss,
     FailedPrecondition,
     InvalidArgument,
+    NotFound,
     PermissionDenied,
     Reason,
     TidemillError,
@@ -50,6 +52,7 @@ class _Publish:
     number: int
     blobs: Blobs
     metadata: ParamsMetadata
+    is_renewal: bool = False
 
 
 class ParamsPublisher(Closing):
@@ -80,7 +83,7 @@ class ParamsPublisher(Closing):
         Raises:
             Unavailable: The server did not answer in time.
         """
-        self._client = ParamsClient(address)
+        self._client, self._name = ParamsClient(address), name
         try:
             opened = self._client.acquire_fencing_token(
                 name,
@@ -94,12 +97,14 @@ class ParamsPublisher(Closing):
         self.fencing_token = opened.fencing_token
         """Fencing token of this publisher."""
         self._base_version = opened.latest_version
+        self._known_version = max(last_known_version, opened.latest_version)
         self.version = 0
         """Newest version of this publisher that was acknowledged; 0 before the first."""
         self.replaced = 0
         """Offers that were never sent because a newer one came first."""
         self._offered, self._acknowledged = 0, 0
-        self._pending: _Offer | None = None
+        self._pending: _Offer | _Publish | None = None
+        self._last: _Publish | None = None
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -123,6 +128,21 @@ class ParamsPublisher(Closing):
             self.replaced += self._pending is not None
             self._pending = _Offer(self._offered, blobs if callable(blobs) else dict(blobs), metadata)
             self._changed.notify_all()
+
+    def renew(self) -> None:
+        """Have the newest version published again, under a new number, if the server cannot serve it; never blocks.
+
+        To be called where others may wait for it. Without effect while an offer is on its way.
+
+        Raises:
+            StalePublisher, TidemillError: As `offer`.
+        """
+        with self._changed:
+            self._raise()
+            if self._last is not None and self._acknowledged == self._offered:
+                self._offered += 1
+                self._pending = replace(self._last, number=self._offered, is_renewal=True)
+                self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the newest offer is acknowledged; return whether it was within `timeout_s` seconds.
@@ -171,7 +191,10 @@ class ParamsPublisher(Closing):
     def _run(self) -> None:
         try:
             while (publish := self._take()) is not None:
-                self._repeat(publish)
+                if publish.is_renewal and self._is_served(publish):
+                    self._acknowledge(publish, self.version)
+                else:
+                    self._repeat(publish)
         except BaseException as error:  # raised again in the owner's thread
             if not self._closing.is_set():
                 with self._changed:
@@ -182,11 +205,31 @@ class ParamsPublisher(Closing):
         """Wait for an offer and make its bytes, which frees what they are made of; None when closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending is not None or self._closing.is_set())
-            offer, self._pending = self._pending, None
+            offer, self._pending, self._last = self._pending, None, None
         if offer is None or self._closing.is_set():
             return None
+        if isinstance(offer, _Publish):
+            return offer
         blobs = offer.blobs() if callable(offer.blobs) else offer.blobs
         return _Publish(offer.number, blobs, offer.metadata)
+
+    def _is_served(self, publish: _Publish) -> bool:
+        """False if the server cannot serve the newest version as such, in each of its encodings."""
+        try:
+            for precision in publish.blobs:
+                newest = self._client.fetch(precision=precision)
+                if newest is not None and newest.version.fencing_token > self.fencing_token:
+                    return False  # to be told that it was replaced
+                if newest is None or newest.number != self.version:
+                    break
+            else:
+                return True
+        except (DataLoss, NotFound):
+            pass
+        except TidemillError:  # not known, as of a server that is being restarted: the next call asks again
+            return True
+        _log.warning("the newest version is lost or damaged, publishing it again", version=self.version)
+        return False
 
     def _repeat(self, publish: _Publish) -> None:
         """Repeat one publish until it is acknowledged or the publisher closes."""
@@ -207,11 +250,11 @@ class ParamsPublisher(Closing):
                 self._closing.wait(pause_s)
 
     def _attempt(self, publish: _Publish) -> int:
-        """Publish once, or once more when only the base version was wrong."""
+        """Publish once, or once more if the server has lost versions."""
         try:
             return self._send(publish)
-        except FailedPrecondition as error:
-            self._rebase(error)
+        except (FailedPrecondition, InvalidArgument) as refusal:
+            self._acquire_again(refusal)
             return self._send(publish)
 
     def _send(self, publish: _Publish) -> int:
@@ -219,25 +262,38 @@ class ParamsPublisher(Closing):
             publish.blobs, publish.metadata, fencing_token=self.fencing_token, base_version=self._base_version
         )
 
-    def _rebase(self, refusal: FailedPrecondition) -> None:
-        """Take the server's newest version as the base, if that is why it refused.
+    def _acquire_again(self, refusal: FailedPrecondition | InvalidArgument) -> None:
+        """Take the server's newest version as the base, if that is older than this publisher's, and keep the token.
 
-        The base is wrong without another publisher only after the server lost its newest version to a corrupt
-        disk.
+        A server goes back to an older version after its newest is corrupt, and to the fencing token of that time after
+        its folder was lost or restored from a backup. Numbers continue above this publisher's.
 
         Raises:
-            StalePublisher: The refusal has another reason: this publisher was superseded.
+            StalePublisher: Another process became the publisher.
+            Unimplemented: The server is older than this publisher and cannot give a token back.
         """
-        if refusal.reason is Reason.FENCING_TOKEN_SUPERSEDED:
-            raise StalePublisher(str(refusal), reason=refusal.reason) from refusal
-        listed = self._client.list_versions()
-        newest = listed.versions[-1].version if listed.versions else 0
-        if listed.fencing_token > self.fencing_token or newest == self._base_version:
-            raise StalePublisher(str(refusal), reason=refusal.reason) from refusal
+        known = self._known_version
+        try:
+            if isinstance(refusal, FailedPrecondition) and refusal.reason is not Reason.BASE_VERSION_DIFFERS:
+                raise refusal
+            granted = self._client.acquire_fencing_token(
+                self._name, last_known_version=known, held_token=self.fencing_token
+            )
+            newest = granted.latest_version
+            if granted.fencing_token != self.fencing_token:
+                raise Unimplemented(
+                    "held_token is ignored: update the parameter server, which is older than its client"
+                )
+            if newest > known and isinstance(refusal, FailedPrecondition):  # published by another with the same token
+                raise refusal
+        except FailedPrecondition as error:
+            raise StalePublisher(str(error), reason=error.reason) from error
+        if newest < known:
+            _log.warning("the parameter server has lost versions", newest=newest, last_published=known)
         self._base_version = newest
 
     def _acknowledge(self, publish: _Publish, version: int) -> None:
         with self._changed:
-            self.version = self._base_version = version
-            self._acknowledged = publish.number
+            self.version = self._base_version = self._known_version = version
+            self._acknowledged, self._last = publish.number, publish
             self._changed.notify_all()

@@ -17,10 +17,15 @@ from tidemill.closing import Closing
 from tidemill.errors import NotFound, TidemillError
 from tidemill.logger import LateLogger
 from tidemill.params.client import ParamsClient
+from tidemill.params.version import DIVERGED, VersionList
 from tidemill.rpc.channel import Backoff
 
 RESULT = "result.json"
 """In a run's folder: how the run ended."""
+PAUSED = "paused"
+"""There while training is paused, also if the learner is restarted meanwhile; resuming the run removes it."""
+FILMING = "filming"
+"""There while the policy is filmed, and after an evaluator that was killed meanwhile, until the run continues."""
 
 IS_OVER = "run is already over: it reached its target or a limit, or was stopped; to continue it, set another of these"
 """What a process says that is started after the end of its run."""
@@ -70,10 +75,30 @@ def result_of(folder: Path, marks: Collection[str]) -> dict[str, Any]:
 def set_result_aside(folder: Path) -> None:
     """Keep the previous result as result-1.json, or the next free number: the run continues."""
     if is_there(folder / RESULT):
+        (folder / FILMING).unlink(missing_ok=True)
         number = 1
         while is_there(kept := folder / f"result-{number}.json"):
             number += 1
         (folder / RESULT).rename(kept)
+
+
+def version_at_earlier_end(folder: Path) -> int:
+    """Return the newest version with which the run has ended before it continued; 0 for none.
+
+    Raises:
+        UnknownFormat: A result has a format that this version does not know.
+    """
+    results = (formats.read_json(file, formats.RESULT) for file in folder.glob("result-*.json"))
+    return max((result.get("params_version", 0) for result in results), default=0)
+
+
+def is_marked(listed: VersionList, tag: str) -> bool:
+    """True if a tag marks the run as over. The mark of a divergence holds until training gets past its version."""
+    if tag not in listed.tags or not tag.startswith(DIVERGED) or not listed.versions:
+        return tag in listed.tags
+    marked = listed.tags[tag]
+    since = {each.version: each.metadata.learner_steps for each in listed.versions if each.version >= marked}
+    return max(since.values()) == since[marked]  # the newest may have fallen behind: resumed from a checkpoint
 
 
 class RunEnd(Closing):
@@ -81,7 +106,8 @@ class RunEnd(Closing):
 
     The mark outlives every process: one that is started again after the end finds it. It holds for the target and the
     limits the run had (`RunSettings.end_tag`), and that of a run that has diverged for the settings of agent and
-    environment besides (`diverged_tag`); with others the run continues.
+    environment besides (`diverged_tag`); with others the run continues. Once they have trained past the version that
+    is marked as diverged, the settings before may train again, too.
     """
 
     def __init__(self, address: str, tag: str) -> None:
@@ -97,7 +123,7 @@ class RunEnd(Closing):
 
     def is_marked(self) -> bool:
         """True if the run is over. Raises Unavailable if the parameter server does not answer."""
-        return self._tag in self._client.list_versions().tags
+        return is_marked(self._client.list_versions(), self._tag)
 
     def watch(self, heard: Callable[[], None]) -> None:
         """Have a thread call `heard` once when the run is marked as over, also if it is already."""
@@ -105,7 +131,7 @@ class RunEnd(Closing):
         self._thread.start()
 
     def mark(self, timeout_s: float, version: int | None = None) -> None:
-        """Mark the run as over; durable when it returns. An existing mark is left unchanged.
+        """Mark the run as over; durable when it returns. An existing mark that holds is left unchanged.
 
         Args:
             timeout_s: How long to try, in seconds. The last try may end up to 10 s later if the server does not answer.
@@ -136,7 +162,7 @@ class RunEnd(Closing):
 
     def _set(self, version: int | None) -> None:
         listed = self._client.list_versions()
-        if self._tag in listed.tags:
+        if is_marked(listed, self._tag):
             return
         if not listed.versions:
             raise NotFound("the parameter server keeps no version that the run could have ended with")
@@ -148,9 +174,11 @@ class RunEnd(Closing):
         while not self._closing.is_set():
             try:
                 for _ in self._client.watch(self._tag):
-                    if not self._closing.is_set():
+                    if self._closing.is_set():
+                        return
+                    if self.is_marked():
                         heard()
-                    return
+                        return
             except (
                 TidemillError,
                 ValueError,

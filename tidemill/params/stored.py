@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tidemill.errors import DataLoss, NotFound
+from tidemill.errors import DataLoss, FatalError, NotFound
 from tidemill.params.document import to_version, unseal
 from tidemill.params.version import LATEST, Params, Precision, Version
 
@@ -42,6 +42,38 @@ def read_params(folder: Path, selector: int | str = LATEST) -> Params:
     if len(blob) != encoding.size_bytes or hashlib.sha256(blob).digest() != encoding.sha256:
         raise DataLoss(f"{file} does not match its size and SHA-256")
     return Params(version, encoding.precision, blob)
+
+
+class OwnFolder:
+    """Tells whether a folder is that of the server whose versions are followed, not that of another run."""
+
+    def __init__(self, folder: Path, newest: Callable[[], Params | None]) -> None:
+        """Ask nothing yet.
+
+        Args:
+            folder: RUN/params, which may be that of another run of the same name, or of the run before.
+            newest: Gives the newest parameters of a server; None where they are not known.
+        """
+        self._folder, self._newest = folder, newest
+        self._found = 0  # newest version that the folder has had
+
+    def __call__(self) -> bool:
+        """True unless the folder has other versions. Versions that go back are looked for again."""
+        params = self._newest()
+        if params is None:
+            return True
+        if self._found and params.number >= self._found:
+            self._found = params.number
+            return True
+        self._found = 0
+        try:
+            if _read_version(self._folder, params.number) == params.version:
+                self._found = params.number
+            return bool(self._found)
+        except NotFound:
+            return not _stored_numbers(self._folder)
+        except (OSError, DataLoss, FatalError):
+            return True
 
 
 def _number_of(folder: Path, tag: str) -> int:

@@ -13,13 +13,18 @@ from tidemill.errors import InvalidArgument
 LATEST = "latest"
 """The tag that always points at the newest version."""
 BEST = "best"
-"""The evaluator's tag of the best version: one that was confirmed before all others, then by mean."""
+"""The evaluator's tag of the best version: one that was confirmed before all others, then by mean.
+
+It moves to a version that reaches the target once fresh episodes were played, until which `EVALUATED` keeps that one.
+"""
 EVALUATED = "evaluated"
 """The evaluator's tag of the version under evaluation, which keeps it and the training state behind it."""
 VERDICT = "verdict"
 """The evaluator's tag of the version that ended the run; the learner goes back to it and ends."""
 LAST_TRAINED = "last_trained"
 """The learner's tag of where training stood when the verdict came, before it went back."""
+DIVERGED = "diverged-"
+"""Beginning of the learner's tag of the newest version when training has diverged, see `diverged_tag`."""
 
 MAX_BLOB_BYTES = 1024**3
 """Largest encoding that is packed, fetched or unpacked unless another limit is given, in bytes."""

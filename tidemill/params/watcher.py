@@ -20,6 +20,7 @@ from tidemill.logger import LateLogger
 from tidemill.params.client import ParamsClient
 from tidemill.params.version import LATEST, Params, Precision, check_tag
 from tidemill.rpc.channel import Backoff
+from tidemill.rpc.fork import OwnerProcess
 
 _WAIT_S = 60.0
 """How long one fetch waits for a newer version before the next."""
@@ -29,6 +30,7 @@ _JOIN_S = 10.0
 _FATAL = (InvalidArgument, FailedPrecondition, ResourceExhausted, Unimplemented, PermissionDenied, Unauthenticated)
 """Errors that a retry would repeat; everything else may be temporary."""
 
+_AGAIN = "the versions are those of another run now, or follow a restored backup"
 _log = LateLogger()
 
 
@@ -36,7 +38,8 @@ class ParamsWatcher(Closing):
     """One background thread that fetches each newer version and keeps only the newest bytes.
 
     It waits for the server and for the first version, reconnects by itself, and skips versions it is too slow
-    for. An error that cannot pass is raised by the next `newest` or `wait`.
+    for. An error that cannot pass is raised by the next `newest` or `wait`. Both raise FailedPrecondition
+    in a forked process, which lacks the thread.
 
     Example:
         The version is the one that the example of `ParamsClient` publishes.
@@ -72,8 +75,9 @@ class ParamsWatcher(Closing):
             InvalidArgument: The tag is malformed.
         """
         check_tag(tag)
+        self._owner = OwnerProcess("ParamsWatcher")
         self._client = ParamsClient(address, folder=folder)
-        self._tag, self._precision, self._seen = tag, precision, newer_than
+        self._tag, self._precision, self._newer_than = tag, precision, newer_than
         self._is_failing = False
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -85,18 +89,21 @@ class ParamsWatcher(Closing):
     def newest(self) -> Params | None:
         """Return the newest parameters fetched so far, or None before the first; never blocks.
 
-        The same object comes until there is a newer one, so compare `.number` to the one in use.
+        The same object comes until there is a newer one. That may have a smaller number: a server that was started with
+        another folder numbers from 1 again, and its versions are then followed.
         """
+        self._owner.check()
         with self._changed:
             self._raise()
             return self._newest
 
     def wait(self, timeout_s: float, *, newer_than: int = 0) -> Params | None:
-        """Wait for parameters newer than `newer_than`; None if none come within `timeout_s` seconds."""
+        """Wait for parameters with a number greater than `newer_than`; None if none come within `timeout_s` seconds."""
 
         def is_over() -> bool:
             return self._is_newer(newer_than) or self._error is not None or self._closing.is_set()
 
+        self._owner.check()
         with self._changed:
             self._changed.wait_for(is_over, timeout_s)
             self._raise()
@@ -104,6 +111,8 @@ class ParamsWatcher(Closing):
 
     def close(self) -> None:
         """End the thread. May be called twice."""
+        if not self._owner.is_here:
+            return
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -129,8 +138,9 @@ class ParamsWatcher(Closing):
                     self._changed.notify_all()
 
     def _fetch(self, backoff: Backoff) -> None:
+        newer_than = self._newer_than if self._newest is None else self._newest.version
         try:
-            params = self._client.fetch(self._tag, newer_than=self._seen, wait_s=_WAIT_S, precision=self._precision)
+            params = self._client.fetch(self._tag, newer_than=newer_than, wait_s=_WAIT_S, precision=self._precision)
         except _FATAL:
             raise
         except NotFound:
@@ -154,7 +164,8 @@ class ParamsWatcher(Closing):
         self._is_failing = error is not None
 
     def _keep(self, params: Params) -> None:
-        self._seen = params.number
+        if self._newest is not None and params.number <= self._newest.number:
+            _log.warning(_AGAIN, version=params.number, before=self._newest.number)
         with self._changed:
             self._newest = params
             self._changed.notify_all()

@@ -62,6 +62,21 @@ def unpack_encoding(message: pb.Encoding) -> Encoding:
     return Encoding(unpack_precision(message.precision), message.size_bytes, message.sha256)
 
 
+def unpack_newer_than_created(request: pb.FetchRequest) -> datetime.datetime | None:
+    """Return when the version that a caller has was created; None if it does not say so.
+
+    Raises:
+        InvalidArgument: It is not a time.
+    """
+    if not request.HasField("newer_than_created"):
+        return None
+    try:
+        return request.newer_than_created.ToDatetime(tzinfo=datetime.UTC)
+    except (ValueError, OverflowError) as error:
+        seconds, nanos = request.newer_than_created.seconds, request.newer_than_created.nanos
+        raise InvalidArgument(f"newer_than_created is {seconds} s and {nanos} ns, which is not a time") from error
+
+
 def pack_version(version: Version) -> pb.Version:
     """Return a version's description as its message."""
     message = pb.Version(

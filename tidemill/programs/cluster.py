@@ -65,10 +65,12 @@ class Cluster(Closing):
             ConfigError: A setting is unknown or out of range, or the file cannot be read.
         """
         self.config = config if isinstance(config, RunConfig) else load_config(config)
+        self._folder = self.config.run.folder
         self._fresh = fresh
         self._process: subprocess.Popen[str] | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._heeds_interrupts = True
+        self._output: list[str] = []  # of a run whose scratch files are removed
         self._earlier_result: tuple[int, int] | None = None
 
     def start(self) -> None:
@@ -84,6 +86,7 @@ class Cluster(Closing):
             )
         if self._process is not None:
             raise FailedPrecondition(f"the cluster of {self.folder} was started already")
+        self._folder = self._folder.absolute()  # the caller may change the working directory
         self._earlier_result = _stamp(self.folder / RESULT)
         self._scratch = temporary_folder("cluster")
         scratch = Path(self._scratch.name)
@@ -107,8 +110,8 @@ class Cluster(Closing):
 
     @property
     def folder(self) -> Path:
-        """The run's folder, ROOT/NAME of the settings."""
-        return self.config.run.folder
+        """The run's folder, ROOT/NAME of the settings; absolute once the run is started."""
+        return self._folder
 
     @property
     def is_running(self) -> bool:
@@ -194,9 +197,12 @@ class Cluster(Closing):
         return self.result()
 
     def output(self) -> list[str]:
-        """Return the lines that the run has printed, as `tidemill train` prints them; none before `start`."""
+        """Return the lines that the run has printed, as `tidemill train` prints them, also after `close`.
+
+        There are none before `start`.
+        """
         if self._scratch is None:
-            return []
+            return self._output
         return (Path(self._scratch.name) / "output.log").read_text(encoding="utf-8", errors="replace").splitlines()
 
     def result(self) -> RunResult:
@@ -219,6 +225,7 @@ class Cluster(Closing):
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
         if self._scratch is not None:
+            self._output = self.output()
             self._scratch.cleanup()
             self._scratch = None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from typing import TextIO
 
 from tidemill.config.run import RunSettings
 from tidemill.learner.status import LearnerState, LearnerStatus
-from tidemill.scores import Score
+from tidemill.scores import Score, best_score
 
 _BAR_WIDTH = 20
 _PRINTED_EVERY_S = 10.0
@@ -51,7 +52,13 @@ class ProgressLine:
         self._stream.flush()
 
 
-def describe(status: LearnerStatus | None, scores: list[Score], run: RunSettings, elapsed_s: float) -> str:
+def describe(
+    status: LearnerStatus | None,
+    scores: Sequence[Score],
+    run: RunSettings,
+    elapsed_s: float,
+    confirmations: Sequence[Score] = (),
+) -> str:
     """Return the progress of a run in one line.
 
     Args:
@@ -59,21 +66,29 @@ def describe(status: LearnerStatus | None, scores: list[Score], run: RunSettings
         scores: Every evaluation so far, the oldest first.
         run: The target and the limits.
         elapsed_s: Seconds since the run was started.
+        confirmations: Every confirmation on fresh episodes so far, the oldest first.
     """
+    best = best_score(scores, confirmations, run.target_return)
     minutes, seconds = divmod(int(elapsed_s), 60)
     clock = f"{minutes}:{seconds:02d}"
-    newest = f"score {scores[-1].mean:.1f}, best {max(score.mean for score in scores):.1f}" if scores else ""
+    newest = f"score {scores[-1].mean:.1f}, best {best.mean:.1f}" if best else ""
     if status is None or status.state is LearnerState.STARTING:
         phase = "last evaluation" if status is None and scores else "starting"
         return "  ".join(filter(None, (clock, newest, phase)))
-    done = fraction(status, scores, run, elapsed_s)
+    done = fraction(status, scores, run, elapsed_s, confirmations)
     filled = round((done or 0.0) * _BAR_WIDTH)
     bar = "" if done is None else f"{'█' * filled}{'░' * (_BAR_WIDTH - filled)} {done:4.0%}"
     counts = f"{status.env_steps:,} decisions, {status.learner_steps:,} updates ({status.steps_per_s:,.0f}/s)"
     return "  ".join(filter(None, (clock, bar, newest or "not evaluated yet", counts)))
 
 
-def fraction(status: LearnerStatus, scores: list[Score], run: RunSettings, elapsed_s: float) -> float | None:
+def fraction(
+    status: LearnerStatus,
+    scores: Sequence[Score],
+    run: RunSettings,
+    elapsed_s: float,
+    confirmations: Sequence[Score] = (),
+) -> float | None:
     """Return how much of the way to its nearest end a run has covered, 0 to 1; None if it has no end."""
     found = [
         done / limit
@@ -85,7 +100,7 @@ def fraction(status: LearnerStatus, scores: list[Score], run: RunSettings, elaps
         if limit
     ]
     if run.target_return is not None:
-        best, first = (max(score.mean for score in scores), scores[0].mean) if scores else (0.0, 0.0)
-        way = run.target_return - first
-        found.append((best - first) / way if way > 0 and scores else float(bool(scores)))
+        best = best_score(scores, confirmations, run.target_return)
+        way = run.target_return - scores[0].mean if scores else 0.0
+        found.append((best.mean - scores[0].mean) / way if best and way > 0 else float(bool(scores)))
     return min(max(*found, 0.0), 1.0) if found else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.scores import read_scores
+from tidemill.scores import read_best, read_scores
 
 if TYPE_CHECKING:
     from tidemill.bundle.policy import TrainedPolicy
@@ -54,8 +54,9 @@ class RunResult:
 
     @property
     def best_score(self) -> float | None:
-        """The highest score of the curve; None without an evaluation."""
-        return float(self.curve.score.max()) if self.curve.score.size else None
+        """Mean return of the evaluation of the version tagged `best`; None without an evaluation."""
+        best = read_best(self.folder, self.summary.get("target_return"))
+        return best.mean if best else None
 
     @cached_property
     def policy(self) -> TrainedPolicy:

@@ -29,6 +29,7 @@ _INTERRUPTED = (
     -signal.SIGTERM,
 )  # exit codes of a launcher whose run has not begun
 _WARNING = re.compile(r"\[ *[\d.]+ s\] (warning: .*)")  # as the launcher's plain view prints it
+_DETAIL = "           | "  # before each line that explains an event
 _REFUSAL = re.compile(r"^tidemill train: (.*)", re.MULTILINE | re.DOTALL)  # as `process.run` explains an error
 
 
@@ -124,8 +125,9 @@ def _follow(cluster: Cluster, line: ProgressLine | None) -> None:
         status = cluster.poll()
         has_started |= status is not None
         # Until then they may be those of an earlier run of this name.
-        scores = _scores(cluster.folder / "scores.csv") if has_started else []
-        line.show(describe(status, scores, cluster.config.run, time.monotonic() - began_s))
+        files = (cluster.folder / name for name in ("scores.csv", "confirmations.csv"))
+        scores, confirmations = (_scores(file) if has_started else [] for file in files)
+        line.show(describe(status, scores, cluster.config.run, time.monotonic() - began_s, confirmations))
 
 
 def _has_ended(cluster: Cluster) -> bool:
@@ -159,7 +161,7 @@ def _failure(result: RunResult, lines: list[str]) -> TidemillError:
             return kind(message)
         return (ConfigError if result.exit_code == 2 else FatalError)(refusal[1])
     reason = next((line for line in reversed(lines) if line.startswith(f"{result.folder.name}: ")), "")
-    details = [line.lstrip(" |") for line in lines if line.startswith("           | ")]
+    details = [line.removeprefix(_DETAIL) for line in lines if line.startswith(_DETAIL)]
     said = [reason, *details[-_LAST_LINES:]] if reason else lines[-_LAST_LINES:]
     return FatalError("\n".join([*said, f"The logs are in {result.folder / 'logs'}"]))
 

@@ -75,7 +75,7 @@ class Lease:
     is_void: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class SampledBatch(ItemColumns):
     """B items and the C chunks that hold them, each chunk once. `tidemill.replay.codec.decode` opens the columns.
 

@@ -13,6 +13,9 @@ from tidemill.replay.table_config import MAX_PRIORITY
 SMALLEST_PRIORITY = 1e-6
 """Added to each priority, since an item of priority 0 is never sampled (Schaul et al., 2016, 3.3)."""
 
+SLOT_OF_KEY = np.uint64(2**32 - 1)
+"""Bits of a key that name the item's slot: of the keys with the same slot, at most one is in the table at a time."""
+
 
 @dataclass(slots=True)  # not frozen: a server makes one for each chunk that comes, in a third of the time
 class Chunk:

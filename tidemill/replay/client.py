@@ -53,16 +53,22 @@ class ReplayClient(Reopened, Closing):
         self._channel = open_channel(address)
         self._stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
 
-    def create_table(self, config: TableConfig) -> bool:
+    def create_table(self, config: TableConfig, *, redeclare: bool = False) -> bool:
         """Create a table; return False when an equal one existed.
 
         Also False after the connection broke and the call was repeated, if its first try had created the table.
+
+        Args:
+            config: Its configuration.
+            redeclare: Whether a table that differs in nothing but `max_items`, `max_bytes`, `rate_limiter` and
+                `max_times_sampled` takes those of `config`. A value that `update_table` changed stays where `config`
+                has the value from before.
 
         Raises:
             AlreadyExists: the name has another configuration.
         """
         check_type("config", config, TableConfig, "a TableConfig")
-        request = pb.CreateTableRequest(config=pack_config(config))
+        request = pb.CreateTableRequest(config=pack_config(config), redeclare=redeclare)
         with translated():
             return self._stub.CreateTable(request, timeout=self._deadline_s).created
 
@@ -98,7 +104,7 @@ class ReplayClient(Reopened, Closing):
     def drop_table(self, name: str) -> int:
         """Remove a table, its items and its configuration; return how many items there were.
 
-        Programs that write to it or sample it are not asked: those with a `TableConfig` create it again.
+        Programs that write to it or sample it are not asked: they create it again, except writers with `create=False`.
 
         Raises:
             NotFound: no such table.

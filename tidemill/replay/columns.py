@@ -5,7 +5,7 @@ What takes, joins, rolls, packs or unpacks batches names no column, so a new one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
@@ -77,6 +77,11 @@ class ItemColumns:
     table_s: NDArray[np.float32] | None = field(default=None, metadata=per_item("f4"))
     traces: tuple[bytes, ...] = field(default=(), metadata=per_item())
 
+    def __repr__(self) -> str:
+        """Return the fields with dtype and shape in place of values, without those that are missing or empty."""
+        outlines = {column.name: _outline(getattr(self, column.name)) for column in fields(self)}
+        return f"{type(self).__name__}({', '.join(f'{name}={told}' for name, told in outlines.items() if told)})"
+
     def take(self, places: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Self:
         """Return the items at some places, which may come twice, or those of a mask [B] or a slice."""
         return self.taken(Per.ITEM, places)
@@ -123,6 +128,19 @@ def joined(batches: Sequence[ItemColumns], per: Per) -> dict[str, Any]:
         column.name: _joined([getattr(batch, column.name) for batch in batches], counts)
         for column in columns_of(type(batches[0]), per)
     }
+
+
+def _outline(value: Any) -> str:  # noqa: ANN401 - what a field may be
+    """Return an array's dtype and shape, or the type and length of what has no shape; empty for what is empty."""
+    if value is None or (isinstance(value, Mapping | tuple) and not value):
+        return ""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_outline(part)}' for name, part in value.items())}}}"
+    if hasattr(value, "dtype"):
+        return f"{value.dtype}{[*value.shape]}"
+    if isinstance(value, int | float):
+        return repr(value)
+    return f"{type(value).__name__}{f'[{len(value)}]' if isinstance(value, Sized) else ''}"
 
 
 def _taken(value: Any, places: NDArray[Any] | slice) -> Any:  # noqa: ANN401 - what a column may be

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tidemill.errors import InvalidArgument, NotFound, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay.argument_types import check_address, check_type
 from tidemill.replay.client import ReplayClient
-from tidemill.replay.shards.directory import ShardDirectory, check_addresses
+from tidemill.replay.shards.directory import ShardDirectory, check_addresses, servers_now
 from tidemill.replay.table_config import TableConfig
 from tidemill.rpc.channel import DEADLINE_S, Backoff
 
@@ -52,12 +52,12 @@ def stored_table(addresses: Sequence[str], table: TableConfig | str, timeout_s: 
     Raises:
         TypeError: It is neither a configuration nor a name.
         NotFound: No server has a table of the name; the message has those that there are.
-        Unavailable: No server answered within `timeout_s` seconds.
+        Unavailable: A server did not answer within `timeout_s` seconds, and no other has the table.
     """
     check_type("table", table, (TableConfig, str), "a TableConfig, or the name of a table that the server has")
     if isinstance(table, TableConfig):
         return table
-    return _found(addresses, table, timeout_s, "start what creates the table first, or give a TableConfig")
+    return next(_parts(addresses, table, timeout_s, "start what creates the table first, or give a TableConfig"))
 
 
 def awaited_table(
@@ -74,7 +74,7 @@ def awaited_table(
     Raises:
         TypeError: It is neither a configuration nor a name.
         NotFound: No server had a table of the name in time; the message has those that there are.
-        Unavailable: No server answered in time.
+        Unavailable: A server did not answer in time, and no other has the table.
     """
     deadline_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     pause, is_told = Backoff(first_s=0.05, limit_s=_LOOK_S), False
@@ -95,6 +95,7 @@ def read_table(
     table: TableConfig | str,
     *,
     create: bool,
+    must_exist: bool = False,
     instead: str = "start what creates the table first, or give a TableConfig and create=True",
 ) -> TableConfig:
     """Return the configuration of a table to sample; of a name, that of all servers' parts together.
@@ -103,49 +104,55 @@ def read_table(
         servers: Those that have it.
         table: Its configuration or its name.
         create: Whether the reader may create it. Otherwise the servers are asked whether they have it.
+        must_exist: Whether a server without a part of it stays without one, and so has no part in `min_size`.
         instead: What to do if no server has a table of a name, for the message.
 
     Raises:
         TypeError: It is neither a configuration nor a name.
         InvalidArgument: A name is to be created.
         NotFound: No server has the table; the message has those that there are.
-        Unavailable: No server answered within 10 s.
+        Unavailable: A server did not answer within 10 s, and no other has the table.
     """
     check_type("table", table, (TableConfig, str), "a TableConfig, or the name of a table that the server has")
     check_type("create", create, bool, "True or False")
     addresses, count = addresses_and_count(servers)
     if isinstance(table, TableConfig):
         if not create:
-            _found(addresses, table.name, DEADLINE_S, "start what creates the table first, or give create=True")
+            next(_parts(addresses, table.name, DEADLINE_S, "start what creates the table first, or give create=True"))
         return table
     if create:
         raise InvalidArgument(f"create is True with the name {table!r}: give a TableConfig to create a table")
-    part = _found(addresses, table, DEADLINE_S, instead)
+    parts = _parts(addresses, table, DEADLINE_S, instead)
+    part = next(parts)
     limiter = replace(
         part.rate_limiter,
-        min_size=part.rate_limiter.min_size * count,
+        min_size=part.rate_limiter.min_size * (min(count, 1 + len(list(parts))) if must_exist else count),
         error_buffer=part.rate_limiter.error_buffer * count,
         queue_size=part.rate_limiter.queue_size * count,
     )
     return replace(part, max_items=part.max_items * count, max_bytes=part.max_bytes * count, rate_limiter=limiter)
 
 
-def _found(addresses: Sequence[str], name: str, timeout_s: float, instead: str) -> TableConfig:
-    """Return the configuration that the first server with a table of this name has."""
+def _parts(addresses: Sequence[str], name: str, timeout_s: float, instead: str) -> Iterator[TableConfig]:
+    """Yield each server's configuration of a table of this name; once one has it, no other is waited for."""
+    addresses = servers_now(addresses, timeout_s)
     reasons: list[str] = []
     names: set[str] = set()
     for address in addresses:
         with ReplayClient(address) as client:
             try:
-                client.wait_for_ready(timeout_s / len(addresses))
+                if name not in names:
+                    client.wait_for_ready(timeout_s / len(addresses))
                 found = {each.config.name: each.config for each in client.list_tables()}
             except Unavailable as why:
                 reasons.append(str(why))
                 continue
-        if name in found:
-            return found[name]
         names |= found.keys()
-    if len(reasons) == len(addresses):
+        if name in found:
+            yield found[name]
+    if name in names:
+        return
+    if reasons:
         raise Unavailable("; ".join(reasons))
     one = len(addresses) == 1
     where = f"server at {addresses[0]} has" if one else f"servers at {', '.join(addresses)} have"

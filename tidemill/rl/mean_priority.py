@@ -17,9 +17,6 @@ _PUBLISHED = "initial_priority"
 _SHARE = 0.01
 """Of one update in the mean."""
 
-_LARGEST = 60_000.0
-"""That float16 holds, as which actors get it."""
-
 
 class MeanPriority:
     """The learner's side: an exponential mean, 1 before the first update."""
@@ -33,8 +30,8 @@ class MeanPriority:
         self.mean.lerp_(priority, _SHARE)
 
     def published(self) -> dict[str, Tensor]:
-        """Return a copy of the state, for `NewItemPriority.load`."""
-        return {_PUBLISHED: self.mean.clamp(max=_LARGEST)}
+        """Return a copy of the state, for `NewItemPriority.load`; float64, which is not rounded to float16."""
+        return {_PUBLISHED: self.mean.double()}
 
 
 class NewItemPriority:

@@ -22,6 +22,18 @@ def subdict(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
 
 
+def copied(network: nn.Module) -> dict[str, Tensor]:
+    """Return copies of a network's parameters and buffers; float32 buffers as float64.
+
+    Actors get float32 rounded to float16, which a mean of large numbers with a small deviation does not bear.
+    """
+    exact = {name for name, buffer in network.named_buffers(remove_duplicate=False) if buffer.dtype == torch.float32}
+    return {
+        name: value.detach().to(torch.float64 if name in exact else value.dtype, copy=True)
+        for name, value in network.state_dict().items()
+    }
+
+
 @dataclass
 class TrainState:
     """Networks, optimizers and random generator of an agent, and the updates it has made."""
@@ -78,11 +90,7 @@ class TrainState:
 
     def copy_of(self, *names: str) -> dict[str, Tensor]:
         """Return copies of some networks' parameters, as NAME.PARAMETER: what actors are sent."""
-        return {
-            f"{name}.{key}": value.detach().clone()
-            for name in names
-            for key, value in self.networks[name].state_dict().items()
-        }
+        return {f"{name}.{key}": value for name in names for key, value in copied(self.networks[name]).items()}
 
 
 class TrainedAgent:
@@ -97,7 +105,7 @@ class TrainedAgent:
     def policy_state(self) -> dict[str, Tensor]:
         """Return copies of the parameters of the network that acts."""
         acting = next(iter(self._state.networks.values()))
-        return {name: value.detach().clone() for name, value in acting.state_dict().items()}
+        return copied(acting)
 
     def state_dict(self) -> dict[str, Any]:
         """Return networks, optimizers, random generator and counters; see `Agent.state_dict`."""

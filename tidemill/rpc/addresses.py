@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
@@ -78,7 +79,12 @@ def can_listen(address: str) -> bool:
 
 
 def why_not_free(address: str) -> OSError | None:
-    """Return the error that a server would meet which listened at `host:port` now; None if it could."""
+    """Return the error that a server would meet which listened at an address now; None if it could.
+
+    At a Unix socket gRPC meets none: it takes the socket's place, and no client reaches the server that listens there.
+    """
+    if address.startswith("unix:"):
+        return _why_not_free(address.removeprefix("unix:").removeprefix("//"))
     host, port = host_and_port(address)
     try:
         family, host = listening_at(host, port)
@@ -91,6 +97,18 @@ def why_not_free(address: str) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def _why_not_free(path: str) -> OSError | None:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:  # its queue of connections is full
+            pass
+        except OSError:  # none is there, or one that a killed server left
+            return None
+    return OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def _is_host(host: str) -> bool:

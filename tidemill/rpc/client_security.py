@@ -19,7 +19,7 @@ from tidemill.logger import LateLogger
 from tidemill.rpc.access import METADATA_KEY, SCHEME, read_secret
 from tidemill.rpc.options import Options
 from tidemill.rpc.reloaded import Reloaded
-from tidemill.rpc.tls import is_local, read_pem
+from tidemill.rpc.tls import check_pair, is_local, read_pem
 
 CA, TOKEN_FILE, CERT, KEY, NAME, EXCEPT = (
     "TIDEMILL_TLS_CA",
@@ -70,7 +70,7 @@ def channel_credentials(address: str) -> grpc.ChannelCredentials | None:
     """Return the credentials of a channel; None for plaintext: to a Unix socket or an exception, or if no CA is named.
 
     Raises:
-        ConfigError: A file cannot be read, or a certificate has no key.
+        ConfigError: A file cannot be read or used, or a certificate has no key.
     """
     ca = os.environ.get(CA, "")
     if not ca or address.startswith("unix:") or _is_excepted(address):
@@ -78,11 +78,12 @@ def channel_credentials(address: str) -> grpc.ChannelCredentials | None:
     cert, key = os.environ.get(CERT, ""), os.environ.get(KEY, "")
     if bool(cert) != bool(key):
         raise ConfigError(f"{CERT} and {KEY} belong together: set both, or neither")
-    return grpc.ssl_channel_credentials(
-        read_pem(_absolute(ca), CA),
-        read_secret(_absolute(key), KEY).encode() if key else None,
-        read_pem(_absolute(cert), CERT) if cert else None,
-    )
+    root, own_key, chain = read_pem(_absolute(ca), CA), None, None
+    if cert:
+        own_key = read_secret(_absolute(key), KEY).encode()
+        chain = read_pem(_absolute(cert), CERT)
+        check_pair(_absolute(cert), _absolute(key), KEY)
+    return grpc.ssl_channel_credentials(root, own_key, chain)
 
 
 def name_options() -> Options:

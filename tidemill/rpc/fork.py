@@ -7,6 +7,7 @@ forked beside a server of its parent cannot use gRPC at all: one in twenty was a
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -26,9 +27,21 @@ class _Lineage:
     def __init__(self) -> None:
         self.servers: set[object] = set()
         self.beside_servers_of = 0
-        os.register_at_fork(after_in_child=self._forked)
+        self._collects = False
+        os.register_at_fork(before=self._forking, after_in_parent=self._has_forked, after_in_child=self._forked)
+
+    def _forking(self) -> None:
+        self._collects |= gc.isenabled()
+        gc.disable()
+
+    def _has_forked(self) -> None:
+        if self._collects:
+            gc.enable()
+        self._collects = False
 
     def _forked(self) -> None:
+        gc.freeze()  # a call or channel of the parent that is collected here aborts the process
+        self._has_forked()
         if self.servers:
             self.beside_servers_of = os.getppid()
         self.servers.clear()

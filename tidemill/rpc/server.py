@@ -104,8 +104,8 @@ class RpcServer:
 
     def check_free(self) -> None:
         """Raise FatalError if another process listens at the address: for what is to be known before files change."""
-        address = self._settings.address
-        if not address.startswith("unix:") and (error := why_not_free(address)) and error.errno == errno.EADDRINUSE:
+        error = why_not_free(self._settings.address)
+        if error is not None and error.errno == errno.EADDRINUSE:
             raise self._unbound() from error
 
     async def start(self) -> str:
@@ -114,6 +114,7 @@ class RpcServer:
         Raises:
             FatalError: the address cannot be bound.
         """
+        self.check_free()  # before gRPC takes the place of another server's Unix socket
         reflection.enable_server_reflection([*self._names, reflection.SERVICE_NAME], self.grpc)
         await self.set_serving(False)
         _raise_open_files()
@@ -182,7 +183,9 @@ def why_not_bound(address: str, setting: str = "server.address", *, takes_any_po
     """
     another = f"choose another {setting}"
     if address.startswith("unix:"):
-        return f"is its folder there and writable, and no other process listening? If not, {another}"
+        if why_not_free(address):
+            return f"another process listens there; {another}, or end that process"
+        return f"is its folder there and writable, and no file of another kind at its place? If not, {another}"
     host, port = host_and_port(address)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -61,6 +61,10 @@ _NO_GRPC = "Received http2 header with status"
 """What gRPC says of an answer that another program gave in place of the service."""
 
 
+_NO_METHOD = "Method not found!"
+"""What gRPC answers for a service that has no such call."""
+
+
 def from_rpc_error(error: grpc.RpcError) -> TidemillError:
     """Return the exception a client raises for a failed call, with the server's message."""
     code, details, reason = error.code(), error.details(), _reason(error)
@@ -72,6 +76,9 @@ def from_rpc_error(error: grpc.RpcError) -> TidemillError:
             "service's first log line"
         )
         return Unavailable(f"{why} ({details})")
+    if details == _NO_METHOD:
+        why = "the address is that of another service, or the service is of another release"
+        return Unimplemented(f"the service at this address has no such call: {why} ({details})")
     kind = _ERROR.get(code, TidemillError)
     if kind is Unavailable and details and (why := tls_failure(details)):
         return Unavailable(f"{why} ({details})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from functools import partial
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | Non
     The files are looked at again at each handshake, so that a certificate is renewed without a restart.
 
     Raises:
-        ConfigError: A file cannot be read, or other users may read the key.
+        ConfigError: A file cannot be read or used, or other users may read the key.
     """
     if not settings.tls_cert or settings.address.startswith("unix:"):
         return None
@@ -110,16 +111,38 @@ def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | Non
 def _read_certificate(settings: ServerSettings) -> grpc.ServerCertificateConfiguration:
     key = read_secret(settings.tls_key, "server.tls_key").encode()
     chain = read_pem(settings.tls_cert, "server.tls_cert")
+    check_pair(settings.tls_cert, settings.tls_key, "server.tls_key")
     client_ca = read_pem(settings.tls_client_ca, "server.tls_client_ca") if settings.tls_client_ca else None
     return grpc.ssl_server_certificate_configuration([(key, chain)], client_ca)
 
 
 def read_pem(path: str, setting: str) -> bytes:
-    """Return the bytes of a certificate's file. ConfigError: it cannot be read, or is none."""
+    """Return the bytes of a file of certificates. ConfigError: it cannot be read, or has none, or a broken one."""
     try:
         data = Path(path).read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError:
+        data = b""
     except OSError as error:
         raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}") from error
     if b"-----BEGIN CERTIFICATE-----" not in data:
         raise ConfigError(f"{setting}: {path} is not a certificate in PEM format")
     return data
+
+
+def check_pair(cert: str, key: str, setting: str) -> None:
+    """Raise ConfigError unless a key is that of a certificate: gRPC keeps such a failure to its own log.
+
+    Args:
+        cert: File of the certificate.
+        key: File of the key.
+        setting: The setting that names the key.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("ALL:@SECLEVEL=0")  # whether they are strong enough is not the question here
+    try:
+        context.load_cert_chain(cert, key, password=lambda: "")  # or it would ask at the terminal
+    except ssl.SSLError as error:
+        why = error.reason or "not a key in PEM format, or one with a passphrase"
+        # no cause: an OSError, which SSLError is, says that the same files may be readable later
+        raise ConfigError(f"{setting}: {key} is not the key of {cert} ({why})") from None

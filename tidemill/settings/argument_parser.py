@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tidemill.settings.check import nearest
@@ -12,7 +14,15 @@ _KINDS = {"int": "a whole number", "float": "a number"}
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """An argparse parser whose errors are those of `tidemill train`: one line, without the usage."""
+    """An argparse parser whose errors are those of `tidemill train`: one line, without the usage.
+
+    Arguments with `type=Path` may begin with `~`: bash leaves it as it is after `--option=`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - argparse's
+        """Prepare, as argparse's parser."""
+        super().__init__(*args, **options)
+        self.register("type", Path, lambda text: Path(os.path.expanduser(text)))
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong, what is allowed and what to do; exit with 2."""

@@ -155,6 +155,9 @@ def _convert_scalar(value: Any, kind: Any, path: str) -> Any:  # noqa: ANN401
     exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if kind is str and isinstance(value, int | float | datetime.date):
         return _expect(exact, str(value), path, _quoted(value))
+    if kind is str and isinstance(value, type | types.FunctionType):  # which the processes of a run import by name
+        module = value.__module__.replace("__main__", "MODULE")
+        return _expect(False, value, path, f"a text, such as '{module}:{value.__qualname__}'")
     return _expect(exact, value, path, _KINDS.get(kind, f"a value of type {kind.__name__}"))
 
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument
-from tidemill.observation_parts import in_order, leaves, pack, stored
+from tidemill.observation_parts import in_order, leaves, pack, stored, tuple_paths
 from tidemill.settings.check import SAFE_NAME, is_safe_name
 from tidemill.simulator.v1 import simulator_pb2 as pb
 from tidemill.types import OBSERVATION, EnvSpec, ObservationPart
@@ -225,7 +225,7 @@ def observed(observation: Any, spec: EnvSpec) -> Array:  # noqa: ANN401 - nested
     """
     if spec.observation_parts:
         parts = in_order(spec.observation_parts)
-        return pack(parts, dict(leaves(observation)))
+        return pack(parts, dict(leaves(observation, tuples=tuple_paths(part.name for part in parts))))
     array = stored(observation, spec.observation_dtype)
     if array.shape != spec.observation_shape:
         raise InvalidArgument(f"observation has shape {array.shape}, allowed: {spec.observation_shape}")
@@ -270,8 +270,8 @@ def _unpack_mask(data: bytes, spec: EnvSpec, step: int) -> NDArray[np.bool_] | N
     if not count:
         return None
     mask: NDArray[np.bool_] = np.frombuffer(data, np.uint8) != 0
-    if not mask.any():
-        raise InvalidArgument(f"action_mask has no legal action at step {step}, allowed: at least one")
+    if not np.logical_or.reduceat(mask, np.cumsum((0, *spec.action_options[:-1]))).all():
+        raise InvalidArgument(f"action_mask has no legal action at step {step}, allowed: at least one for each choice")
     return mask
 
 

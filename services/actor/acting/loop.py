@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -14,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from tidemill.envs.interface import VectorEnv, VectorStep, action_mask_of
-from tidemill.errors import Unavailable
+from tidemill.errors import DataLoss, Unavailable
 from tidemill.params.blob import unpack
+from tidemill.params.version import Params
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay.writing.writer import ReplayWriter
 from tidemill.rl.agents.interface import Policy
 from tidemill.rl.policy_io import PolicyInputBuilder, check_extras, kept, step_columns
-from tidemill.services.actor.acting.metrics import ActorMetrics
+from tidemill.services.actor.acting.metrics import WAIT_SECONDS, ActorMetrics
 from tidemill.types import Signature
 
 _log = structlog.get_logger()
@@ -64,6 +66,9 @@ class PolicyParams:
     """Updates behind them."""
     fencing_token: int = 0
     """Of the learner process that published them."""
+    waited_s: float = 0.0
+    """Time that the actor could not act, as its next steps were not due."""
+    _loaded: Params | None = None
 
     def wait(self, stop: threading.Event) -> bool:
         """Wait for the first parameters; return False if `stop` came before them."""
@@ -76,11 +81,22 @@ class PolicyParams:
     def refresh(self) -> None:
         """Load the newest parameters if they are newer than the policy's; never waits."""
         params = self.watcher.newest()
-        if params is not None and params.version.version > self.version:
+        if params is not None and params is not self._loaded:
             self.policy.load({name: torch.from_numpy(value) for name, value in unpack(params.blob).items()})
-            metadata = params.version.metadata
+            metadata, self._loaded = params.version.metadata, params
             self.version, self.env_steps = params.version.version, metadata.env_steps
             self.learner_steps, self.fencing_token = metadata.learner_steps, params.version.fencing_token
+
+    @contextmanager
+    def counted_wait(self) -> Iterator[None]:
+        """Count the time until the end of the block."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - started
+            self.waited_s += seconds
+            WAIT_SECONDS.inc(seconds)
 
 
 class VersionPacer:
@@ -101,19 +117,28 @@ class VersionPacer:
         """
         self._windows, self._publish_every, self._lead = windows_per_version, publish_every, lead
         self._fencing_token: int | None = None
-        self._base = self._started = 0
-        """Updates behind the version that counting started with, and the windows since then."""
+        self._restarts = 0
+        self._base = self._newest = self._started = 0
+        """Updates behind the version that counting started with and behind the newest, and the windows since then."""
 
-    def wait(self, params: PolicyParams, stop: threading.Event) -> bool:
+    def wait(self, params: PolicyParams, writer: ReplayWriter, stop: threading.Event) -> bool:
         """Load newer parameters, and wait for some if needed; return False if `stop` came before a start is due."""
         params.refresh()
-        while not self.may_start(params.fencing_token, params.learner_steps):
+        while not self._may_start(params, writer):
             if stop.is_set():
                 return False
-            params.watcher.wait(_STOP_CHECK_S, newer_than=params.version)
+            with params.counted_wait():
+                params.watcher.wait(_STOP_CHECK_S, newer_than=params.version)
             params.refresh()
+            with suppress(DataLoss, Unavailable):
+                writer.flush(0.0)  # leaves a dead shard
         self.started()
         return True
+
+    def _may_start(self, params: PolicyParams, writer: ReplayWriter) -> bool:
+        if writer.restarts != self._restarts:  # the learner may never get the items that these versions needed
+            self._restarts, self._fencing_token = writer.restarts, None
+        return self.may_start(params.fencing_token, params.learner_steps)
 
     def started(self) -> None:
         """Count a window that starts now."""
@@ -121,8 +146,10 @@ class VersionPacer:
 
     def may_start(self, fencing_token: int, learner_steps: int) -> bool:
         """True if another window may start with the parameters of this learner process after so many updates."""
-        if fencing_token != self._fencing_token:  # a restarted learner has lost the batches it had not trained on
+        # a restarted learner has lost the batches it had not trained on; that of another run may have the same token
+        if fencing_token != self._fencing_token or learner_steps < self._newest:
             self._fencing_token, self._base, self._started = fencing_token, learner_steps, 0
+        self._newest = learner_steps
         versions = learner_steps // self._publish_every - self._base // self._publish_every
         return self._started < self._windows * (versions + 1 + self._lead)
 
@@ -212,7 +239,7 @@ class ActingLoop:
             output = kept(output, policy_input.observation)
         self._input_builder.record(output)
         decided = time.perf_counter()
-        result = self._env.step(output.action)
+        result = self._env.step(output.action.copy())  # an environment of the user's may write to it
         stepped = time.perf_counter()
         check_extras(output.extras, self._extra_columns, self._env.num_envs)
         columns = step_columns(

@@ -18,6 +18,8 @@ from tidemill.config.sections import ActorConfig
 from tidemill.curves import ENV_FAILURES, SideCurves
 from tidemill.envs.failures import failure_counts
 from tidemill.envs.interface import VectorStep
+from tidemill.params.stored import OwnFolder
+from tidemill.params.version import Params
 from tidemill.replay.writing.writer import ReplayWriter
 
 EXPECTED = Gauge("tidemill_actor_expected", "Actors that this one shares the exploration ladder with, itself included.")
@@ -25,8 +27,10 @@ _STEPS = Counter("tidemill_actor_env_steps_total", "Decisions of the agent, all 
 _EPISODES = Counter("tidemill_actor_episodes_total", "Real episodes that ended.")
 _RETURN = Summary("tidemill_actor_episode_return", "Return of an episode as the environment gave it.")
 _LENGTH = Summary("tidemill_actor_episode_steps", "Length of an episode in decisions.")
-_VERSION = Gauge("tidemill_actor_params_version", "Version of the parameters the actor acts with.")
+_VERSION = Gauge("tidemill_actor_params_version", "Version of the parameters it acts with; 0: none yet.")
 _SECONDS = Counter("tidemill_actor_seconds_total", "Time spent, by what it was spent on.", ("part",))
+WAIT_SECONDS = _SECONDS.labels("wait")
+"""Time until the next steps were due, on-policy and in lock-step. Other runs wait in `write`."""
 _UNACKNOWLEDGED = Gauge("tidemill_actor_unacknowledged_chunks", "Chunks queued or sent and not yet acknowledged.")
 
 _log = structlog.get_logger()
@@ -39,15 +43,18 @@ _FIRST_FAILURE_S = 1.0
 class ActorCurves:
     """Points in TensorBoard's run of the actor's name, such as `actor/episode_return`, over all actors' decisions."""
 
-    def __init__(self, run: Path, name: str, env_steps: Callable[[], int]) -> None:
+    def __init__(
+        self, run: Path, name: str, env_steps: Callable[[], int], is_own: Callable[[], bool] = lambda: True
+    ) -> None:
         """Write nothing yet.
 
         Args:
             run: The run's folder.
             name: Of the actor.
             env_steps: Gives the decisions so far, of all actors.
+            is_own: Whether the folder is that of the actor's run, as `SideCurves` takes it.
         """
-        self._curves, self._env_steps = SideCurves(run, name), env_steps
+        self._curves, self._env_steps = SideCurves(run, name, is_own), env_steps
 
     def write(self, scalars: Mapping[str, float], learner_steps: int) -> None:
         """Write a point; `learner_steps` are the updates behind the parameters that the actor acts with."""
@@ -60,12 +67,20 @@ class ActorCurves:
 
 
 def open_curves(
-    config: ActorConfig, actor_id: str, env_steps: Callable[[], int], stack: ExitStack
+    config: ActorConfig,
+    actor_id: str,
+    env_steps: Callable[[], int],
+    stack: ExitStack,
+    newest: Callable[[], Params | None],
 ) -> ActorCurves | None:
-    """Return the actor's curves; None where the run's folder cannot be written here, or no curves are wanted."""
+    """Return the actor's curves; None where the run's folder cannot be written here, or no curves are wanted.
+
+    `newest` gives the newest parameters of the run; if the folder has others, nothing is written.
+    """
     if not config.learner.tensorboard_every_s or not os.access(config.run.folder, os.W_OK):
         return None
-    return stack.enter_context(closing(ActorCurves(config.run.folder, actor_id, env_steps)))
+    is_own = OwnFolder(config.run.params_folder, newest)
+    return stack.enter_context(closing(ActorCurves(config.run.folder, actor_id, env_steps, is_own)))
 
 
 class ActorMetrics:
@@ -91,13 +106,13 @@ class ActorMetrics:
 
     def count(self, step: VectorStep, params_version: int, learner_steps: int = 0) -> None:
         """Count one step of every environment, acted with parameters of a version and the updates behind it."""
+        _VERSION.set(params_version)
         if self._is_past():
             self._logged_at = time.monotonic()
             return
         decisions = len(step.is_reset_step) - int(np.count_nonzero(step.is_reset_step))
         self._env_steps += decisions
         _STEPS.inc(decisions)
-        _VERSION.set(params_version)
         for episode in step.episodes:
             self._episodes += 1
             self._returns.append(episode.episode_return)
@@ -140,17 +155,21 @@ class ActorMetrics:
 class WriterCollector:
     """A Prometheus collector over what a writer counts itself. It only reads, so any thread may collect."""
 
-    def __init__(self, writer: ReplayWriter, clock: Callable[[], float] = time.monotonic) -> None:
-        """Collect from a writer."""
-        self._writer, self._clock = writer, clock
+    def __init__(
+        self, writer: ReplayWriter, waited_s: Callable[[], float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Collect from a writer; `waited_s` is the time that the actor waited until its next steps were due."""
+        self._writer, self._waited_s, self._clock = writer, waited_s, clock
         self._seen_at, self._seen_blocked_s = clock(), 0.0
 
     def collect(self) -> Iterator[Metric]:
         """Yield every counter."""
         counted = self._writer
-        yield _counter("blocked_seconds", "Time spent waiting for acknowledgements.", counted.blocked_s)
-        about = "Share of the time since the last collection that the actor waited for acknowledgements."
-        yield GaugeMetricFamily("tidemill_actor_blocked_ratio", about, value=self._blocked_ratio(counted.blocked_s))
+        blocked_s = counted.blocked_s + self._waited_s()
+        about = "Time spent waiting for acknowledgements, or for the parameters that the next steps need."
+        yield _counter("blocked_seconds", about, blocked_s)
+        about = "Share of the time since the last collection that the actor waited for acknowledgements or parameters."
+        yield GaugeMetricFamily("tidemill_actor_blocked_ratio", about, value=self._blocked_ratio(blocked_s))
         yield _counter(
             "stream_restarts",
             "How often this actor's streams restarted: they were lost, or it moved.",
@@ -169,7 +188,7 @@ def _counter(name: str, about: str, value: float) -> Metric:
     return CounterMetricFamily(f"tidemill_actor_{name}", about, value=value)
 
 
-def watch_writer(writer: ReplayWriter) -> None:
-    """Let Prometheus read the state of the connection to the replay service."""
+def watch_writer(writer: ReplayWriter, waited_s: Callable[[], float]) -> None:
+    """Let Prometheus read the state of the connection to the replay service; see `WriterCollector` for `waited_s`."""
     _UNACKNOWLEDGED.set_function(lambda: writer.unacknowledged_chunks)
-    REGISTRY.register(WriterCollector(writer))
+    REGISTRY.register(WriterCollector(writer, waited_s))

@@ -12,7 +12,7 @@ import torch
 
 from tidemill.acting.writer import open_writer
 from tidemill.config.fixed import keep_fixed
-from tidemill.config.lock_step import LockStep, lock_step_of
+from tidemill.config.lock_step import LockStep, history_file, lock_step_of
 from tidemill.config.sections import ActorConfig
 from tidemill.envs.make import make_timed
 from tidemill.envs.watch import EnvWatch
@@ -61,7 +61,7 @@ def act_in_lock_step(config: ActorConfig, seed: int, server: BackgroundServer, s
     keep_fixed(config, folder / f"{actor_id}.settings.json")
     file = folder / f"{actor_id}.round"
     with ExitStack() as stack:
-        history = stack.enter_context(closing(History(folder / f"{actor_id}.history")))
+        history = stack.enter_context(closing(History(history_file(config.run, actor_id))))
         watch = stack.enter_context(EnvWatch(config.env, server.health))
         made = make_timed(config.env, config.env.num_envs, watch.timed, training=True)
         env = stack.enter_context(closing(watch.watched(made)))
@@ -82,11 +82,11 @@ def act_in_lock_step(config: ActorConfig, seed: int, server: BackgroundServer, s
             return
         stack.enter_context(closing(writer))
         check_epoch(writer, file)
-        watch_writer(writer)
         watcher = stack.enter_context(ParamsWatcher(config.cluster.params, folder=config.run.params_folder))
         params = PolicyParams(watcher, policy)
+        watch_writer(writer, lambda: params.waited_s)
         pacer = RoundPacer(_lock_step(config), index, policy, writer, history, file)
-        curves = open_curves(config, actor_id, pacer.env_steps, stack)
+        curves = open_curves(config, actor_id, pacer.env_steps, stack, watcher.newest)
         metrics = ActorMetrics(settings.log_every_s, curves, pacer.is_past)
         throttle = make_throttle(settings.max_env_steps_per_s, env.num_envs, stop)
         own_columns, wait = extra_columns_of(config.agent, env.spec), partial(pacer.wait, params)

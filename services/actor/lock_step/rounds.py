@@ -114,7 +114,8 @@ class RoundPacer:
             self._kept = _end_of(number, self._writer.epoch, params, messages)
             self._kept.write(self._file)
         try:
-            return self._writer.store(messages)
+            with params.counted_wait():
+                return self._writer.store(messages)
         except DataLoss as error:
             raise _lost() from error
 
@@ -133,7 +134,8 @@ class RoundPacer:
                 return True
             if stop.is_set():
                 return False
-            params.watcher.wait(_STOP_CHECK_S, newer_than=newest.number if newest is not None else 0)
+            with params.counted_wait():
+                params.watcher.wait(_STOP_CHECK_S, newer_than=newest.number if newest is not None else 0)
 
 
 def check_epoch(writer: ReplayWriter, file: Path) -> None:
@@ -148,7 +150,7 @@ def check_epoch(writer: ReplayWriter, file: Path) -> None:
 def _lost() -> FatalError:
     return FatalError(
         "the replay service has lost this actor's streams: a run in lock-step needs one with a log "
-        "(replay.storage.folder); start the run from scratch"
+        "(replay.storage.folder), and replay.storage.ack fsync to survive a power failure; start the run from scratch"
     )
 
 

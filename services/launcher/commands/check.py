@@ -8,22 +8,26 @@ from dataclasses import replace
 
 from tidemill.config.inference import check_inference
 from tidemill.config.load import from_document, load, read_document
+from tidemill.config.run import ClusterSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.services.launcher.commands.train import check_settings
+from tidemill.services.launcher.run.continuation import describe_changes
 from tidemill.services.launcher.run.folder import has_trained, keep_settings
 
 _ABOUT = """Check the settings of a cluster that an engine starts service by service: pass those of all services.
 
 It tries one environment and writes ROOT/NAME/config.yaml, which `tidemill evaluate`, `export`, `log` and `plot` read.
-If a setting is wrong it writes nothing and exits with 2. It refuses what `tidemill train` refuses, except what only the
-services know, which report it when they start: tables of learner.sources, a batch or a learner.device that the
-learners cannot share, run.deterministic with several learners, a batch that is larger than the replay service allows,
-evaluator.source `simulators` without simulators, and an error in the update of your own algorithm."""
+If a setting is wrong it writes nothing and exits with 2. Without addresses of other services it leaves the config.yaml
+of a run that has trained unchanged, because `tidemill resume` reads it. It refuses what `tidemill train` refuses,
+except what only the services know, which report it when they start: tables of learner.sources, a batch, a
+learner.device or replay shards that the learners cannot share, run.deterministic with several learners, a batch that is
+larger than the replay service allows, evaluator.source `simulators` without simulators, and an error in the update of
+your own algorithm."""
 
 
 def check(argv: Sequence[str]) -> int:
-    """Check settings, and write them into the run's folder; return the exit code."""
+    """Check settings, and write them into the run's folder if services take them; return the exit code."""
     config = load(RunConfig, list(argv), prog="tidemill check", description=_ABOUT)
     _check_addresses(config)
     check_inference(config, actors=config.actor.count)
@@ -37,9 +41,35 @@ def check(argv: Sequence[str]) -> int:
         learner=replace(config.learner, sources={}, device="cuda"),
     )
     check_settings(started_elsewhere, None, before, any_learners=True)
-    keep_settings(config)
-    print(f"the settings are fine: {config.agent.algorithm} on {config.env.id}, written to {file}", file=sys.stderr)
+    is_elsewhere = _is_elsewhere(config.cluster, argv)
+    is_written = before is None or is_elsewhere  # else `resume` would train with them, unasked
+    if is_written:
+        keep_settings(config)
+    if before is not None and (changes := describe_changes(before, config)):
+        print(f"note: the run has trained, and these settings differ: {changes}", file=sys.stderr)
+    if is_elsewhere and 1 < config.launcher.actors != config.actor.count:  # 1 is the default
+        print(
+            f"note: launcher.actors is {config.launcher.actors}, but actor.count is {config.actor.count}: `tidemill "
+            f"train` would start {config.launcher.actors} actors (for Compose and Slurm set TIDEMILL_ACTORS, for "
+            "Kubernetes ACTORS)",
+            file=sys.stderr,
+        )
+    unchanged = f"{file} is unchanged (if you start services yourself, add --cluster.params {config.cluster.params})"
+    kept = f"written to {file}" if is_written else unchanged
+    print(f"the settings are fine: {config.agent.algorithm} on {config.env.id}, {kept}", file=sys.stderr)
     return 0
+
+
+def _is_elsewhere(cluster: ClusterSettings, argv: Sequence[str]) -> bool:
+    """True if a command line or its file says where services are, as for an engine; a launcher starts its own.
+
+    The default address counts if it is given as an option. In a file it does not: config.yaml of any run lists it.
+    """
+    given = {word.partition("=")[0] for word in argv}
+    return any(
+        f"--cluster.{name}" in given or getattr(cluster, name) != getattr(ClusterSettings, name)
+        for name in ("replay", "params", "learner")
+    )
 
 
 def _check_addresses(config: RunConfig) -> None:

@@ -14,8 +14,14 @@ from tidemill.errors import ConfigError, NotFound, Unavailable
 from tidemill.installation import typed
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.params.digest import describe_digest
-from tidemill.scores import read_scores
-from tidemill.services.launcher.run.folder import check_is_run, has_trained, is_deterministic, is_running
+from tidemill.scores import read_best, read_scores
+from tidemill.services.launcher.run.folder import (
+    check_is_run,
+    has_trained,
+    is_deterministic,
+    is_running,
+    target_return,
+)
 from tidemill.services.launcher.run.verbs import VERBS, apply_verb, learner_at
 from tidemill.services.launcher.view.curves import describe_failures, env_failures, training_return
 from tidemill.services.launcher.view.poller import describe_evaluating
@@ -102,19 +108,24 @@ def _status_rows(learner: LearnerStatus) -> dict[str, str]:
             "env steps": f"{learner.env_steps:,}",
             "params version": f"{learner.params_version}",
         }
+    if learner.state is LearnerState.STARTING:  # its counts may not be restored yet
+        return {
+            "state": "starting",
+            "up": f"{learner.uptime_s:,.0f} s",
+            "restored": learner.restored or "nothing yet",
+        }
     checkpoint = f"at {learner.checkpoint_steps:,} learner steps" if learner.checkpoint_steps else "none yet"
     limit = f" of {learner.max_learner_steps:,}" if learner.max_learner_steps else ""
-    nothing = "nothing yet" if learner.state is LearnerState.STARTING else "nothing, a fresh start"
     rows = {
         "state": learner.state.name.lower(),
         "learner steps": f"{learner.learner_steps:,}{limit} ({learner.steps_per_s:,.1f}/s)",
         "env steps": f"{learner.env_steps:,}",
-        "waits for data": f"{learner.wait_fraction:.0%} of the time",
+        "waits": f"{learner.wait_fraction:.0%} of the time",
         "table items": f"{learner.table_items:,}",
         "params version": f"{learner.params_version} (fencing token {learner.fencing_token})",
         "checkpoint": checkpoint,
         "up": f"{learner.uptime_s:,.0f} s",
-        "restored": learner.restored or nothing,
+        "restored": learner.restored or "nothing, a fresh start",
     }
     rows |= describe_shards(learner.shards) | describe_sources(learner.sources)
     return rows | {name: f"{value:.4g}" for name, value in sorted(learner.metrics.items())}
@@ -133,17 +144,14 @@ def _actor_rows(folder: Path) -> dict[str, str]:
     rows = {}
     if (mean := training_return(folder)) is not None:
         rows["training return"] = f"{mean:.1f}"
-    if failures := env_failures(folder):
-        rows["environment failures"] = f"{describe_failures(failures)}; reasons are in {folder / 'logs'}/actor-*.log"
+    if failures := describe_failures(env_failures(folder)):
+        rows["environment failures"] = f"{failures}; reasons are in {folder / 'logs'}/actor-*.log"
     return rows
 
 
 def _score_rows(folder: Path) -> dict[str, str]:
-    scores = read_scores(folder / "scores.csv")
-    if not scores:
-        return {}
-    newest, best = scores[-1], max(scores, key=lambda score: score.mean)
-    return {
-        name: f"{score.mean:.1f} (version {score.params_version})"
-        for name, score in (("newest score", newest), ("best score", best))
+    found = {
+        "newest score": next(reversed(read_scores(folder / "scores.csv")), None),
+        "best score": read_best(folder, target_return(folder)),
     }
+    return {name: f"{score.mean:.1f} (version {score.params_version})" for name, score in found.items() if score}

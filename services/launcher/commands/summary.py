@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from tidemill.config.sections import RunConfig
 from tidemill.installation import activation, command_name, typed
 from tidemill.learner.status import LearnerStatus
 from tidemill.params.digest import describe_digest
-from tidemill.scores import read_scores
-from tidemill.services.launcher.run.continuation import trained_s
+from tidemill.scores import read_best, read_scores
+from tidemill.services.launcher.run.continuation import describe_changes, progress, trained_s
 from tidemill.services.launcher.run.folder import (
     has_policy,
+    has_scores,
     has_trained,
     is_deterministic,
+    name_of,
     plays_in_simulators_alone,
     with_run_paths,
 )
@@ -42,7 +45,7 @@ _FILES = (
 
 def summarise(folder: Path, outcome: Outcome, learner: LearnerStatus | None = None) -> list[str]:
     """Return the closing lines of a run, given the last status of its learner."""
-    lines = ["", f"{folder.name}: {outcome.reason}"]
+    lines = ["", f"{name_of(folder)}: {outcome.reason}"]
     result = formats.read_json(folder / "result.json", formats.RESULT)
     if result:
         asked = learner.env_steps if learner is not None else 0
@@ -72,12 +75,15 @@ def _next_commands(folder: Path, result: dict[str, Any]) -> list[str]:
     if result.get("solved"):  # with its target it would end at once
         commands = [(f"{typed('resume', folder)} --run.target-return none", "continue training without a target")]
     elif found := _LIMIT.match(result.get("reason", "")):
-        option, limit = found[1].replace("_", "-"), float(found[2].replace(",", ""))
-        commands = [(f"{typed('resume', folder)} --run.{option} {2 * limit:.0f}", "continue training as long again")]
+        name, limit = found[1], float(found[2].replace(",", ""))
+        further = math.ceil(max(progress(folder)[name], limit) + limit)  # the last evaluation counts, too
+        option = f"--run.{name.replace('_', '-')} {further}"
+        commands = [(f"{typed('resume', folder)} {option}", "continue training as long again")]
     if result or has_policy(folder):  # also of a run that was interrupted
         commands.append((typed("export", folder), "write the policy to a folder to pass on"))
         if not plays_in_simulators_alone(folder):
-            commands.insert(0, (typed("evaluate", folder), "play fresh episodes with the best policy"))
+            which = "best" if has_scores(folder) else "newest"
+            commands.insert(0, (typed("evaluate", folder), f"play fresh episodes with the {which} policy"))
     width = max(len(words) for words, _ in commands)
     lines = ["Next:", *(f"  {words:{width}}  {meaning}" for words, meaning in commands)]
     if command != "tidemill" and activation():
@@ -105,22 +111,26 @@ def _has_content(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
-def describe_restored(folder: Path, config: RunConfig) -> list[str]:
-    """Return lines that say what of a run with these settings continues where it was and what starts from scratch."""
+def describe_restored(folder: Path, config: RunConfig, before: RunConfig | None = None) -> list[str]:
+    """Return lines that say what of a run with these settings continues where it was and what starts from scratch.
+
+    They name the settings that were others `before`.
+    """
     scores = read_scores(folder / "scores.csv")
     checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("[!.]*.safetensors"))
     has_params = any((folder / "params").glob("*"))
     lines = [f"resuming {folder}"]
+    if before is not None and (changes := describe_changes(before, config)):
+        lines.append(f"  settings     {changes}")
     params = "the parameter server restores its versions" if has_params else "none were published"
     lines.append(f"  params       {params}")
     if checkpoints:
         lines.append(f"  learner      from its newest checkpoint ({checkpoints[-1]}); see below")
     else:
         lines.append("  learner      no checkpoint: it starts from scratch")
-    if scores:
-        best = max(score.mean for score in scores)
+    if best := read_best(folder, config.run.target_return):
         trained = f"{scores[-1].wall_s:.0f} s of training"
-        lines.append(f"  scores       {len(scores)} evaluations, best mean {best:.1f}, {trained}")
+        lines.append(f"  scores       {len(scores)} evaluations, best mean {best.mean:.1f}, {trained}")
     lines.append(f"  replay       {_replay(with_run_paths(config, folder))}")
     if config.run.deterministic:
         lines.append("  environments played again from the start: every actor continues the round it was in")

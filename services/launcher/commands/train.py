@@ -22,6 +22,7 @@ from tidemill.loggers.interface import check_logger
 from tidemill.params.run_end import read_divergence
 from tidemill.process import survive_without_output
 from tidemill.programs.fork_client import ForkClient
+from tidemill.scores import read_scores
 from tidemill.services.launcher.commands.summary import describe_restored, summarise
 from tidemill.services.launcher.page.run_document import with_status_page
 from tidemill.services.launcher.run.continuation import check_limits
@@ -29,7 +30,7 @@ from tidemill.services.launcher.run.env_check import check_environment
 from tidemill.services.launcher.run.folder import (
     RunFolder,
     check_free,
-    check_is_run,
+    check_has_begun,
     check_names_run,
     is_running,
     with_run_paths,
@@ -39,7 +40,9 @@ from tidemill.services.launcher.run.loggers import LoggerProcesses
 from tidemill.services.launcher.run.paths import (
     check_addresses,
     check_finds_log,
+    check_keeps_shards,
     check_new_log,
+    check_owns_log,
     check_shards,
     make_socket_folder,
     remove_socket_folder,
@@ -99,13 +102,15 @@ def resume(argv: Sequence[str]) -> int:
         load(RunConfig, list(argv), prog="tidemill resume RUN", description=_RESUME)  # --help ends here
         raise ConfigError("which run? tidemill resume RUN, for example: tidemill resume runs/quickstart")
     path = Path(argv[0])
-    check_is_run(path)
+    check_has_begun(path)
     file = path / "config.yaml"
     config = load(RunConfig, argv[1:], prog=f"tidemill resume {path}", description=_RESUME, file=file)
     before = from_document(RunConfig, read_document(file))
     check_names_run(before, config, path)
     check_finds_log(before, with_run_paths(config, path))
     config = with_run_paths(with_absolute_log(config), path)
+    check_keeps_shards(before, config)
+    check_owns_log(before, config)
     check_fixed(fixed_settings(before), config)
     check_limits(before, config, path)
     check_addresses(config)
@@ -117,7 +122,7 @@ def resume(argv: Sequence[str]) -> int:
             folder.write_config(config)
             folder.set_end_aside()
             if config.launcher.view not in ("json", "quiet"):
-                print("\n".join(describe_restored(folder.path, config)), flush=True)
+                print("\n".join(describe_restored(folder.path, config, before)), flush=True)
             code = run(config, folder, loggers, forks)
         return _ended(code, loggers)
 
@@ -125,7 +130,9 @@ def resume(argv: Sequence[str]) -> int:
 def run(config: RunConfig, folder: RunFolder, loggers: LoggerProcesses, forks: ForkClient | None = None) -> int:
     """Run the cluster of a locked folder until its end; return the exit code."""
     survive_without_output()  # nothing that a person looks at may end the run
-    sockets, view = make_socket_folder(), make_view(config)
+    scores = read_scores(folder.path / "scores.csv")
+    view = make_view(config, newest=scores[-1] if scores else None)
+    sockets = make_socket_folder()
     try:
         loggers.start(config.launcher.loggers, folder)
         # services may run code that changes the working directory, as an environment can

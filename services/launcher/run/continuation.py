@@ -7,21 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from tidemill import formats
+from tidemill.config.evaluation import epsilon_of, noop_max_of
+from tidemill.config.load import by_names, from_document
 from tidemill.config.sections import RunConfig
 from tidemill.envs.recorded_spec import spec_changes
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, TidemillError
 from tidemill.installation import typed
 from tidemill.rl.settings.registry import stored_columns
 from tidemill.scores import read_scores
-from tidemill.services.launcher.run.folder import has_trained
-from tidemill.services.launcher.run.paths import has_log, log_folders
+from tidemill.services.launcher.run.folder import has_trained, with_run_paths
+from tidemill.services.launcher.run.paths import has_log, log_folders, with_absolute_log
 from tidemill.settings.overlay import to_document
 from tidemill.types import EnvSpec
 
 _SECTIONS = ("env", "agent", "table")
 _OF_ITEMS = ("sampler", "chunk_length", "hindsight", "hindsight_steps")
 """Settings of the table that decide what an item is."""
+_OF_EPISODES = (
+    "env.kwargs.",
+    "env.vector",
+    "env.max_evaluation_steps",
+    "env.frame_skip",
+    "env.fire_reset",
+    "env.sticky_actions",
+    "env.max_frames",
+)
+"""Settings, or what their names begin with, that may decide what an evaluation's episodes return."""
 _NAMED = 3
 
 
@@ -36,22 +48,62 @@ def changed_settings(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, 
     return changes
 
 
+def describe_changes(before: RunConfig, now: RunConfig) -> str:
+    """Return all settings that differ, with both values, on one line; empty if none do. The run's path may differ.
+
+    The line also warns of an environment, or a way of evaluating, that changed.
+    """
+    placed = (with_absolute_log(with_run_paths(each, now.run.folder)) for each in (before, now))
+    then, new = (by_names(to_document(each)) for each in placed)
+    names = [name for name in dict.fromkeys([*then, *new]) if then.get(name) != new.get(name)]
+    changes = ", ".join(f"{name} {new.get(name)!r} (it was {then.get(name)!r})" for name in names)
+    is_other = any(name.startswith(_OF_EPISODES) for name in names)
+    what = "the environment" if is_other else "the way of evaluating" if _protocol(before) != _protocol(now) else ""
+    return changes + (f"; scores before and after may not be comparable: {what} changed" if what else "")
+
+
+def _protocol(config: RunConfig) -> tuple[object, ...]:
+    """Return how a policy is evaluated: the values in effect."""
+    settings = config.evaluator
+    epsilon = epsilon_of(config) if settings.policy == "epsilon" else 0.0
+    return settings.source, settings.policy, epsilon, noop_max_of(config)
+
+
 def check_continues(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings], EnvSpec]) -> None:
     """Check that checkpoint and table of a run fit its new settings; makes both environments and agents.
 
     Raises:
         ConfigError: They do not; the message names the settings that changed, what does not fit, and what to do.
     """
-    reason = next(_reasons(before, now, spec_of), "")
+    reason = "; ".join(_reasons(before, now, spec_of))
     if not reason:
         return
-    changes = changed_settings(before, now)
+    changes = _causes(before, now, spec_of)
     texts = [f"{name} {new!r} (it was {then!r})" for name, (then, new) in list(changes.items())[:_NAMED]]
     more = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
     raise ConfigError(
         f"run {now.run.name!r} cannot continue with {', '.join(texts)}{more}: {reason}. Leave it as it was, "
         f"or {_instead(now)}"
     )
+
+
+def _causes(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings], EnvSpec]) -> dict[str, tuple[Any, Any]]:
+    """Return the changed settings that do not fit even alone; all that changed if only several together do."""
+    changes = changed_settings(before, now)
+    then, new = to_document(before), to_document(now)
+    unchanged = new | {section: then[section] for section in _SECTIONS}
+
+    def fits(name: str) -> bool:
+        section, setting = name.split(".")
+        if setting not in then[section] or setting not in new[section]:
+            return True  # of one of two algorithms
+        alone = unchanged | {section: then[section] | {setting: new[section][setting]}}
+        try:
+            return not any(_reasons(before, from_document(RunConfig, alone), spec_of))
+        except TidemillError:
+            return False
+
+    return {name: values for name, values in changes.items() if not fits(name)} or changes
 
 
 def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
@@ -69,14 +121,7 @@ def check_limits(before: RunConfig, now: RunConfig, folder: Path) -> None:
             f"run.target_return is {target:g}, and the run has reached {reached:g}: raise it, or train on without a "
             "target by --run.target-return none"
         )
-    scores = read_scores(folder / "scores.csv")
-    newest = scores[-1] if scores else None
-    done = {
-        "max_wall_s": trained_s(folder),
-        "max_env_steps": newest.env_steps if newest else 0,
-        "max_learner_steps": newest.learner_steps if newest else 0,
-    }
-    for name, reached in done.items():
+    for name, reached in progress(folder).items():
         limit = getattr(now.run, name)
         is_new = limit != getattr(before.run, name)
         if (is_new or f"run.{name} " in result.get("reason", "")) and 0 < limit <= reached:
@@ -113,6 +158,17 @@ def _instead(config: RunConfig) -> str:
     )
 
 
+def progress(folder: Path) -> dict[str, float]:
+    """Return how far a run is by each of its limits."""
+    scores = read_scores(folder / "scores.csv")
+    newest = scores[-1] if scores else None
+    return {
+        "max_wall_s": trained_s(folder),
+        "max_env_steps": newest.env_steps if newest else 0,
+        "max_learner_steps": newest.learner_steps if newest else 0,
+    }
+
+
 def trained_s(folder: Path) -> float:
     """Return the seconds of training that a run has saved so far; 0 for none."""
     try:
@@ -128,6 +184,8 @@ def _reasons(before: RunConfig, now: RunConfig, spec_of: Callable[[EnvSettings],
         yield "its checkpoint and table are for another environment"
     if before.agent.algorithm != now.agent.algorithm:
         yield "its checkpoint is for another algorithm"
+    if (before.env.id, before.agent.algorithm) != (now.env.id, now.agent.algorithm):
+        return
     before_spec, now_spec = spec_of(before.env), spec_of(now.env)
     if stored_columns(before.agent, before_spec) != stored_columns(now.agent, now_spec):
         yield "its table holds steps of another shape"

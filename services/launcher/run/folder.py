@@ -19,7 +19,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError, TidemillError
 from tidemill.file_lock import open_locked, unlock
 from tidemill.installation import typed, versions
-from tidemill.params.run_end import RESULT, clear_divergence, set_result_aside
+from tidemill.params.run_end import FILMING, PAUSED, RESULT, clear_divergence, set_result_aside
 from tidemill.scores import EVALUATING
 from tidemill.services.launcher.run.remains import clear, remains
 
@@ -90,7 +90,7 @@ class RunFolder(Closing):
             ConfigError: there is no run at this path, or it cannot be written to.
             FailedPrecondition: it is running.
         """
-        check_is_run(path)
+        check_has_begun(path)
         with _writing(path):
             (path / "logs").mkdir(exist_ok=True)
         return cls(path)
@@ -145,7 +145,8 @@ class RunFolder(Closing):
 
     def set_end_aside(self) -> None:
         """Keep the previous result under a number, and forget how the run ended: it continues."""
-        (self.path / EVALUATING).unlink(missing_ok=True)  # of an evaluator that was killed
+        for name in (EVALUATING, FILMING, PAUSED):  # of processes that were killed
+            (self.path / name).unlink(missing_ok=True)
         self._restored_file.unlink(missing_ok=True)
         (self.path / RANK_FAILURE).unlink(missing_ok=True)
         clear_divergence(self.path)
@@ -263,6 +264,22 @@ def check_is_run(path: Path) -> None:
             raise ConfigError(describe_no_run(path))
 
 
+def check_has_begun(path: Path) -> None:
+    """Raise a `ConfigError` unless a run was started in `path`; a config.yaml may be that of a trial, or a user's own.
+
+    One that has trained may lack its lock: a backup can leave out files that begin with a dot.
+    """
+    check_is_run(path)
+    if _LOCK in _names(path) or has_trained(path):
+        return
+    below = sorted(str(file.parent) for file in path.glob(f"*/{_CONFIG}"))
+    runs = f"; runs: {', '.join(below)}" if below else ""
+    raise ConfigError(
+        f"{path} has a {_CONFIG} but is not the folder of a run; start one with these settings with "
+        f"`{typed('train', '--config', path / _CONFIG, '--run.name', 'NEW')}`{runs}"
+    )
+
+
 def log_file(folder: Path, service: str) -> Path:
     """Return the file of a service's log, in the run's folder."""
     return folder / "logs" / f"{service}.log"
@@ -271,7 +288,7 @@ def log_file(folder: Path, service: str) -> Path:
 def check_names_run(before: RunConfig, now: RunConfig, path: Path) -> None:
     """Raise a `ConfigError` if options give the run at `path` another name or root: its folder decides them."""
     own = with_run_paths(now, path).run
-    moves = now.run.root != before.run.root and Path(now.run.root).expanduser().resolve() != Path(own.root)
+    moves = now.run.root != before.run.root and Path(os.path.expanduser(now.run.root)).resolve() != Path(own.root)
     is_renamed = now.run.name not in (before.run.name, own.name)
     for name, is_other in (("name", is_renamed), ("root", moves)):
         if is_other:
@@ -279,6 +296,11 @@ def check_names_run(before: RunConfig, now: RunConfig, path: Path) -> None:
                 f"run.{name} is {getattr(now.run, name)!r}, but the run is in {path}: leave it out; to give the run "
                 "another name, rename or copy its folder first"
             )
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of a run's folder, also of one that is given as `.` or ends with `..`."""
+    return (folder.resolve() if folder.name in ("", "..") else folder).name
 
 
 def with_run_paths(config: RunConfig, path: Path) -> RunConfig:
@@ -313,7 +335,7 @@ def has_trained(folder: Path) -> bool:
     Raises:
         ConfigError: the folder cannot be read just now, which proves nothing.
     """
-    if RESULT in _names(folder) or _has_rows(folder / "scores.csv") or _has_learned(folder):
+    if RESULT in _names(folder) or has_scores(folder) or _has_learned(folder):
         return True
     return _size_bytes(folder / "replay") > _WORTH_KEEPING_BYTES
 
@@ -335,6 +357,12 @@ def is_deterministic(folder: Path) -> bool:
     return bool(_setting(folder, "run", "deterministic"))
 
 
+def target_return(folder: Path) -> float | None:
+    """Return the target in the settings of a run's folder; None if it has none or they cannot be read."""
+    target = _setting(folder, "run", "target_return")
+    return target if isinstance(target, int | float) else None
+
+
 def plays_in_simulators_alone(folder: Path) -> bool:
     """True if no environment can be made from the settings in a run's folder; False if they cannot be read."""
     return bool(_setting(folder, "env", "spaces"))
@@ -348,7 +376,9 @@ def _setting(folder: Path, section: str, name: str) -> object:
         return None
 
 
-def _has_rows(file: Path) -> bool:
+def has_scores(folder: Path) -> bool:
+    """True if a policy of a run was evaluated."""
+    file = folder / "scores.csv"
     with contextlib.suppress(*_MISSING), _reading(file):
         return len(file.read_bytes().splitlines()) > 1
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,19 +12,26 @@ from tidemill.rpc.server import why_not_bound
 from tidemill.services.launcher.run.paths import with_addresses
 from tidemill.settings.check import refuse
 
-_ANYWHERE = Path("/")  # of sockets, which are not checked: the launcher makes their folder
+_ANYWHERE = Path(os.devnull)  # of sockets that the launcher will choose: below a file nothing listens
 
 
 def check_free_ports(config: RunConfig) -> None:
     """Raise a `ConfigError`, with a line for each setting, if services that the launcher starts could not listen.
 
-    Left out are ports that the system chooses, and Unix sockets.
+    Left out are ports that the system chooses, and sockets that the launcher does.
     """
     refuse(
         f"{setting} is {address!r}: {why_not_bound(address, setting, takes_any_port=takes_any_port)}"
-        for setting, address, takes_any_port in _addresses(with_addresses(config, _ANYWHERE))
-        if address and not address.startswith("unix:") and not address.endswith(":0") and not can_listen(address)
+        for setting, address, takes_any_port in fixed_addresses(config)
+        if not can_listen(address)
     )
+
+
+def fixed_addresses(config: RunConfig) -> Iterator[tuple[str, str, bool]]:
+    """Yield the name, the value, and whether it may have port 0, of each address that is set on purpose."""
+    for setting, address, takes_any_port in _addresses(with_addresses(config, _ANYWHERE)):
+        if address and not address.startswith(f"unix://{_ANYWHERE}/") and not address.endswith(":0"):
+            yield setting, address, takes_any_port
 
 
 def _addresses(config: RunConfig) -> Iterator[tuple[str, str, bool]]:

@@ -18,7 +18,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.errors import AlreadyExists, ConfigError, FatalError
 from tidemill.linux import LONGEST_SOCKET
 from tidemill.rpc.settings import ServerSettings
-from tidemill.services.launcher.run.folder import has_trained
+from tidemill.services.launcher.run.folder import has_trained, with_run_paths
 from tidemill.settings.check import refuse
 
 _PREFIX = "tidemill-"
@@ -323,6 +323,37 @@ def check_finds_log(before: RunConfig, config: RunConfig) -> None:
         raise ConfigError(
             f"replay.storage.folder is {folder!r}, but {Path(folder).absolute()} has no log of the run: resume from "
             "the directory it was started in, or give the path with --replay.storage.folder"
+        )
+
+
+def check_owns_log(before: RunConfig, config: RunConfig) -> None:
+    """Raise `AlreadyExists` if a run's folder is a copy, and its log that of the original, which is still there."""
+    path, log = config.run.folder, log_folders(config)
+    for original in (before.run.folder.resolve(), path.with_name(before.run.name)):
+        with contextlib.suppress(OSError, ConfigError, FatalError):  # it is not there
+            other = with_run_paths(from_document(RunConfig, read_document(original / "config.yaml")), original)
+            is_shared = other.table.name == config.table.name and not set(log).isdisjoint(log_folders(other))
+            if original.samefile(path) or not is_shared:
+                continue
+            raise AlreadyExists(
+                f"replay.storage.folder is {config.replay.storage.folder!r}, the log of the run in {original}, and "
+                f"{path} is a copy of that run: each would train on the experience of the other. Copy the log, and "
+                "name the copy with --replay.storage.folder; an empty folder starts with an empty table"
+            )
+
+
+def check_keeps_shards(before: RunConfig, config: RunConfig) -> None:
+    """Raise a `ConfigError` if a log is there that another number of shards wrote.
+
+    Each shard restores only the log with its number, so that a part of the table would be left out. The learner knows a
+    lone server by another name than a shard, and would count the restored decisions twice.
+    """
+    then, now = before.replay.shards, config.replay.shards
+    as_it_was = dataclasses.replace(config, replay=dataclasses.replace(config.replay, shards=then))
+    if then != now and any(map(has_log, [*log_folders(as_it_was), *log_folders(config)])):
+        raise ConfigError(
+            f"replay.shards is {now}, but the run's log was written with {then}: leave it out, or train under another "
+            "--run.name"
         )
 
 

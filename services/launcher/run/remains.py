@@ -23,6 +23,8 @@ _FILES = (
     "episodes.csv",
     "scores.csv",
     "diverged.txt",
+    "filming",
+    "paused",
     "rank_failure.txt",
     "checkpoints/checkpoint-*",
     "checkpoints/restored.txt",

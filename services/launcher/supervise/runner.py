@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from tidemill import linux
+from tidemill.awake_clock import AwakeClock
 from tidemill.errors import TidemillError
 from tidemill.process import ENDS_WITH_INPUT, HELD_UP, StopRequests
 from tidemill.programs.fork_client import ForkClient
@@ -21,7 +22,7 @@ from tidemill.services.launcher.run.folder import RunFolder, log_file
 from tidemill.services.launcher.supervise.child import DEFAULTS, Child
 from tidemill.services.launcher.supervise.fork_server import ForkServer
 from tidemill.services.launcher.supervise.health import CHECK_EVERY_S, Silence, silences, until_serving
-from tidemill.services.launcher.supervise.service_spec import ServiceSpec
+from tidemill.services.launcher.supervise.service_spec import LEARNER, ServiceSpec
 from tidemill.services.launcher.supervise.supervisor import Action, Outcome, Phase, Supervisor, Verb, describe_exit
 
 SESSION_VARIABLE = "TIDEMILL_SESSION_START_S"
@@ -32,6 +33,7 @@ Training time counts from then, over every restart of the process that counts it
 
 _LOG_LINES = 8
 _LOGS_EVERY_S = 2.0
+_LONGEST_WAIT_S = 1.0
 _INPUT = 0  # standard input
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -59,6 +61,7 @@ class ClusterRunner:
         self._requests = StopRequests()
         """Whether a signal has asked it to stop."""
         self._started_s = time.monotonic()
+        self._clock = AwakeClock(_LONGEST_WAIT_S)  # services continue while the launcher is suspended
         self.check_s = min(supervisor.settings.frozen_timeout_s / 2, CHECK_EVERY_S)
         specs = (process.spec for process in supervisor.processes.values())
         is_worth_it = linux.AVAILABLE and supervisor.settings.fork_services and any(spec.needs_torch for spec in specs)
@@ -70,7 +73,7 @@ class ClusterRunner:
         child = self._children.get(name)
         return child.pid if child and self._supervisor.processes[name].is_alive else None
 
-    async def run(self, clock: Callable[[], float] = time.monotonic) -> Outcome:
+    async def run(self) -> Outcome:
         """Start the processes, keep them running, and return when the last one has ended."""
         loop = asyncio.get_running_loop()
         heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has it
@@ -83,10 +86,10 @@ class ClusterRunner:
         try:
             if self._forks is not None:
                 self._forks.start()
-            await self._perform(self._supervisor.start(clock()))
+            await self._perform(self._supervisor.start(self._clock()))
             while not self._supervisor.is_over:
-                decide = await self._next_event(clock)
-                await self._perform(decide(clock()))
+                decide = await self._next_event()
+                await self._perform(decide(self._clock()))
         finally:
             bounding.cancel()
             await self._abandon()
@@ -109,12 +112,21 @@ class ClusterRunner:
             asyncio.get_running_loop().remove_reader(_INPUT)
             self._on_stop_signal(signal.SIGHUP)
 
-    async def _next_event(self, clock: Callable[[], float]) -> Callable[[float], list[Action]]:
-        due_s = self._supervisor.next_timer_s()
-        timeout_s = None if due_s is None else max(due_s - clock(), 0.0)
-        with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(self._events.get(), timeout_s)
-        return self._supervisor.on_timer
+    async def _next_event(self) -> Callable[[float], list[Action]]:
+        if self._events.empty():
+            due_s = self._supervisor.next_timer_s()
+            left_s = _LONGEST_WAIT_S if due_s is None else max(due_s - self._clock(), 0.0)
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self._events.get(), min(left_s, _LONGEST_WAIT_S))
+        return self._on_timer if self._events.empty() else self._events.get_nowait()
+
+    def _on_timer(self, now_s: float) -> list[Action]:
+        actions = self._supervisor.on_timer(now_s)
+        for action in actions:
+            process = self._supervisor.processes[action.service]
+            if action.verb is Verb.KILL and process.phase is Phase.STOPPING:
+                self._reporter.event(f"{action.service} {process.fault}")
+        return actions
 
     def _on_stop_requested(self, now_s: float) -> list[Action]:
         again = self._supervisor.stop_was_requested
@@ -145,10 +157,12 @@ class ClusterRunner:
 
     def _on_exit(self, name: str, exit_code: int, now_s: float) -> list[Action]:
         self._health_tasks.pop(name).cancel()
-        was_expected = self._supervisor.processes[name].phase is Phase.STOPPING
-        has_result = (self._folder.path / "result.json").exists()
-        actions = self._supervisor.on_exit(name, exit_code, now_s, has_result=has_result)
         process = self._supervisor.processes[name]
+        was_expected = process.phase is Phase.STOPPING
+        has_result = (self._folder.path / "result.json").exists()
+        history = process.spec.history
+        recorded = history.stat().st_size if history and history.exists() else 0
+        actions = self._supervisor.on_exit(name, exit_code, now_s, has_result=has_result, recorded_bytes=recorded)
         if process.phase is Phase.BACKOFF:
             pause_s = (process.deadline_s or now_s) - now_s
             lines = self._last_lines(name)
@@ -156,6 +170,8 @@ class ClusterRunner:
             self._reporter.event(f"{name}{why}; restarting in {pause_s:.1f} s", lines)
         elif exit_code and not was_expected:
             self._reporter.event(f"{name} {describe_exit(exit_code)}", self._last_lines(name))
+        if process.spec.kind == LEARNER and self._supervisor.awaits_evaluator:
+            self._reporter.event("training has ended; waiting for the evaluator, which is not ready")
         return actions
 
     def _last_lines(self, name: str) -> list[str]:

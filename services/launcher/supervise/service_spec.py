@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill import container_limits
+from tidemill.config.lock_step import history_file
 from tidemill.config.sections import RunConfig
 from tidemill.services.launcher.run.paths import actor_address, inference_addresses, shard_address
 
@@ -28,6 +29,8 @@ class ServiceSpec:
         nice: Added to its niceness, so that the learner is not starved on a machine with few cores.
         needs_torch: Whether it imports torch; one that does not is forked before the fork server has.
         forks: Whether it starts processes that may be forked, too.
+        history: File that grows as it gets further and that it plays again after a restart, so that a failure may recur
+            each time. None: it has no such file.
     """
 
     name: str
@@ -39,6 +42,7 @@ class ServiceSpec:
     nice: int = 0
     needs_torch: bool = False
     forks: bool = False
+    history: Path | None = None
 
 
 def cluster_specs(config: RunConfig, config_file: Path, sockets: Path) -> tuple[ServiceSpec, ...]:
@@ -112,13 +116,23 @@ def _inference_spec(config_file: Path, index: int, address: str) -> ServiceSpec:
 
 def _actor_spec(config: RunConfig, config_file: Path, sockets: Path, index: int) -> ServiceSpec:
     address = actor_address(sockets, index)
+    actor_id = f"{config.actor.id or 'actor'}-{index}"
     arguments = {
         "--config": config_file,
-        "--actor.id": f"{config.actor.id or 'actor'}-{index}",
+        "--actor.id": actor_id,
         "--actor.index": (config.actor.index or 0) + index,
         "--actor.count": _actor_count(config),
         "--actor.server.address": address,
     }
     words = tuple(str(word) for pair in arguments.items() for word in pair)
     nice = config.launcher.actor_nice
-    return ServiceSpec(f"actor-{index}", ACTOR, "tidemill.services.actor", words, address, (), nice, needs_torch=True)
+    return ServiceSpec(
+        f"actor-{index}",
+        ACTOR,
+        "tidemill.services.actor",
+        words,
+        address,
+        nice=nice,
+        needs_torch=True,
+        history=history_file(config.run, actor_id) if config.run.deterministic else None,
+    )

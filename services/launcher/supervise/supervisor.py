@@ -23,13 +23,19 @@ from tidemill.services.launcher.supervise.service_spec import (
 )
 
 RESTART_WINDOW_S = 600.0
-"""Restarts are counted over the last ten minutes."""
+"""Restarts are counted over the last ten minutes, or since the process was last healthy. If it has a history, they are
+counted until it gets further."""
 
 _MAX_BACKOFF_S = 30.0
 _CONFIG_ERROR = 2
 _STOP_ORDER = ((ACTOR,), (INFERENCE,), (LEARNER, EVALUATOR), (REPLAY, PARAMSERVER))
 """Writers before what they write to: the learner's last version still finds the parameter server. The evaluator draws
 the learning curve while the learner saves."""
+_UNSAVED = {
+    LEARNER: ": its updates since the last checkpoint are lost",
+    EVALUATOR: ": the learning curve may be missing; `tidemill plot` draws one",
+}
+"""What is missing after a process was killed that did not end in time, by its kind."""
 
 
 class Phase(enum.Enum):
@@ -80,7 +86,11 @@ class Process:
     deadline_s: float | None = None
     """When the present phase has lasted too long, or in a backoff long enough."""
     restarts: deque[float] = field(default_factory=deque)
-    """When it was restarted in the last ten minutes."""
+    """When it was restarted, of the restarts that still count."""
+    was_healthy: bool = False
+    """Whether it has been healthy since it was last started."""
+    recorded_bytes: int = 0
+    """Size of its history when it last ended."""
     restarts_total: int = 0
     reason: str = ""
     """Reason for its last restart."""
@@ -121,6 +131,12 @@ class Supervisor:
         return next((each for each in processes if each.spec.kind == LEARNER and each.restarts_total), None)
 
     @property
+    def awaits_evaluator(self) -> bool:
+        """Whether training has ended, but the evaluator that is to measure it is not healthy."""
+        waits = self._is_finishing and self.outcome is None
+        return waits and any(p.spec.kind == EVALUATOR and p.phase is not Phase.SERVING for p in self.processes.values())
+
+    @property
     def is_over(self) -> bool:
         """Whether the run has an outcome and no process is left."""
         return self.outcome is not None and not any(process.is_alive for process in self.processes.values())
@@ -134,7 +150,7 @@ class Supervisor:
         process = self.processes[name]
         if process.phase is not Phase.STARTING:
             return []
-        process.phase, process.deadline_s = Phase.SERVING, None
+        process.phase, process.deadline_s, process.was_healthy = Phase.SERVING, None, True
         finish = [Action(Verb.FINISH, name)] if self._is_finishing and process.spec.kind == EVALUATOR else []
         return finish + self._start_ready(now_s)
 
@@ -159,7 +175,9 @@ class Supervisor:
         self.processes[name].fault = f"could not be started: {why}"
         return self.on_exit(name, 1, now_s)
 
-    def on_exit(self, name: str, exit_code: int, now_s: float, *, has_result: bool = False) -> list[Action]:
+    def on_exit(
+        self, name: str, exit_code: int, now_s: float, *, has_result: bool = False, recorded_bytes: int = 0
+    ) -> list[Action]:
         """A process ended.
 
         Args:
@@ -167,6 +185,7 @@ class Supervisor:
             exit_code: Its exit code; -N if signal N killed it.
             now_s: The time.
             has_result: Whether the run's result is written, which the evaluator does last.
+            recorded_bytes: Size of its history; 0 if it has none.
         """
         process = self.processes[name]
         was_stopping = process.phase is Phase.STOPPING
@@ -186,8 +205,14 @@ class Supervisor:
             is_refused = exit_code == _CONFIG_ERROR
             why = "refused its settings or files" if is_refused else describe_exit(exit_code)
             return self._end(Outcome(_CONFIG_ERROR if is_refused else 1, f"{name} {why}"), now_s)
+        got_further = process.spec.history is None or recorded_bytes > process.recorded_bytes
+        process.recorded_bytes = max(recorded_bytes, process.recorded_bytes)
         return self._restart_later(
-            process, process.fault or describe_exit(exit_code), now_s, counts=exit_code != HELD_UP
+            process,
+            process.fault or describe_exit(exit_code),
+            now_s,
+            counts=exit_code != HELD_UP or process.spec.history is not None,
+            forgets=process.was_healthy and got_further,
         )
 
     def on_timer(self, now_s: float) -> list[Action]:
@@ -230,17 +255,25 @@ class Supervisor:
 
     def _start(self, name: str, process: Process, now_s: float) -> Action:
         process.phase, process.deadline_s = Phase.STARTING, now_s + self.settings.start_timeout_s
-        process.fault = ""
+        process.fault, process.was_healthy = "", False
         return Action(Verb.START, name)
 
-    def _restart_later(self, process: Process, reason: str, now_s: float, *, counts: bool) -> list[Action]:
-        """Restart a process after a pause; one that stepped its environment until that hung is not counted."""
-        restarts = process.restarts
-        while restarts and restarts[0] <= now_s - RESTART_WINDOW_S:
+    def _restart_later(
+        self, process: Process, reason: str, now_s: float, *, counts: bool, forgets: bool
+    ) -> list[Action]:
+        """Restart a process after a pause, unless too many restarts were counted.
+
+        Those of the last ten minutes count. Older ones count, too, while the process does not become healthy, since
+        that many starts may take longer, or does not get further than its history. One that stepped its environment
+        until that hung may get further the next time: it is not counted, unless it has a history.
+        """
+        restarts, oldest_s = process.restarts, now_s - RESTART_WINDOW_S
+        while forgets and restarts and restarts[0] <= oldest_s:
             restarts.popleft()
         process.reason = reason
         if counts and len(restarts) >= self.settings.max_restarts:
-            count = f"{len(restarts)} restarts within ten minutes"
+            is_older = restarts and restarts[0] <= oldest_s
+            count = f"{len(restarts)} restarts" + " within ten minutes" * (not is_older)
             return self._end(Outcome(1, f"{process.spec.name} {reason}, after {count}"), now_s)
         backoff_s = min(self.settings.restart_backoff_s * 2.0 ** len(restarts), _MAX_BACKOFF_S)
         if counts:
@@ -254,8 +287,22 @@ class Supervisor:
             return self._start(name, process, now_s)
         if process.phase is Phase.STARTING:
             process.fault = f"was not healthy within {self.settings.start_timeout_s:g} s (launcher.start_timeout_s)"
+        if process.phase is Phase.STOPPING:
+            self._note_killed(process)
         process.deadline_s = None
         return Action(Verb.KILL, name)
+
+    def _note_killed(self, process: Process) -> None:
+        """Say that a process is killed because it does not end, and what that loses."""
+        kind = process.spec.kind
+        within = f"within {self.settings.stop_timeout_s:g} s (launcher.stop_timeout_s)"
+        process.fault = f"did not end {within} and was killed{_UNSAVED.get(kind, '')}"
+        if self.outcome is None or kind not in _UNSAVED:
+            return
+        # A finished run has published what its result measures.
+        fails = kind == LEARNER and self.stop_was_requested
+        reason = f"{self.outcome.reason}; {process.spec.name} {process.fault}"
+        self.outcome = Outcome(self.outcome.exit_code or int(fails), reason)
 
     def _finish(self, now_s: float) -> list[Action]:
         """The learner has ended by itself: no more acting; the evaluator measures the last version."""

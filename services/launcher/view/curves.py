@@ -21,29 +21,37 @@ _SAME_S = 300.0
 
 
 def training_return(run: Path) -> float | None:
-    """Return the mean return of the actors' newest training episodes; None without any.
-
-    Each actor writes its curve to `curves/ACTOR.jsonl`. One that has written nothing for five minutes while
-    others did acts no longer.
-    """
-    points = []
-    for file in sorted((run / CURVES).glob("*.jsonl")):
-        line = _last_line(file)
-        if isinstance(value := line.get(EPISODE_RETURN), float):
-            points.append((float(line.get("time", 0.0)), value))
-    newest_s = max((time_s for time_s, _ in points), default=0.0)
-    found = [value for time_s, value in points if newest_s - time_s < _SAME_S]
+    """Return the mean return of the newest training episodes of the actors that act; None without any."""
+    found = [value for line in _acting(run).values() if isinstance(value := line.get(EPISODE_RETURN), float)]
     return fmean(found) if found else None
 
 
 def env_failures(run: Path) -> dict[str, dict[str, int]]:
-    """Return the numbers of environment failures that each actor has counted since it started, by kind, without 0."""
-    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    """Return the numbers of environment failures of each actor that acts, since it started, by kind, without 0."""
+    prefix = f"actor/{ENV_FAILURES}"
+    return {
+        actor: {
+            name.removeprefix(prefix): int(value)
+            for name, value in line.items()
+            if name.startswith(prefix) and isinstance(value, float) and value
+        }
+        for actor, line in _acting(run).items()
+    }
+
+
+def _acting(run: Path) -> dict[str, dict[str, Any]]:
+    """Return the newest line of each actor's curve.
+
+    Each actor writes its curve to `curves/ACTOR.jsonl`. One that has written nothing for five minutes while
+    others did acts no longer.
+    """
+    found = {}
     for file in sorted((run / CURVES).glob("*.jsonl")):
-        for name, value in _last_line(file).items():
-            if name.startswith(f"actor/{ENV_FAILURES}") and isinstance(value, float) and value:
-                found[file.stem][name.removeprefix(f"actor/{ENV_FAILURES}")] = int(value)
-    return dict(found)
+        line = _last_line(file)
+        if any(name.startswith("actor/") for name in line):
+            found[file.stem] = float(line.get("time", 0.0)), line
+    newest_s = max((time_s for time_s, _ in found.values()), default=0.0)
+    return {actor: line for actor, (time_s, line) in found.items() if newest_s - time_s < _SAME_S}
 
 
 def by_kind(failures: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

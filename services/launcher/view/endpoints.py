@@ -32,6 +32,8 @@ class _Process:
     """State of the process at one address."""
 
     name: str
+    endpoint: str
+    """Whose name was resolved: engines give an address to another service when both are started again."""
     phase: Phase = Phase.STARTING
     reason: str = ""
     restarts: int = 0
@@ -104,11 +106,12 @@ class AskedEndpoints:
         for endpoint, addresses in self._of_one_kind().items():
             host, _ = host_and_port(endpoint)
             name = host if hosts[host] == 1 else endpoint
-            known = [address for address in addresses if address in self._processes]
-            taken = {self._processes[address].name for address in known}
+            processes = {address: self._processes.get(address) for address in addresses}
+            known = {address: each for address, each in processes.items() if each and each.endpoint == endpoint}
+            taken = {each.name for each in known.values()}
             free = (name for name in _names(name, len(addresses)) if name not in taken)
             for address in addresses:
-                found[address] = self._processes.get(address) or _Process(next(free))
+                found[address] = known.get(address) or _Process(next(free), endpoint)
         self._processes = dict(sorted(found.items(), key=lambda item: _in_order(item[1].name)))
 
     def _of_one_kind(self) -> dict[str, list[str]]:

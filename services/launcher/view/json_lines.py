@@ -23,12 +23,12 @@ class JsonView:
     Each has `elapsed_s`, seconds since this session of the run was started. Fields are only ever added.
     """
 
-    def __init__(self, run: RunSettings, stream: TextIO) -> None:
-        """Print to `stream`."""
+    def __init__(self, run: RunSettings, stream: TextIO, newest: Score | None = None) -> None:
+        """Print to `stream`, but not a score that is there already."""
         self._run, self._stream = run, stream
         self._elapsed_s = 0.0
         self._next_progress_s = 0.0
-        self._newest: Score | None = None
+        self._newest = newest
         self._warnings: frozenset[str] = frozenset()
 
     def event(self, message: str, details: Sequence[str] = ()) -> None:

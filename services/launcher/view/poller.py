@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tidemill.learner.client import LearnerClient
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import TableDescription
-from tidemill.scores import EVALUATING, Score, read_scores
+from tidemill.scores import EVALUATING, Score, best_score, read_scores
 from tidemill.services.launcher.run.continuation import trained_s
 from tidemill.services.launcher.supervise.supervisor import Phase
 from tidemill.services.launcher.view.curves import by_kind, env_failures, training_return
@@ -71,7 +72,8 @@ class StatusPoller:
             config: Settings of the run, with the addresses of its services.
             folder: Of the run; it need not be there yet.
             processes: What is known of its processes, for each poll.
-            is_new_session: Whether its processes start later, so that failures counted before are of another session.
+            is_new_session: Whether its processes start later, with these settings, so that failures counted before are
+                of another session.
         """
         self._client = LearnerClient(config.cluster.learner, deadline_s=_DEADLINE_S)
         self._tables = ReplayTables(config.cluster.replay)
@@ -79,13 +81,16 @@ class StatusPoller:
         simulators_at = config.inference.server.address if waits_for_simulators else ""
         before = env_failures(folder) if is_new_session else None
         self._tracker = WarningTracker(folder, _publish_every(config), simulators_at, before)
-        self._folder = folder
+        self._folder, self._target = folder, config.run.target_return
         self._processes = processes
         self._env_rate = RateMeter()
         self._refused = 0, ""
         """Newest version that could not be evaluated, and the reason; the file has it until the next evaluation."""
+        self._evaluator = config.evaluator if is_new_session else None  # else it may have other settings
+        self._earlier = len(self._scores("scores.csv")), len(self._scores("confirmations.csv"))
+        """Rows of earlier sessions, which may have had other numbers of episodes."""
         self.learner: LearnerStatus | None = None
-        """Last status of the learner; None if it never answered."""
+        """Last status of the learner, with the counts of the one before while it starts; None if it never answered."""
         self._started_s, self._earlier_s = time.monotonic(), trained_s(folder)
         self._min_size = config.table.min_size if config.learner.updates_per_env_step else 0
 
@@ -93,14 +98,18 @@ class StatusPoller:
         """Return the state of the run now."""
         now_s = time.monotonic()
         processes = self._processes()
-        answer = None if _has_ended("learner", processes) else self._learner_status()
-        self.learner = answer or self.learner
-        scores = self._scores("scores.csv")
+        scores, confirmations = self._scores("scores.csv"), self._scores("confirmations.csv")
+        if _has_ended("learner", processes):
+            answer, self.learner = None, _up_to(scores, self.learner)
+        else:
+            answer = self._learner_status()
+            self.learner = _with_counts(answer, self.learner)
         failed = env_failures(self._folder)
         self._refused = refused_version(self._folder) or self._refused
         tables = () if _has_ended("replay", processes) else self._tables.describe()
         refused = self._refused if self._refused[0] > (scores[-1].params_version if scores else 0) else None
-        sample = ClusterSample(answer, tuple(chain(*tables)), _free_bytes(self._folder), failed, refused)
+        left_out = self._left_out(scores, confirmations)
+        sample = ClusterSample(answer, tuple(chain(*tables)), _free_bytes(self._folder), failed, refused, left_out)
         return ClusterStatus(
             elapsed_s=now_s - self._started_s,
             earlier_s=self._earlier_s,
@@ -110,10 +119,10 @@ class StatusPoller:
             learner_answers=answer is not None,
             env_steps_per_s=self._env_steps_per_s(now_s, answer),
             newest=scores[-1] if scores else None,
-            best=max(scores, key=lambda score: score.mean, default=None),
+            best=best_score(scores, confirmations, self._target),
             first=scores[0] if scores else None,
             scores=tuple(scores),
-            confirmations=tuple(self._scores("confirmations.csv")),
+            confirmations=tuple(confirmations),
             training_return=training_return(self._folder),
             evaluating=describe_evaluating(self._folder),
             is_disk_full=sample.is_disk_full,
@@ -126,6 +135,22 @@ class StatusPoller:
         """Close the connections."""
         self._client.close()
         self._tables.close()
+
+    def _left_out(self, scores: Sequence[Score], confirmations: Sequence[Score]) -> tuple[int, int, str] | None:
+        """Return how many episodes of the newest evaluation or its confirmation failed, of how many, and which it was.
+
+        None if none failed.
+        """
+        if self._evaluator is None or not scores:
+            return None
+        old_scores, old_confirmations = self._earlier
+        for rows, episodes, kind in (
+            (confirmations[old_confirmations:], self._evaluator.confirm_episodes, "confirmation"),
+            (scores[old_scores:], self._evaluator.episodes, "evaluation"),
+        ):
+            if rows and rows[-1].params_version == scores[-1].params_version and rows[-1].episodes < episodes:
+                return episodes - rows[-1].episodes, episodes, kind
+        return None
 
     def _env_steps_per_s(self, now_s: float, answer: LearnerStatus | None) -> float:
         """Return the rate of decisions; a learner that still restores its counts has none."""
@@ -156,6 +181,26 @@ def _has_ended(kind: str, processes: Sequence[ProcessRow]) -> bool:
     """True if every process of a kind has ended for good: asking would wait a second for no answer."""
     phases = {row.phase for row in processes if row.name.partition("-")[0] == kind}
     return phases == {Phase.ENDED}
+
+
+def _with_counts(answer: LearnerStatus | None, last: LearnerStatus | None) -> LearnerStatus | None:
+    """Return the answer, or the last status without one; the last counts while the learner has not restored its own."""
+    if answer and last and answer.state is LearnerState.STARTING:
+        return replace(last, state=answer.state, steps_per_s=0.0, wait_fraction=0.0, end="")
+    return answer or last
+
+
+def _up_to(scores: Sequence[Score], last: LearnerStatus | None) -> LearnerStatus | None:
+    """Return the last status of a learner that has ended, with the counts of the newest score if they are newer."""
+    if not last or not scores or scores[-1].params_version <= last.params_version:
+        return last
+    newest = scores[-1]
+    return replace(
+        last,
+        learner_steps=newest.learner_steps,
+        env_steps=newest.env_steps,
+        params_version=newest.params_version,
+    )
 
 
 def describe_evaluating(folder: Path) -> str:

@@ -46,17 +46,23 @@ class View(Protocol):
         """Release the terminal."""
 
 
-def make_view(config: RunConfig, stream: TextIO | None = None) -> View:
-    """Return the view that the settings ask for; `auto` is live on a terminal that can redraw lines."""
+def make_view(config: RunConfig, stream: TextIO | None = None, *, newest: Score | None = None) -> View:
+    """Return the view that the settings ask for; `auto` is live on a terminal that can redraw lines.
+
+    Args:
+        config: Of the run.
+        stream: What it prints to; None for standard output.
+        newest: Last score of the run's earlier sessions, which is not printed as a new one.
+    """
     stream = stream or sys.stdout
     kind = config.launcher.view
     if kind == "live" or (kind == "auto" and stream.isatty() and _redraws()):
         return _live_view(config, stream)
     if kind == "json":
-        return JsonView(config.run, stream)
+        return JsonView(config.run, stream, newest)
     if kind == "quiet":
         return QuietView(stream)
-    return PlainView(config.run, stream)
+    return PlainView(config.run, stream, newest)
 
 
 def _redraws() -> bool:
@@ -77,12 +83,12 @@ def _live_view(config: RunConfig, stream: TextIO) -> View:
 class PlainView:
     """Lines that also read well in a file: each event, progress every ten seconds, each new score."""
 
-    def __init__(self, run: RunSettings, stream: TextIO) -> None:
-        """Print to `stream`."""
+    def __init__(self, run: RunSettings, stream: TextIO, newest: Score | None = None) -> None:
+        """Print to `stream`, but not a score that is there already."""
         self._run, self._stream = run, stream
         self._elapsed_s = 0.0
         self._next_progress_s = 0.0
-        self._newest: Score | None = None
+        self._newest = newest
         self._warned: set[str] = set()
 
     def event(self, message: str, details: Sequence[str] = ()) -> None:

@@ -39,6 +39,8 @@ class ClusterSample:
         disk_free_bytes: Free space on the disk of the run's folder.
         env_failures: Failures of the environments of each actor since it started, by kind.
         refused: Version that has no score although it was played, and the reason; None once a later one has a score.
+        left_out: Failed episodes of the newest evaluation or its confirmation, all of them, and which of the two it is;
+            None if none failed.
     """
 
     learner: LearnerStatus | None
@@ -46,6 +48,7 @@ class ClusterSample:
     disk_free_bytes: int
     env_failures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     refused: tuple[int, str] | None = None
+    left_out: tuple[int, int, str] | None = None
 
     @property
     def is_disk_full(self) -> bool:
@@ -93,6 +96,12 @@ class WarningTracker:
         found.append(self._env_failures(sample.env_failures, now_s))
         if sample.refused is not None:
             found.append("version {:,} was not evaluated: {}".format(*sample.refused))
+        if sample.left_out is not None:
+            failed, episodes, kind = sample.left_out
+            found.append(
+                f"{failed:,} of {episodes:,} episodes of the newest {kind} failed and are left out of its mean: "
+                f"reasons are in {self._folder / 'logs' / 'evaluator.log'}"
+            )
         return tuple(line for line in found if line)
 
     def _disk(self, sample: ClusterSample) -> str:
@@ -144,10 +153,10 @@ class WarningTracker:
 
     def _env_failures(self, failures: Mapping[str, Mapping[str, int]], now_s: float) -> str:
         known, seen_s = self._env_failed
-        if any(known.get(actor) != own for actor, own in failures.items()):  # fewer: an actor that was started again
+        if any(own and known.get(actor) != own for actor, own in failures.items()):  # fewer: one that was started again
             seen_s = now_s
-        self._env_failed = failures, seen_s
-        if not failures or now_s - seen_s > _RECENT_S:
+        self._env_failed = {**known, **failures}, seen_s
+        if not any(failures.values()) or now_s - seen_s > _RECENT_S:
             return ""
         return (
             f"environments of the actors failed and were restarted ({describe_failures(failures)}): reasons are in "

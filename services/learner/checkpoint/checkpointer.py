@@ -59,6 +59,7 @@ class Checkpointer:
         self._store, self._capture, self._every_s, self._clock = store, capture, every_s, clock
         self.steps = steps
         """Updates in the newest checkpoint; 0 means there is none."""
+        metrics.CHECKPOINT_STEPS.set(steps)
         self.error = ""
         """Reason the newest attempt failed; empty if it succeeded or there was none."""
         self._due = clock() + every_s

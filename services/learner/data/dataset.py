@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,9 +21,10 @@ from tidemill.replay.sampling.schedule import Schedule
 from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.table_config import TableConfig
 from tidemill.rl.agents.interface import Agent
+from tidemill.rl.settings.registry import ALGORITHMS
 from tidemill.services.learner.data.decoder import ToDevice, decoded_later
 from tidemill.services.learner.data.sampling import LearnerRows, mirror_device
-from tidemill.services.learner.data.sources import Mixture, joined_columns, refusing_undecided
+from tidemill.services.learner.data.sources import Mixture, joined_columns, refusing_actions, refusing_undecided
 from tidemill.services.learner.distributed.learner_group import LearnerGroup, RankInfo
 from tidemill.services.learner.status.counters import Counters
 from tidemill.services.learner.status.divergence import check_finite
@@ -81,6 +82,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
     rank: RankInfo,
     group: LearnerGroup,
     mixture: Mixture | None = None,
+    action_options: Sequence[int] = (),
     schedule: Schedule | None = None,
     priorities: PriorityMessages = BY_SIXTEEN,
 ) -> ReplayDataset:
@@ -102,6 +104,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         rank: Which of the ranks it is.
         group: All of them.
         mixture: The table and further ones, with their fractions of a batch; None for the table alone.
+        action_options: Options of each discrete choice of an action; empty for continuous actions.
         schedule: How samples are drawn in lock-step.
         priorities: How new priorities are put into messages.
     """
@@ -116,6 +119,12 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
 
     to_device = ToDevice(agent, device, lambda: rows.on_device, mixture.weights if mixture is not None else (1.0,))
 
+    sources = tuple(config.learner.sources)
+    is_own = config.agent.algorithm not in ALGORITHMS  # the project's with replay draw no action beyond [-1, 1]
+    first = agent.window.history
+    acting = None if agent.recurrent_state_size else slice(first, None if is_own else first + 1)
+    transform = refusing_actions(to_device, sources, action_options, acting, may_exceed=is_own)
+
     def count(sample: SampledBatch) -> None:
         for shard, stored in sample.stored.items():
             counters.observe(stored, shard)
@@ -125,7 +134,7 @@ def open_dataset(  # noqa: PLR0913 - the parts of a learner that meet here
         table if mixture is None else mixture.tables,
         batch_size,
         beta=lambda: importance_sampling_exponent(config.table, learner_steps(), by_priority),
-        transform=refusing_undecided(to_device, tuple(config.learner.sources), agent.window.history),
+        transform=refusing_undecided(transform, sources, agent.window.history),
         join=joined_columns,
         decoding=Decoding(
             threads=threads,

@@ -25,10 +25,11 @@ from tidemill.replay.table_config import SelectorKind, TableConfig
 from tidemill.rl.transitions import gather_frame_stacks
 from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT, Batch
 from tidemill.services.learner.data.device import DeviceBatch
-from tidemill.services.learner.distributed.learner_group import RankInfo
 from tidemill.services.learner.status import metrics
 
 _log = structlog.get_logger()
+
+_ROUNDED = 1e-3  # of a number that was scaled to [-1, 1] in few bits
 
 
 @dataclass(frozen=True)
@@ -127,27 +128,75 @@ def refusing_undecided(transform: Transform, sources: Sequence[str], history: in
         return transform
 
     def checked(rows: ItemRows) -> Mapping[str, Any]:
-        if rows.table:
-            before, acting = rows.index[:, history - 1], rows.index[:, history]
-            ended = rows.columns["terminated"][before] | rows.columns["truncated"][before]
-            # the rows are the same where an item is padded because a stream starts with it
-            if (ended & ~rows.columns["is_first"][acting] & (before != acting)).any():
-                raise ConfigError(
-                    f"learner.sources.{sources[rows.table - 1]}: items start to act at an episode's last observation, "
-                    f"must have {history} steps of history before their decision: import the data again with "
-                    f"--history {history} and --item-steps {rows.index.shape[1] - history}, or write it with "
-                    f"ItemWindow({rows.index.shape[1] - history}, history={history}, across_episodes=True) and "
-                    "is_decision=False for an episode's last observation"
-                )
+        if rows.table and _last_observations(rows)[:, history].any():
+            raise ConfigError(
+                f"learner.sources.{sources[rows.table - 1]}: items start to act at an episode's last observation, "
+                f"must have {history} steps of history before their decision: import the data again with "
+                f"--history {history} and --item-steps {rows.index.shape[1] - history}, or write it with "
+                f"ItemWindow({rows.index.shape[1] - history}, history={history}, across_episodes=True) and "
+                "is_decision=False for an episode's last observation"
+            )
         return transform(rows)
 
     return checked
 
 
-def own_items(config: LearnerConfig, rank: RankInfo) -> int:
-    """Return how many items of each update come from the run's own table, over all ranks."""
-    local = rank.local_batch_size(config)
-    return rank.size * split_batch(local, fractions_of(config.learner.sources))[0]
+def _last_observations(rows: ItemRows) -> NDArray[np.bool_]:
+    """Return a mask of the rows of items that are an episode's last observation, where nobody acted, [B, L]."""
+    before, at = rows.index[:, :-1], rows.index[:, 1:]
+    ended = rows.columns["terminated"][before] | rows.columns["truncated"][before]
+    # the rows are the same where an item is padded because a stream starts with it
+    return np.pad(ended & ~rows.columns["is_first"][at] & (before != at), ((0, 0), (1, 0)))
+
+
+def refusing_actions(
+    transform: Transform,
+    sources: Sequence[str],
+    options: Sequence[int],
+    acting: slice | None,
+    *,
+    may_exceed: bool = False,
+) -> Transform:
+    """Return a transform that raises ConfigError for an item of a source with an action that the agent cannot take.
+
+    Args:
+        transform: Makes the columns of batches.
+        sources: Names of the sources, which are the tables from number 1 on.
+        options: Of each discrete choice of an action; empty for continuous actions, which may be rounded.
+        acting: Rows of an item whose actions the agent learns from. Others may be anything, and so may an action at an
+            episode's last observation. None: all rows.
+        may_exceed: Whether a run may store continuous actions beyond [-1, 1], as a Gaussian draws them.
+    """
+    if not sources:
+        return transform
+    most = np.inf if may_exceed else 1 + _ROUNDED
+    low, high = (0, np.array(options) - 1) if options else (-most, np.array([most]))
+
+    def checked(rows: ItemRows) -> Mapping[str, Any]:
+        if not rows.table:
+            return transform(rows)
+        index = rows.index if acting is None else rows.index[:, acting][~_last_observations(rows)[:, acting]]
+        action = rows.columns["action"][index]
+        if not (fits := (action >= low) & (action <= high)).all():
+            last = np.broadcast_to(high, action.shape)[~fits][0]
+            raise ConfigError(
+                f"learner.sources.{sources[rows.table - 1]}: an action is {action[~fits][0]:g}, must be in "
+                f"{[0, int(last)] if options else [-1, 1]}: write actions as a run stores them, continuous ones scaled "
+                "from the environment's bounds to [-1, 1] and discrete ones from 0. To import a dataset so, see the "
+                "options of tidemill replay from-minari and from-lerobot"
+            )
+        return transform(rows)
+
+    return checked
+
+
+def own_items(config: LearnerConfig) -> int:
+    """Return how many items of each update come from the run's own table.
+
+    Several ranks, each of which rounds its share, may draw less than an item each more or fewer. The number is the same
+    for all of them, because the table is: a run continues with more learners or fewer.
+    """
+    return split_batch(config.agent.batch_size, fractions_of(config.learner.sources))[0]
 
 
 def joined_columns(parts: Sequence[ReplayBatch]) -> dict[str, Any]:

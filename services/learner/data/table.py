@@ -109,6 +109,7 @@ class FoundTable:
 def create_tables(directory: ShardDirectory, table: TableConfig) -> FoundTable:
     """Create the table, or each shard's part of it, if it does not exist; return what it holds.
 
+    A table of earlier settings takes the limits of these: the default batch of an on-policy run follows `actor.count`.
     A name of shards is waited for; an unavailable shard gets its part when it is first sampled.
 
     Raises:
@@ -131,17 +132,17 @@ def create_tables(directory: ShardDirectory, table: TableConfig) -> FoundTable:
 
 
 def create_table(replay: ReplayClient, config: TableConfig) -> TableDescription:
-    """Create the table, or find the one that is there; return its description.
+    """Create the table, or find the one that is there and give it these limits; return its description.
 
     Raises:
         FatalError: The name is taken by a table with another configuration; the message says what to do.
     """
     try:
-        replay.create_table(config)
+        replay.create_table(config, redeclare=True)
     except AlreadyExists as error:
         raise FatalError(
-            f"{error}. The table was made with other settings: set these back, or choose another table.name. For other "
-            "limits restart the replay service, or use `tidemill replay update`"
+            f"{error}. The table was made with other settings: set these back, or choose another table.name. For "
+            "another priority exponent use `tidemill replay update`"
         ) from error
     return replay.describe_table(config.name)
 

@@ -22,12 +22,17 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
-from tidemill.config.learners import local_batch_size
+from tidemill.config.learners import check_queue, local_batch_size
 from tidemill.config.sections import LearnerConfig
 from tidemill.errors import Unavailable
 from tidemill.rl.process_group import ProcessGroup, SingleProcess, flat_mean
 from tidemill.services.learner.distributed.membership import GroupMembership
 
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_ADVICE = (  # gloo announces the address of the machine's name
+    f"; where a machine's own name resolves to 127.0.1.1 or 127.0.0.1, as on Debian and Ubuntu, set {_INTERFACE} to "
+    "the network interface that reaches the others, such as eth0"
+)
 _POLL_S = 0.1  # between two polls of the store
 LEAVE_S = 4
 """Longest time that a rank takes to end once it has failed or lost the others, in seconds."""
@@ -76,8 +81,10 @@ class RankInfo:
         """Return the number of items of each update that this rank takes.
 
         Raises:
-            ConfigError: The ranks cannot share a batch; see `tidemill.config.learners.local_batch_size`.
+            ConfigError: The ranks cannot share a batch; see `check_queue` and `local_batch_size` of
+                `tidemill.config.learners`.
         """
+        check_queue(config, self.size)
         return local_batch_size(config.agent, config.learner.sources, self.size)
 
 
@@ -281,9 +288,10 @@ def _errors_translated(rank: RankInfo, timeout_s: float) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError, TimeoutError) as error:  # its own errors derive from the first two
         first_line = str(error).strip().partition("\n")[0]
+        has_no_interface = "connectFullMesh" in first_line and _INTERFACE not in os.environ
         raise Unavailable(
             f"learner rank {rank.index} of {rank.size} lost the others, or they were silent for {timeout_s:g} s: "
-            f"{first_line}"
+            f"{first_line}{_ADVICE if has_no_interface else ''}"
         ) from error
 
 

@@ -97,6 +97,10 @@ class RoundPublisher:
             self._priorities.deliver(self._replay)
         self._publisher.publish()
 
+    def renew(self) -> None:
+        """Have the newest parameters published again if the server has lost them; the round stays."""
+        self._publisher.renew()
+
     def check(self) -> None:
         """Raise the error that ended publishing."""
         self._publisher.check()

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from tidemill.arrays import Keys
-from tidemill.errors import Unavailable, Unimplemented
-from tidemill.replay.chunk import SMALLEST_PRIORITY
+from tidemill.errors import ResourceExhausted, Unavailable, Unimplemented
+from tidemill.replay.chunk import SLOT_OF_KEY, SMALLEST_PRIORITY
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.priorities import PriorityMessages, PrioritySender, Update, in_messages
 from tidemill.services.learner.data.dataset import read_priorities
@@ -71,7 +71,9 @@ class RoundPriorities:
             self._kept.append((keys, priorities + SMALLEST_PRIORITY))
 
     def deliver(self, client: ReplayClient) -> None:
-        """Send the last round's priorities and wait until the server has them, or the learner stops.
+        """Send the last round's priorities, before a snapshot all that are kept, and wait until the server has them.
+
+        If the learner stops, it waits no longer.
 
         Raises:
             StalePublisher: A newer learner took over.
@@ -80,10 +82,13 @@ class RoundPriorities:
         while not self._stopped():
             try:
                 with self._sending, superseded():
-                    self._sender.store(*self._kept[-1], timeout_s=_ATTEMPT_S)
-                    if len(self._kept) >= _SNAPSHOT_EVERY:
-                        _take_snapshot(client)
-                        self._kept = []
+                    is_due = len(self._kept) >= _SNAPSHOT_EVERY
+                    # All of them before a snapshot: a restarted server may be found here before `send_again` has run.
+                    # One call stores them: it begins again as a whole if the server is killed in it.
+                    keys, priorities = zip(*(self._kept if is_due else self._kept[-1:]), strict=True)
+                    self._sender.store(np.concatenate(keys), np.concatenate(priorities), timeout_s=_ATTEMPT_S)
+                    if is_due:
+                        self._kept = [] if _take_snapshot(client) else [_newest(self._kept)]
                 return
             except Unavailable as error:
                 _log.warning("cannot send priorities, retrying", reason=str(error))
@@ -126,11 +131,23 @@ def _joined(updates: list[Update]) -> _Round:
     return keys, np.concatenate([_NO_PRIORITIES, *arrays])
 
 
-def _take_snapshot(client: ReplayClient) -> None:
+def _newest(kept: list[_Round]) -> _Round:
+    """Join rounds; of all keys with the same slot only the last stays, so that there are no more than slots."""
+    keys, priorities = np.concatenate([keys for keys, _ in kept]), np.concatenate([values for _, values in kept])
+    _, last = np.unique((keys & SLOT_OF_KEY)[::-1], return_index=True)
+    return keys[::-1][last], priorities[::-1][last]
+
+
+def _take_snapshot(client: ReplayClient) -> bool:
+    """Have the server write a snapshot; return False if its disk has no room for one."""
     try:
         client.checkpoint()
-    except Unimplemented:
-        return  # a server without a log: its restart ends the run
+    except Unimplemented:  # a server without a log: its restart ends the run
+        return True
+    except ResourceExhausted as error:
+        _log.warning("replay service cannot write a snapshot, retrying some rounds later", reason=str(error))
+        return False
+    return True
 
 
 _NO_KEYS: Keys = np.empty(0, dtype=np.uint64)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
 
+from tidemill.atomic_files import is_there
 from tidemill.errors import FailedPrecondition, Reason
 from tidemill.learner.status import SavedCheckpoint
 
@@ -13,11 +16,16 @@ from tidemill.learner.status import SavedCheckpoint
 class Control:
     """Pause, resume, checkpoint and stop. Safe to use from several threads."""
 
-    def __init__(self, signalled: threading.Event) -> None:
-        """Take the event that SIGTERM or Ctrl-C sets; it stops the learner as `stop` does."""
-        self._signalled = signalled
+    def __init__(self, signalled: threading.Event, paused_file: Path | None = None) -> None:
+        """Begin paused if a process before this one was.
+
+        Args:
+            signalled: Set by SIGTERM or Ctrl-C, which stops the learner as `stop` does.
+            paused_file: There while the learner is paused, also if its process ends meanwhile. None: not kept.
+        """
+        self._signalled, self._paused_file = signalled, paused_file
         self._changed = threading.Condition()
-        self.paused = False
+        self.paused = paused_file is not None and is_there(paused_file)
         """Whether the training thread must not take a step."""
         self._stop_reason: str | None = None
         self._checkpoints: deque[Future[SavedCheckpoint]] = deque()
@@ -32,9 +40,9 @@ class Control:
 
     def stop(self, reason: str) -> None:
         """Have the training thread publish, checkpoint and end. Only the first reason is kept."""
-        with self._changed:
-            self._stop_reason = self._stop_reason or reason
-            self._changed.notify_all()
+        if not self.is_interrupted:
+            self._keep(paused=False)
+        self._stop(reason)
 
     def request_checkpoint(self) -> Future[SavedCheckpoint]:
         """Ask for a checkpoint; the future ends when it is on disk, or with why it is not.
@@ -64,13 +72,19 @@ class Control:
         return self._checkpoints.popleft() if self._checkpoints else None
 
     def wait(self, timeout_s: float) -> None:
-        """Block the training thread, while it is paused, until a request arrives or `timeout_s` passed."""
+        """Block the training thread, while it is paused, until a request arrives or `timeout_s` passed.
+
+        A request for a checkpoint that came before waits for one that is being written, and does not end the wait.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self.paused or self.stop_reason or self._checkpoints, timeout_s)
+            waiting = len(self._checkpoints)
+            self._changed.wait_for(
+                lambda: not self.paused or self.stop_reason or len(self._checkpoints) > waiting, timeout_s
+            )
 
     def close(self) -> None:
         """Refuse requests that can no longer be carried out."""
-        self.stop("the learner ended")
+        self._stop("the learner ended")
         while (request := self.take_checkpoint_request()) is not None:
             if request.set_running_or_notify_cancel():  # its caller has not given up
                 request.set_exception(FailedPrecondition("the learner is stopping", reason=Reason.STOPPING))
@@ -79,6 +93,21 @@ class Control:
         with self._changed:
             self._check_running()
             self.paused = paused
+            self._changed.notify_all()
+            self._keep(paused=paused)
+
+    def _keep(self, *, paused: bool) -> None:
+        if self._paused_file is None:
+            return
+        with suppress(OSError):  # without the file the pause ends with the process
+            if paused:
+                self._paused_file.touch()
+            else:
+                self._paused_file.unlink(missing_ok=True)
+
+    def _stop(self, reason: str) -> None:
+        with self._changed:
+            self._stop_reason = self._stop_reason or reason
             self._changed.notify_all()
 
     def _check_running(self) -> None:

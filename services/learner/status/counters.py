@@ -52,6 +52,7 @@ class Counters:
         only they may be given here. Several shards count each for itself, under its name.
         """
         with self._lock:
+            self._follow(stored, shard)
             before, counts = self._stored.get(shard, _UNKNOWN), self._counts.setdefault(shard, [])
             while counts and not stored.continues(counts[0]):
                 self._base_env_steps += counts.pop(0).env_steps
@@ -68,6 +69,7 @@ class Counters:
         A server of an earlier version does not name its count, which is then known once a batch comes.
         """
         with self._lock:
+            self._follow(stored, shard)
             counts = self._counts.setdefault(shard, [])
             if counts and stored.continues(counts[-1]):
                 counts[-1] = max(stored, counts[-1], key=_ENV_STEPS)
@@ -99,6 +101,19 @@ class Counters:
             for shard in shards
         }
         self._counts = {shard: [stored] for shard, stored in self._stored.items()}
+
+    def _follow(self, stored: StoredSteps, shard: str) -> None:
+        """Rename the shard whose count this is: a replaced pod keeps its store and gets another address, its name."""
+        if not stored.count_id:
+            return
+        for name, counts in self._counts.items():
+            if name != shard and any(
+                (count.store_id, count.count_id) == (stored.store_id, stored.count_id) for count in counts
+            ):
+                names = {name: shard, shard: name}  # two may have exchanged theirs
+                self._counts = {names.get(each, each): count for each, count in self._counts.items()}
+                self._stored = {names.get(each, each): last for each, last in self._stored.items()}
+                return
 
 
 def _sum(counts: list[StoredSteps]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from bisect import bisect_left
 from collections import Counter as Totals
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,6 +178,7 @@ MIRROR_READERS = Gauge("tidemill_learner_mirror_readers", "Ranks that read a mir
 CHECKPOINT_SECONDS = Histogram("tidemill_learner_checkpoint_seconds", "Time to write a checkpoint to disk.")
 CHECKPOINT_FAILURES = Counter("tidemill_learner_checkpoint_failures_total", "Checkpoints that could not be written.")
 CHECKPOINT_STEPS = Gauge("tidemill_learner_checkpoint_steps", "Updates in the newest checkpoint.")
+CHECKPOINT_STEPS.set(math.nan)  # 0 would mean that there is none to restore
 AGENT = Gauge("tidemill_learner_agent", "The agent's own metrics, such as losses.", ["name"])
 
 

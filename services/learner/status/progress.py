@@ -57,6 +57,7 @@ class Progress:
         now = self._clock()
         self._marks = deque([(now, self._counters.learner_steps, self._waited_s)])
         self._next_tick, self._next_log, self._last_sign = now + _TICK_S, now + self._log_every_s, now
+        metrics.ENV_STEPS.set(self._counters.env_steps or math.nan)  # until they are restored, 0 would be wrong
 
     def record_step(self, seconds: float, newest: Mapping[str, Tensor]) -> None:
         """Count an update and its duration; `newest` are its metrics, still on the device."""

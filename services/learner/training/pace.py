@@ -137,12 +137,12 @@ class FreeRunning:
     def table(self, agent: Agent, signature: Signature) -> TableConfig:
         """Return the table to create (`Pace`)."""
         config = self._config
-        return table_config(config.table, config.learner, agent, signature, own_items(config, self._rank))
+        return table_config(config.table, config.learner, agent, signature, own_items(config))
 
     def open(self, learning: Learning, outputs: TrainerOutputs, directory: ShardDirectory, stack: ExitStack) -> Feed:
         """Start to sample (`Pace`)."""
         settings, table = self._config.learner, learning.table
-        own = own_items(self._config, self._rank)
+        own = own_items(self._config)
         splits = batches_per_sample(self._config.table, settings, table.signature, own, table.max_item_steps)
         mixture = open_sources(self._config, table)
         # of a queue each item is drawn once: a rank that drew ahead would hold what another waits for
@@ -165,6 +165,7 @@ class FreeRunning:
             rank=self._rank,
             group=outputs.group,
             mixture=mixture,
+            action_options=learning.spec.action_options,
         )
         stack.enter_context(dataset)
         collect(dataset, stack)

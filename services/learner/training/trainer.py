@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import structlog
 from torch import Tensor
 
 from tidemill import gpus
@@ -34,6 +35,15 @@ _UNDETERMINED = " does not have a deterministic implementation"
 
 _POLL_S = 0.2  # how soon the thread notices a request while there is no batch
 
+_RENEW_AFTER_S, _RENEW_AT_MOST_S = 5.0, 60.0
+"""Seconds without an update until the newest version is checked, twice as many to each check that follows, and the
+most."""
+
+_LATE_BATCHES = 10
+"""Consecutive batches with a greater policy lag than is set before a warning: a restart alone leaves fewer."""
+
+_log = structlog.get_logger()
+
 
 class BatchSource(Protocol):
     """Source of batches."""
@@ -51,6 +61,9 @@ class Publisher(Protocol):
 
     def publish(self) -> None:
         """Take the agent's parameters as they are now; never blocks."""
+
+    def renew(self) -> None:
+        """Have the newest version published again if it was lost; never blocks."""
 
     def check(self) -> None:
         """Raise the error that ended publishing, such as a newer learner."""
@@ -93,6 +106,8 @@ class Limits:
     """Updates between two published versions, at least 1."""
     publish_least_s: float = 0.0
     """Least seconds between two published versions besides."""
+    max_policy_lag: int = -1
+    """Most versions that an item may be behind when it is trained on; -1: any number."""
 
     def reached(self, counters: Counters) -> str | None:
         """Return a description of the limit that the counters have reached, or None."""
@@ -129,6 +144,8 @@ class Trainer:
         self._backlog = DeviceBacklog()
         self._voting: Callable[[], StepVote] | None = None
         self._published_at = -math.inf
+        self._moved_at, self._renew_after_s = clock(), _RENEW_AFTER_S
+        self._late_batches = 0
         self.is_over = False
         """Whether all ranks have ended for good; otherwise a signal to one of them interrupted all."""
         self.is_at_limit = False
@@ -160,7 +177,9 @@ class Trainer:
                 return self._ends() or "another rank stopped"
             if agreed.pause:
                 self._pause()
-            elif not agreed.lacks_batch:
+            elif agreed.lacks_batch:
+                self._renew()
+            else:
                 self._step(agreed.largest_weight)
 
     def _ends(self) -> str | None:
@@ -185,7 +204,11 @@ class Trainer:
         started = self._clock()
         agreed = self._voting()
         self._voting = None
-        self._progress.record_rank_wait(self._clock() - started)
+        waited_s = self._clock() - started
+        if agreed.pause:  # only the first rank hears of a pause: the others spend it waiting for its votes
+            self._progress.record_pause(waited_s)
+        else:
+            self._progress.record_rank_wait(waited_s)
         self.is_over, self.is_at_limit = agreed.is_over, agreed.at_limit
         return agreed
 
@@ -232,11 +255,12 @@ class Trainer:
                 self._send_priorities(self._priorities, batch, update.priority)
         if self._publisher is not None and self._counters.learner_steps % self._limits.publish_every == 0:
             self._publish(self._publisher)
+        self._record(batch, started)  # before the next version is noticed
         self._vote_ahead()
         voted = self._clock()
+        self._moved_at = voted
         self._backlog.add(batch.device_batch)
         seconds = launched - started + self._clock() - voted
-        self._record(batch, started)
         if batch.replay.traces and (own := tracer()) is not None:
             own.used(batch.replay, started, self._clock(), {"learner_steps": self._counters.learner_steps})
         self._progress.record_step(seconds, update.metrics)
@@ -279,6 +303,13 @@ class Trainer:
             self._published_at = now
             publisher.publish()
 
+    def _renew(self) -> None:
+        """Check the newest version now and then: where the server has lost it, actors may wait for it."""
+        now = self._clock()
+        if self._publisher is not None and now - self._moved_at >= self._renew_after_s:
+            self._moved_at, self._renew_after_s = now, min(2 * self._renew_after_s, _RENEW_AT_MOST_S)
+            self._publisher.renew()
+
     def _wait_for_batch(self) -> Batch | None:
         if self._priorities is not None:
             with superseded():
@@ -309,8 +340,20 @@ class Trainer:
             self._progress.policy_lag = max(float(lag.mean()), 0.0)
             metrics.POLICY_LAG.set(self._progress.policy_lag)
             metrics.ITEM_POLICY_LAG.observe(np.maximum(lag, 0.0))
+            self._check_lag(float(lag.max()))
         metrics.ITEM_AGES.observe(replay, batch.own_items, now)
         self._sources.record(batch, now)
+
+    def _check_lag(self, lag: float) -> None:
+        """Warn, once, when batch after batch has items that are older than `learner.max_policy_lag` allows."""
+        is_late = 0 <= self._limits.max_policy_lag < lag
+        self._late_batches = self._late_batches + 1 if is_late else 0
+        if self._late_batches == _LATE_BATCHES:
+            _log.warning(
+                "items stay older than learner.max_policy_lag allows: more actors than actor.count, or a restart",
+                policy_lag=lag,
+                max_policy_lag=self._limits.max_policy_lag,
+            )
 
 
 def _scaled(batch: Batch, largest_weight: float) -> Tensor:

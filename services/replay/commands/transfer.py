@@ -9,6 +9,7 @@ from typing import Any
 
 from tidemill.process import end_in_order
 from tidemill.replay.transfer.copying import copy_tables
+from tidemill.replay.transfer.episodes import FORMS
 from tidemill.replay.transfer.exporting import TransferReport, export_table
 from tidemill.replay.transfer.importing import import_table
 from tidemill.replay.transfer.lerobot import import_lerobot
@@ -30,6 +31,7 @@ def export(arguments: Sequence[str]) -> int:
     add_range(parser)
     add_timeout(parser)
     options = parser.parse_args(arguments)
+    end_in_order()
     report = export_table(options.address, options.table, options.out, timeout_s=options.timeout_s, **range_of(options))
     print(f"exported {described(report)} to {options.out}")
     return 0
@@ -93,6 +95,7 @@ def to_minari(arguments: Sequence[str]) -> int:
     parser.add_argument("table", help="name of the table")
     parser.add_argument("dataset", help="name of the dataset, such as walks/random-v0; must not exist")
     parser.add_argument("--env", metavar="ID", help="gymnasium environment with the dataset's spaces (default: boxes)")
+    _add_form(parser, "form of the table's observations and actions, with --env", "recognized by the columns")
     parser.add_argument("--newest", type=int, metavar="N", help="only the N newest items")
     add_times(parser)
     parser.add_argument(
@@ -100,17 +103,20 @@ def to_minari(arguments: Sequence[str]) -> int:
     )
     add_timeout(parser)
     options = parser.parse_args(arguments)
+    end_in_order()
     report = export_minari(
         options.address,
         options.table,
         options.dataset,
         env=options.env,
+        form=options.form,
         newest=options.newest,
         **times_of(options),
         folder=options.temporary,
         timeout_s=options.timeout_s,
     )
     print(f"made {report.dataset_id} of {report.table}: {report.episodes:,} episodes, {report.steps:,} steps")
+    print(*report.notes, sep="\n", end="\n" * bool(report.notes))
     return 0
 
 
@@ -122,6 +128,7 @@ def from_minari(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("dataset", help="name of the dataset, as `minari list local` shows it")
     parser.add_argument("table", help="name of the table; must not exist")
+    _add_form(parser, "form in which observations and actions are stored", "env")
     _add_item(parser)
     add_timeout(parser)
     options = parser.parse_args(arguments)
@@ -130,11 +137,13 @@ def from_minari(arguments: Sequence[str]) -> int:
         options.address,
         options.dataset,
         options.table,
+        form=options.form or "env",
         item_steps=options.item_steps,
         history=options.history,
         timeout_s=options.timeout_s,
     )
     print(f"wrote {report.dataset_id} to {report.table}: {report.episodes:,} episodes, {report.steps:,} steps")
+    print(*report.notes, sep="\n", end="\n" * bool(report.notes))
     return 0
 
 
@@ -189,6 +198,16 @@ def from_lerobot(arguments: Sequence[str]) -> int:
     seen = ", ".join(report.columns)
     print(f"wrote {report.folder} to {report.table}: {report.episodes:,} episodes, {report.steps:,} steps of {seen}")
     return 0
+
+
+def _add_form(parser: argparse.ArgumentParser, what: str, default: str) -> None:
+    """Add the option that says how observations and actions are stored."""
+    parser.add_argument(
+        "--form",
+        choices=FORMS,
+        help=f"{what}: env, as the environment has them; run, as a run stores them, actions in [-1, 1] or from 0; "
+        f"flat, as a run with env.flatten (default: {default})",
+    )
 
 
 def _add_item(parser: argparse.ArgumentParser) -> None:

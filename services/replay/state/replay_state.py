@@ -124,8 +124,10 @@ class ReplayState:
         for table in self._tables.values():
             sink.know_table(table)
 
-    def create_table(self, config: TableConfig) -> bool:
-        """Create a table; return False if it exists: with equal configuration, or restored and not yet confirmed.
+    def create_table(self, config: TableConfig, *, redeclare: bool = False) -> bool:
+        """Create a table; return False if it exists: with equal configuration, or one that may be changed to it.
+
+        A call may change a table that was restored and not yet confirmed, or any with `redeclare`.
 
         Raises:
             AlreadyExists: the name is taken by a table with another configuration.
@@ -138,8 +140,8 @@ class ReplayState:
             table.times.note(self._clock(), 0)
             self._log_table(table)
             return True
-        if config not in (existing.config, existing.declared):
-            self._redeclare(existing, config)
+        if redeclare or config not in (existing.config, existing.declared):
+            self._redeclare(existing, config, is_asked=redeclare)
         self._unconfirmed.discard(config.name)
         return False
 
@@ -387,14 +389,24 @@ class ReplayState:
         self._sink.log_table(table)
         table.times.logged_s = int(self._clock())
 
-    def _redeclare(self, table: Table, wanted: TableConfig) -> None:
-        """Take what a client says of a table: what is new in it, if it is the first after a restart.
+    def _redeclare(self, table: Table, wanted: TableConfig, *, is_asked: bool) -> None:
+        """Take what a client says of a table: what is new in it, if it may change the table.
+
+        Asked to, also what differs from the declared configuration alone: an operator may have tried it before.
 
         Raises:
-            AlreadyExists: It says something new and may not.
+            AlreadyExists: It says something new and may not, or of a field that never changes.
         """
-        new = [name for name in TableConfig.__dataclass_fields__ if getattr(wanted, name) not in _values(table, name)]
-        if new and (wanted.name not in self._unconfirmed or not set(new) <= set(_CHANGEABLE)):
+
+        def is_new(name: str) -> bool:
+            value = getattr(wanted, name)
+            if is_asked and name in _CHANGEABLE:
+                return bool(value != getattr(table.declared, name))
+            return value not in _values(table, name)
+
+        new = [name for name in TableConfig.__dataclass_fields__ if is_new(name)]
+        may_change = is_asked or wanted.name in self._unconfirmed
+        if new and not (may_change and set(new) <= set(_CHANGEABLE)):
             raise AlreadyExists(f"table {wanted.name!r} exists with {_difference(table, wanted, new)}")
         if new:
             values = {name: getattr(wanted, name) for name in new}

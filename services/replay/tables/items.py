@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from tidemill.arrays import Ints
 from tidemill.errors import FailedPrecondition, Reason
+from tidemill.replay.chunk import SLOT_OF_KEY
 from tidemill.services.replay.selectors.selector import Selector
 from tidemill.services.replay.selectors.uniform import Uniform
 
-_SLOT_MASK = np.uint64(2**32 - 1)
 _SLOT_BITS = np.uint64(32)
 _ITEM_BYTES = 64  # of the columns below and those of two selectors, rounded up
 _PAYLOAD_BYTES = 160  # of a payload's entry and object, beside its bytes
@@ -159,7 +159,7 @@ class Items:
         Returns:
             The slots of those found, int64 [M], and which were found, [N].
         """
-        slots = (keys & _SLOT_MASK).astype(np.int64) - 1
+        slots = (keys & SLOT_OF_KEY).astype(np.int64) - 1
         found = (slots >= 0) & (slots < len(self.lengths))
         slots = np.where(found, slots, 0)
         found &= (self.lengths[slots] > 0) & (self._numbers[slots] + self._salt == keys >> _SLOT_BITS)

@@ -22,6 +22,7 @@ class RateLimiter:
 
     Attributes:
         is_on: Whether it limits.
+        full_size: Items of the table when it last evicted some to save bytes, at least 1; 0 if it never did.
     """
 
     def __init__(self, config: RateLimiterConfig, *, is_on: bool = True) -> None:
@@ -36,6 +37,7 @@ class RateLimiter:
         self._least = self._config.min_size  # items up to which inserts do not wait for samples
         self._inserts = 0  # beyond min_size
         self._samples = 0
+        self.full_size = 0
 
     @property
     def state(self) -> tuple[int, int, int]:
@@ -46,10 +48,18 @@ class RateLimiter:
         """Continue from the `state` before the restart, with the same configuration."""
         self._reached, self._inserts, self._samples = bool(state[0]), state[1], state[2]
 
-    def begin(self, size: int) -> None:
-        """Start with a table that already holds `size` items: neither side is ahead."""
+    def begin(self, size: int, full_size: int = 0) -> None:
+        """Start with a table that already holds `size` items: neither side is ahead.
+
+        Args:
+            size: Items of the table.
+            full_size: Of the limiter before it, if bytes bound the table as they did.
+        """
         self.reset()
         self._reached = size >= self._config.min_size
+        self.full_size = full_size
+        if 0 < full_size < self._config.min_size:
+            self.full(full_size)
 
     @property
     def diff(self) -> float:
@@ -79,7 +89,8 @@ class RateLimiter:
     def full(self, size: int) -> None:
         """Count `min_size` as reached: the table evicted items to save bytes and is full with `size` of them."""
         self._reached = True
-        self._least = min(self._least, max(size, 1))
+        self.full_size = max(size, 1)
+        self._least = min(self._least, self.full_size)
 
     def countable(self, said: int, batch_size: int) -> int:
         """Return the number of a caller's samples, drawn here or elsewhere, that are counted.

@@ -393,10 +393,11 @@ class Table:
         """
         same_limiter = (config.rate_limiter, limiter_is_on) == (self.config.rate_limiter, self.limiter.is_on)
         moved = self._rebuild(config) if _places_items(config) != _places_items(self.config) else _NO_SLOTS
+        full_size = self.limiter.full_size if config.max_bytes == self.config.max_bytes else 0
         self.config = config
         if not same_limiter:
             self.limiter = RateLimiter(config.rate_limiter, is_on=limiter_is_on)
-            self.limiter.begin(self.size)
+            self.limiter.begin(self.size, full_size)
             self._limiter_era = self._begin_era()
         self._remove_exhausted(self.items.live())
         self._shrink_to_bytes()

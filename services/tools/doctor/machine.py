@@ -86,7 +86,7 @@ def sockets() -> list[Finding]:
 
 def disk(root: Path) -> list[Finding]:
     """Return a finding on the free space for runs."""
-    existing = next(path for path in (root.resolve(), *root.resolve().parents) if path.exists())
+    existing = next(path for path in (root.resolve(), *root.resolve().parents) if os.path.exists(path))
     free_bytes = shutil.disk_usage(existing).free
     text = f"{free_bytes / 1024**3:.1f} GiB free for {root}"
     if not os.access(existing, os.W_OK):
@@ -106,7 +106,7 @@ def disk(root: Path) -> list[Finding]:
 
 def certificates(folder: Path, now: datetime.datetime | None = None) -> list[Finding]:
     """Return findings on how long each certificate below a folder lasts; nothing if there is no such folder."""
-    files = sorted(folder.rglob("*.pem")) if folder.is_dir() else []
+    files = sorted(folder.rglob("*.pem")) if os.path.isdir(folder) else []
     if not files:
         return []
     now = now or datetime.datetime.now(datetime.UTC)
@@ -129,6 +129,8 @@ def _renewal(file: Path, *, lost: bool = False) -> str:
     is_copy = folder.name in SERVICES
     if file.name == "ca.pem" and not (lost and is_copy):
         return "a CA cannot be renewed: make new files in an empty folder and restart all services with them"
+    if not (folder.parent / "ca.key" if is_copy else folder / "ca.key").exists():
+        return "make it again with `tidemill certs` where ca.key is, and copy it here"
     words = f"{folder.parent} --services" if is_copy else f"{folder}"
     if file.name == "ca.pem":
         return f"`{command_name()} certs {words} --keep` writes it again"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.bundle.files import CONFIG, is_bundle
-from tidemill.config.load import by_names, read_document
+from tidemill.config.load import by_names, from_document, read_document
 from tidemill.config.run import RunSettings
-from tidemill.errors import ConfigError
+from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError, TidemillError
 from tidemill.scores import Score, read_scores
-from tidemill.services.launcher.run.folder import check_is_run
+from tidemill.services.launcher.run.folder import check_is_run, name_of
+from tidemill.settings.overlay import to_document
 
 SCORES = "scores.csv"
 _NOTHING = ("", "seed")  # what a number stands behind, and says nothing of the run
@@ -100,7 +104,7 @@ def find_groups(arguments: Sequence[str]) -> list[Group]:
         label, found, path = argument.partition("=")
         if Path(argument).exists():
             found = ""
-        for folder in _runs(Path(path if found else argument)):
+        for folder in _runs(Path(os.path.expanduser(path if found else argument))):
             key = f"={label}" if found else json.dumps(_compared_settings(folder), sort_keys=True)
             folders.setdefault(key, {}).setdefault(folder.resolve(), folder)
             if found:
@@ -138,9 +142,9 @@ def _named_by_settings(groups: Sequence[Group]) -> list[Group]:
 
 def _runs(folder: Path) -> list[Path]:
     """Return the runs of a folder: itself, those directly below it, or of a sweep those of its trials."""
-    if is_bundle(folder) or not folder.exists():
+    is_run = (folder / SCORES).is_file()
+    if is_run or is_bundle(folder) or not folder.exists():
         check_is_run(folder)
-    is_run = (folder / CONFIG).is_file() and (folder / SCORES).is_file()
     candidates = [folder] if is_run else [*sorted(folder.glob("*/")), *sorted(folder.glob("trial-*/*/"))]
     runs = [
         path for path in candidates if (path / CONFIG).is_file() and not is_bundle(path) and read_scores(path / SCORES)
@@ -154,13 +158,15 @@ def _runs(folder: Path) -> list[Path]:
 
 def _compared_settings(folder: Path) -> dict[str, Any]:
     """Return the settings of a run by name, except those that runs of one curve may differ in."""
-    settings = by_names(read_document(folder / CONFIG))
-    return {name: value for name, value in settings.items() if not _OF_ONE_RUN.fullmatch(name)}
+    document = read_document(folder / CONFIG)
+    with contextlib.suppress(TidemillError):  # such as an algorithm of one's own that cannot be imported here
+        document = to_document(from_document(RunConfig, document))  # with the settings of later releases
+    return {name: value for name, value in by_names(document).items() if not _OF_ONE_RUN.fullmatch(name)}
 
 
 def _label(folders: Sequence[Path]) -> str:
     """Return the common part of the names of a group's folders, or else all names; for `seed-1` the folder above."""
-    names = [folder.name for folder in folders]
+    names = [name_of(folder) for folder in folders]
     same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     common = names[0] if len(names) == 1 else _without_number("".join(letters[0] for letters in same))
     if _without_number(common) not in _NOTHING:

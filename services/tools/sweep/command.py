@@ -144,7 +144,7 @@ class _Loop:
             if (has_ended or not has_trained(folder)) and not self._is_empty(trial, seed, folder):
                 return True  # until the service, which may be starting, has removed what an earlier session left
             if has_ended:  # while nobody looked
-                self._take_in(trial, seed, failed=False)
+                self._take_in(trial, seed, failed=seed in trial.failed_at_end)
             else:
                 besides = self._shared.arguments(run_name(trial, seed)) if self._shared is not None else ()
                 config = self._plan.config(trial.values)
@@ -168,8 +168,9 @@ class _Loop:
     def _take_in(self, trial: Trial, seed: int, *, failed: bool) -> float | None:
         folder = run_folder(self._folder, trial, seed)
         score = None if failed else score_of(folder, self._plan.settings.objective)
-        self._journal.end(trial, seed, score)
-        will_resume = has_trained(folder) and not (folder / RESULT).exists()  # when the sweep is continued
+        has_ended = (folder / RESULT).exists()
+        self._journal.end(trial, seed, score, failed_at_end=failed and has_ended)
+        will_resume = has_trained(folder) and not has_ended  # when the sweep is continued
         if self._shared is not None and not (will_resume and self._shared.keeps_items):
             self._shared.empty(run_name(trial, seed))  # if it cannot, the service's limits bound what is left
         said = f"failed, see {folder}.log" if score is None else f"{score:.4g}"
@@ -205,7 +206,8 @@ class _Loop:
             draw_results(self._plan, trials, folder / "results.png")
             print("\n".join(["", *table(self._plan, trials), "", f"{folder}/results.csv, {folder}/results.png"]))
         if self._has_failed:
-            print(f"the first {self._failures} runs failed; see {folder}/trial-0000", file=sys.stderr)
+            failed = next(trial.number for trial in trials if trial.has_failed)
+            print(f"the first {self._failures} runs failed; see {folder}/trial-{failed:04d}", file=sys.stderr)
             return 1
         if not has_score and not self._stop.is_set():
             print(f"no trial has a score, as a run of each failed; see {folder}/trial-0000", file=sys.stderr)

@@ -24,11 +24,13 @@ class Trial:
         number: Counts from 0.
         values: Of the settings that vary.
         scores: Of the runs that have ended, by seed; None for one that failed.
+        failed_at_end: Seeds of the runs that failed although they reached their end, as without a learner.
     """
 
     number: int
     values: Values
     scores: dict[int, float | None] = field(default_factory=dict)
+    failed_at_end: set[int] = field(default_factory=set)
 
     def has_ended(self, seeds: tuple[int, ...]) -> bool:
         """True if the run of every seed has ended."""
@@ -84,9 +86,10 @@ class Journal:
         self._write({"trial": len(self.trials), "values": values})
         return self.trials[-1]
 
-    def end(self, trial: Trial, seed: int, score: float | None) -> None:
+    def end(self, trial: Trial, seed: int, score: float | None, *, failed_at_end: bool = False) -> None:
         """Add how a run ended; None says that it failed."""
-        self._write({"trial": trial.number, "seed": seed, "score": score})
+        record = {"trial": trial.number, "seed": seed, "score": score}
+        self._write(record | ({"failed_at_end": True} if failed_at_end else {}))
 
     def _write(self, record: Mapping[str, Any]) -> None:
         with self._file.open("ab") as file:
@@ -103,4 +106,8 @@ class Journal:
                 raise ValueError("a trial is missing")
             self.trials.append(Trial(record["trial"], dict(record["values"])))
         else:
-            self.trials[record["trial"]].scores[int(record["seed"])] = record["score"]
+            trial, seed = self.trials[record["trial"]], int(record["seed"])
+            trial.scores[seed] = record["score"]
+            trial.failed_at_end -= {seed}
+            if record.get("failed_at_end"):
+                trial.failed_at_end.add(seed)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tidemill.config.algorithm_defaults import merged
 from tidemill.config.load import by_names, by_sections, load_config, read_document
 from tidemill.config.presets import find_config
+from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
+from tidemill.services.launcher.run.free_ports import fixed_addresses
 from tidemill.services.tools.sweep.space import Parameter, Values, grid, parse_space
-from tidemill.settings.check import check, nearest
+from tidemill.settings.check import check, nearest, refuse
 from tidemill.settings.overlay import overlay
 
 
@@ -115,8 +117,20 @@ def _check_configs(sweep: Sweep) -> None:
                 f"replay.storage.folder is {folder!r}, where every run would find the experience of those before it: "
                 "leave it out, or name a folder for each by {run}, such as '{run}/replay'"
             )
+        if sweep.settings.parallel > 1:
+            _check_ports(config, sweep.settings)
         if run.target_return is None and not (run.max_env_steps or run.max_learner_steps or run.max_wall_s):
             raise ConfigError("a run would never end; add for example `settings: {run.max_env_steps: 50000}`")
+
+
+def _check_ports(config: RunConfig, settings: SweepSettings) -> None:
+    """Raise a `ConfigError` if services of simultaneous runs would listen at one address."""
+    launcher = replace(config.launcher, replay=config.launcher.replay and not settings.share_replay)
+    refuse(
+        f"{setting} is {address!r}, which simultaneous runs cannot share (parallel is {settings.parallel}): "
+        + ("set port 0 in `settings`, or parallel to 1" if takes_any_port else "set parallel to 1")
+        for setting, address, takes_any_port in fixed_addresses(replace(config, launcher=launcher))
+    )
 
 
 def _check_shared(sweep: Sweep, named: Set[str], varied: Set[str]) -> None:

@@ -86,12 +86,17 @@ def start(
 
 
 def score_of(folder: Path, objective: str) -> float | None:
-    """Return the score of a run that has ended; None if it was stopped, never evaluated, or diverged unsolved."""
-    scores = [score.mean for score in read_scores(folder / "scores.csv")]
+    """Return the score of a run that has ended; None if it was stopped, never evaluated, or diverged unsolved.
+
+    The best one is at most what the fresh episodes of its confirmation gave.
+    """
+    rows, fresh = (read_scores(folder / name) for name in ("scores.csv", "confirmations.csv"))
+    scores, confirmed = [row.mean for row in rows], {row.params_version: row.mean for row in fresh}
     result = formats.read_json(folder / RESULT, formats.RESULT)
     if not scores or not result or (read_divergence(folder) and not result.get("solved")):
         return None
-    return {"last": scores[-1], "best": max(scores), "mean": statistics.fmean(scores)}[objective]
+    best = max(min(row.mean, confirmed.get(row.params_version, row.mean)) for row in rows)
+    return {"last": scores[-1], "best": best, "mean": statistics.fmean(scores)}[objective]
 
 
 def stop(runs: Sequence[Run], services_s: float) -> list[Run]:

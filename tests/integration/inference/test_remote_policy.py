@@ -192,7 +192,8 @@ def test_actor_that_waits_is_stopped() -> None:
                 remote.act(Played(VECTOR, _ENVS, 0).next())
 
 
-def test_newer_parameters_are_taken_with_their_version_and_counters() -> None:
+@pytest.mark.parametrize("number, env_steps", [(2, 70), (1, 0)], ids=["newer", "of another run"])
+def test_newer_parameters_are_taken_with_their_version_and_counters(number: int, env_steps: int) -> None:
     """The answer says which version acted, and after how many steps of the cluster it was published."""
     first, second, params = state_of(_DQN, VECTOR, 1), state_of(_DQN, VECTOR, 2), FixedParams()
     params.set(first, number=1, env_steps=50)
@@ -202,9 +203,9 @@ def test_newer_parameters_are_taken_with_their_version_and_counters() -> None:
             played = Played(VECTOR, _ENVS, 0)
             remote.act(played.next())
             assert (remote.version, remote.env_steps) == (1, 50)
-            params.set(second, number=2, env_steps=70)
+            params.set(second, number=number, env_steps=env_steps)
             remote.act(played.next())
-            assert (remote.version, remote.env_steps) == (2, 70)
+            assert (remote.version, remote.env_steps) == (number, env_steps)
 
 
 def test_another_run_s_actor_is_refused_and_told_why() -> None:

@@ -368,11 +368,14 @@ def _until_evaluated(client: SimulatorClient) -> None:
 
 
 def test_returns_of_clients_are_curves_of_the_run(tmp_path: Path) -> None:
-    """Those with exploration are the run's training return, as actors' are; those of evaluations have a curve."""
+    """Those with exploration are the run's training return, as actors' are; those of evaluations have a curve.
+
+    Both are over the decisions of the whole cluster, of which this replay server stores a part.
+    """
     with local_server() as replay:
         create_table(replay.address, _DQN, _SPEC)
         with (
-            local_simulators(replay.address, _DQN, _SPEC, run=tmp_path) as service,
+            local_simulators(replay.address, _DQN, _SPEC, run=tmp_path, env_steps=9_000) as service,
             SimulatorClient(service.address, _SPEC) as client,
         ):
             _play(client, 0, 4)
@@ -382,6 +385,7 @@ def test_returns_of_clients_are_curves_of_the_run(tmp_path: Path) -> None:
             wait_until(lambda: "7.0" in _newest_point(tmp_path), "a point")
             point = json.loads(_newest_point(tmp_path))
     assert (point["actor/episode_return"], point["simulator/evaluation_return"]) == (1 + 2 + 3 + 4, 7.0)
+    assert (point["env_steps"], point["step"]) == (9_000, 30)
     assert training_return(tmp_path) == 10.0
 
 

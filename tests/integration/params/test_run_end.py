@@ -5,16 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from tests.support.naming import naming
 from tests.support.params_service import LocalServer, local_server, publish
 from tests.support.waiting import WAIT_S
+from tidemill.config.digest import diverged_tag
 from tidemill.config.run import RunSettings
+from tidemill.config.sections import LearnerConfig
 from tidemill.errors import NotFound, Unavailable
 from tidemill.params.client import ParamsClient
 from tidemill.params.run_end import RunEnd
+from tidemill.params.version import ParamsMetadata, Precision
 
 TAG = RunSettings(target_return=200.0).end_tag
 
@@ -74,6 +78,31 @@ def test_end_holds_for_one_target_and_one_set_of_limits() -> None:
         RunSettings(target_return=200.0, max_env_steps=1000, max_learner_steps=10),
     ]
     assert len({run.end_tag for run in (ended, *others)}) == 6
+
+
+def test_mark_of_a_divergence_holds_until_training_gets_past_it(client: ParamsClient, server: LocalServer) -> None:
+    """Other settings trained on, and those that diverged are set again: they may train, and diverge again."""
+    tag, heard = diverged_tag(LearnerConfig()), SimpleQueue[int]()
+
+    def train(*steps: int) -> None:
+        opened = client.acquire_fencing_token("learner")
+        for number, each in enumerate(steps, opened.latest_version):
+            blobs, metadata = {Precision.FULL: b"%d" % each}, ParamsMetadata(learner_steps=each)
+            client.publish(blobs, metadata, fencing_token=opened.fencing_token, base_version=number)
+
+    with RunEnd(server.address, tag) as learner, RunEnd(server.address, tag) as evaluator:
+        train(50, 100)
+        learner.mark(0.0)
+        train(70)  # from the checkpoint, before it hears of the end
+        assert learner.is_marked()
+        train(150, 300)
+        assert not learner.is_marked()
+        evaluator.watch(lambda: heard.put(client.list_versions().tags[tag]))
+        learner.mark(0.0)
+        assert learner.is_marked()
+        assert heard.get(timeout=WAIT_S) == 5
+        train(350, 70)  # killed past the mark, and resumed below it
+        assert not learner.is_marked()
 
 
 def test_marking_takes_no_longer_than_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tests.support.naming import because, naming
 from tests.support.params_service import LARGE, METADATA, MIB, LocalServer, publish
@@ -141,6 +142,7 @@ def test_tags_and_versions_are_listed(client: ParamsClient) -> None:
         (pb.FetchRequest(tag="latest", wait_s=301), "wait_s 301.0 0 300"),
         (pb.FetchRequest(tag="latest", wait_s=float("nan")), "wait_s nan"),
         (pb.FetchRequest(tag="latest", precision=9), "precision 9"),  # type: ignore[arg-type]
+        (pb.FetchRequest(tag="latest", newer_than_created=Timestamp(seconds=2**60)), f"newer_than_created {2**60}"),
     ],
 )
 def test_malformed_fetch_is_invalid(

@@ -62,8 +62,7 @@ def test_dropping_a_table_ends_the_calls_that_wait_for_it(server: LocalServer, c
     reads = pb.SampleRequest(open=pb.SampleOpen(table="empty", batch_size=1), credit=1)
     with open_channel(server.address) as channel, open_appender(server.address) as appender:
         reading = replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter([reads]), timeout=WAIT_S)
-        writing = threading.Thread(target=write, args=(appender, range(80)))
-        writing.start()
+        write(appender, range(80))  # some of it unacknowledged
         wait_until(lambda: server.admission.waiting(table, "insert") == 1, "the writer to be held back")
         wait_until(lambda: server.admission.waiting(empty, "sample") == 1, "the reader to wait")
         assert client.drop_table("t") > 0
@@ -76,7 +75,6 @@ def test_dropping_a_table_ends_the_calls_that_wait_for_it(server: LocalServer, c
         )
         wait_until(lambda: isinstance(appender.last_failure, NotFound), "the writer to be told")
         appender.stop()
-        writing.join(WAIT_S)
     assert client.list_tables() == ()
     assert (server.replay.chunks, server.replay.streams.count) == (0, 0)
     for call in (client.drop_table, client.describe_table):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +23,17 @@ from tidemill.replay.codec import decode
 from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.table_config import SelectorConfig, SelectorKind
 from tidemill.replay.writing.appender import StreamAppender
+
+_WAITING = """
+import sys, threading
+from tests.support.replay_streams import SIGNATURE, make_chunk
+from tidemill.replay.writing.appender import StreamAppender
+with StreamAppender(sys.argv[1], "a", 1, SIGNATURE, ["t"], 4, max_in_flight_chunks=1) as appender:
+    appender.append([make_chunk(0, 0, 0, 4)])
+    threading.Timer(0.5, lambda: print(flush=True)).start()  # while it waits
+    assert appender.{}
+"""
+"""Program that waits for up to four seconds for what it has appended."""
 
 RANKED = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
 
@@ -52,6 +67,21 @@ def test_appended_steps_come_back_in_samples(server: LocalServer, client: Replay
     assert (described.priority_updates, described.unknown_keys, described.env_steps) == (10, 1, 32)
     assert described.samples >= 64
     assert described.chunk_bytes == server.replay.chunk_bytes > 0
+
+
+@pytest.mark.parametrize("wait", ["append([make_chunk(0, 0, 4, 4)], timeout_s=4.0)", "flush(4.0)"])
+def test_appender_that_stood_still_has_its_time_again(server: LocalServer, client: ReplayClient, wait: str) -> None:
+    """A program that is stopped beyond its limit takes the acknowledgements that come once it continues."""
+    command = [sys.executable, "-c", _WAITING.format(wait), server.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        program.send_signal(signal.SIGSTOP)
+        began_s = time.monotonic()
+        wait_until(lambda: time.monotonic() - began_s > 4.5, "a stop beyond the limit")
+        client.create_table(make_config())
+        program.send_signal(signal.SIGCONT)
+        assert program.wait(WAIT_S) == 0
 
 
 def test_appender_waits_for_a_table_that_comes_later(server: LocalServer, client: ReplayClient) -> None:

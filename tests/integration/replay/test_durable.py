@@ -103,6 +103,29 @@ def test_decisions_behind_a_reset_add_up_while_a_learner_waits(tmp_path: Path, m
             client.create_table(config)
 
 
+def test_metrics_of_a_table_count_from_the_start_of_the_process(tmp_path: Path) -> None:
+    """A kill loses samples that no record notes: a count continued from there would fall, as no counter may."""
+    with server_process("127.0.0.1:0", *options(tmp_path)) as first, ReplayClient(first.address) as client:
+        client.create_table(RANKED)
+        with open_appender(first.address) as appender:
+            write(appender, 0)
+            assert appender.flush(WAIT_S)
+        with ReplaySampler(first.address, "t", 1) as sampler:
+            next(sampler)
+        before = scrape(first.metrics_address)
+        kill(first)
+    assert before['tidemill_replay_inserts_total{table="t"}'] == 4
+    assert before['tidemill_replay_samples_total{table="t"}'] > 0
+    with server_process("127.0.0.1:0", *options(tmp_path)) as second:
+        after = scrape(second.metrics_address)
+        assert after['tidemill_replay_inserts_total{table="t"}'] == 0
+        assert after['tidemill_replay_samples_total{table="t"}'] == 0
+        with open_appender(second.address, "actor-1") as appender:
+            write(appender, 0)
+            assert appender.flush(WAIT_S)
+        assert scrape(second.metrics_address)['tidemill_replay_inserts_total{table="t"}'] == 4
+
+
 def test_tables_count_their_own_decisions_over_restarts(tmp_path: Path) -> None:
     """A writer is told those of its table alone, also behind a kill. A table that was reset counts from 0."""
     arguments, counts = options(tmp_path), {"a": 8, "b": 4}

@@ -187,6 +187,14 @@ def test_files_are_read_without_tidemill(server: LocalServer, tmp_path: Path) ->
     assert steps["frame"][row].tolist() == [7, 49, 0]
 
 
+def test_files_can_be_read_by_whom_the_umask_lets(server: LocalServer, tmp_path: Path) -> None:
+    """Safetensors makes files that only their owner can read."""
+    fill(server.address)
+    (tmp_path / "usual").touch()
+    export_table(server.address, "t", tmp_path / "out")
+    assert {file.stat().st_mode for file in (tmp_path / "out").iterdir()} == {(tmp_path / "usual").stat().st_mode}
+
+
 def test_export_is_of_one_moment_while_a_writer_goes_on(
     server: LocalServer, client: ReplayClient, tmp_path: Path
 ) -> None:

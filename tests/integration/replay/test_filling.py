@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from tests.support.naming import naming
 from tests.support.proxy import Proxy
@@ -19,6 +20,7 @@ from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, Unavailabl
 from tidemill.replay import ReplayClient
 from tidemill.replay.codec import window_index
 from tidemill.replay.transfer import minari
+from tidemill.replay.transfer.env_columns import EnvColumns
 from tidemill.replay.transfer.episodes import Episodes
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import export_table
@@ -160,6 +162,7 @@ def test_minari_episode_without_an_end_is_cut_at_its_last_step() -> None:
     episode = SimpleNamespace(
         observations=np.zeros((3, 1)), actions=np.zeros(2), rewards=np.ones(2), terminations=no, truncations=no
     )
-    rows = [row for row, _ in minari._rows(episode)]
+    columns = EnvColumns(spaces.Box(0, 1, (1,)), spaces.Discrete(2), "env")
+    rows = [row for row, _ in minari._rows(episode, columns)]
     assert [bool(row["truncated"]) for row in rows] == [False, True, False]
     assert not any(row["terminated"] for row in rows)

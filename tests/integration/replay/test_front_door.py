@@ -162,23 +162,18 @@ def test_held_back_writer_is_told_by_which_table(server: LocalServer, call: str)
     """Its error names the table, what its rate limiter asks for, and what to do."""
     table = steps_table(rate_limiter=RateLimiterConfig(10, samples_per_insert=1.0, error_buffer=20.0))
     writer = ReplayWriter(server.address, table, windows=ItemWindow(1), chunk_length=1, max_in_flight_chunks=8)
+    count = 40 if call.startswith("append") else 36  # 31 are taken and 8 may wait; the last goes with the next call
     with closing(writer):
-
-        async def write_async() -> None:
-            for number in range(60):
-                await writer.append_async(numbered_step(number), timeout_s=0.5)
-
-        def write(count: int) -> None:
-            for number in range(count):
-                writer.append(numbered_step(number), timeout_s=0.5)
+        for number in range(count):
+            writer.append(numbered_step(number), timeout_s=WAIT_S)
+        wait_until(lambda: writer.unacknowledged_chunks == count - 1 - 31, "the writer to be held back")
 
         def call_it() -> None:
             if call == "append":
-                write(60)
+                writer.append(numbered_step(count), timeout_s=0.5)
             elif call == "append_async":
-                asyncio.run(write_async())
+                asyncio.run(writer.append_async(numbered_step(count), timeout_s=0.5))
             else:
-                write(36)
                 writer.flush(0.5) if call == "flush" else asyncio.run(writer.flush_async(0.5))
 
         told = naming("0.5 table 't' rate limiter: min_size 10 samples_per_insert 1 error_buffer 20 replay update")
@@ -495,6 +490,9 @@ def test_full_chunk_is_pushed(server: LocalServer) -> None:
         for number in range(3):
             writer.append(numbered_step(number))
             writer.push()
+            if number == 1:
+                with pytest.raises(FailedPrecondition, match=naming("sent `push`")):
+                    writer.create_item("t", last=1)
         wait_until(lambda: server.replay.env_steps == 2, "the full chunk to be stored")
         assert writer.env_steps in (0, 2)  # as the newest acknowledgement said
     assert server.replay.env_steps == 3

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -22,8 +23,9 @@ import pytest
 from tests.support.naming import naming
 from tests.support.numbered_steps import STEP, numbered_step, steps_table
 from tests.support.replay_service import LocalServer, server_process
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import DataLoss, FailedPrecondition, Unavailable
+from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay import (
     ItemWindow,
     ReplayClient,
@@ -32,6 +34,7 @@ from tidemill.replay import (
     ReplayWriter,
     SelectorConfig,
     SelectorKind,
+    ShardDirectory,
     reconnecting_call,
 )
 from tidemill.replay.chunk import Chunk, ItemBatch
@@ -152,6 +155,62 @@ def test_server_that_kept_nothing_is_filled_again() -> None:
             assert client.describe_table("t").items > 0
 
 
+def test_dropped_table_is_made_again_by_its_programs(server: LocalServer) -> None:
+    """The writer's error names the drop among its causes; the reader continues with the new table's items."""
+    table = steps_table(max_times_sampled=0, max_item_steps=1, sampler=SelectorConfig(SelectorKind.UNIFORM))
+    with ReplayClient(server.address) as client, ReplayWriter(server.address, table, chunk_length=1) as writer:
+
+        def write(number: int) -> None:
+            writer.append(numbered_step(number))
+            writer.create_item("t", last=1)
+            writer.flush(WAIT_S)
+
+        write(0)
+        with ReplayDataset(server.address, "t", 1, timeout_s=WAIT_S, prefetch=1) as dataset:
+            next(dataset)
+            client.drop_table("t")
+            with pytest.raises(DataLoss, match=naming("chunks table dropped")):
+                write(1)
+            assert client.describe_table("t").items == 0
+            write(2)
+            wait_until(lambda: next(dataset)["number"].item() == 2, "a batch of the new table")
+
+
+def test_server_that_lost_acknowledged_steps_is_written_to_again(tmp_path: Path) -> None:
+    """As by a power failure: the loss is said once, what comes after it is stored, and what was left is there once."""
+    table = steps_table(max_times_sampled=0, sampler=SelectorConfig(SelectorKind.UNIFORM))
+    data, earlier = tmp_path / "data", tmp_path / "earlier"
+    options = ("--folder", str(data))
+    numbers = iter(range(100))
+
+    def write(writer: ReplayWriter, count: int) -> None:
+        for _ in range(count):
+            writer.append(numbered_step(next(numbers)))
+        writer.flush(WAIT_S)
+
+    with server_process("127.0.0.1:0", *options) as first:
+        address = first.address
+        writer = ReplayWriter(address, table, windows=ItemWindow(1), chunk_length=4)
+        write(writer, 8)
+        epoch = writer.epoch
+    shutil.copytree(data, earlier)
+    with server_process(address, *options):
+        write(writer, 8)
+    shutil.rmtree(data)
+    earlier.rename(data)
+    with server_process(address, *options), writer:
+        with pytest.raises(DataLoss):
+            write(writer, 8)
+        write(writer, 8)
+        assert (writer.restarts, writer.superseded_epoch) == (1, 0)
+        assert writer.epoch > epoch
+        with ReplayDataset(address, table, 1, timeout_s=1.0, epochs=1) as dataset:
+            stored = sorted(int(batch["number"][0, -1]) for batch in dataset)
+    assert [number for number in stored if number < 16] == list(range(8))
+    assert stored[-8:] == list(range(24, 32))
+    assert len(set(stored)) == len(stored)
+
+
 def test_close_waits_for_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is frozen with a call open, one that a client still waits for, and one that is gone.
 
@@ -204,6 +263,8 @@ def test_forked_child_is_told(server: LocalServer) -> None:
         ReplayDataset(server.address, table, 1, timeout_s=WAIT_S) as dataset,
         ReplaySampler([server.address], table, 1) as sampler,
         ReplayClient(server.address) as client,
+        ParamsWatcher("unix:///nowhere") as watcher,
+        contextlib.closing(ShardDirectory(["dns:///nowhere:1"], 1, resolve=lambda _: [])) as directory,
         ThreadPoolExecutor() as threads,
         ExitStack() as stack,
     ):
@@ -216,8 +277,9 @@ def test_forked_child_is_told(server: LocalServer) -> None:
             *(lambda: sampler.update_priorities(no_keys, np.zeros(0)), lambda: sampler.delete_items(no_keys)),
             *(client.list_tables, lambda: client.update_priorities("t", [], []), lambda: client.wait_for_ready(1.0)),
             lambda: client.begin_update_priorities("t", no_keys, np.zeros(0)),
+            *(watcher.newest, lambda: watcher.wait(1.0), lambda: directory.current, lambda: directory.known(1.0)),
         )
-        done_there = (writer.close, dataset.close, sampler.close, client.close)
+        done_there = (writer.close, dataset.close, sampler.close, client.close, watcher.close, directory.close)
         for _ in range(3):
             said: SimpleQueue[str] = context.SimpleQueue()
             child = context.Process(target=_use_forked, args=(refused + done_there, said), daemon=True)
@@ -227,7 +289,7 @@ def test_forked_child_is_told(server: LocalServer) -> None:
             assert child.exitcode == 0
             heard = [said.get() for _ in refused + done_there]
             assert [line for line in heard[: len(refused)] if "make it in the process that uses it" not in line] == []
-            assert heard[len(refused) :] == ["no error"] * 4
+            assert heard[len(refused) :] == ["no error"] * len(done_there)
         done.set()
         assert all(call.result(WAIT_S) for call in asking)
         writer.append(numbered_step(5))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -175,6 +177,15 @@ def test_what_comes_beside_a_step_is_checked(server: LocalServer, arguments: dic
         with pytest.raises(InvalidArgument, match=naming(says)):
             _append(writer, 1, **({"beside": {"q": np.ones(3)}} | arguments))
         assert writer.episode_steps() == 1
+
+
+def test_forgotten_columns_beside_a_step_are_named_without_the_payload(server: LocalServer) -> None:
+    """The payload is another argument."""
+    with closing(_writer(server.address, _window(2, priority=_sum), replace(_TABLE, payload_bytes=4))) as writer:
+        memory = np.zeros((_ENVS, 1), np.float32)
+        _append(writer, 0, beside={"q": np.ones(3)}, payload=memory)
+        with pytest.raises(InvalidArgument, match=re.escape("beside has columns [], must have ['q']")):
+            _append(writer, 1, payload=memory)
 
 
 def test_fractions_beside_a_step_after_whole_numbers_are_refused(server: LocalServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import queue
 import re
 import signal
 import socket
@@ -22,7 +23,8 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.naming import naming
-from tests.support.numbered_steps import numbered_step, steps_table
+from tests.support.numbered_steps import awaited_numbers, numbered_step, steps_table
+from tests.support.proxy import Proxy
 from tests.support.replay_service import LocalServer, server_process
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import InvalidArgument, Unavailable
@@ -157,17 +159,17 @@ def test_rest_of_a_queue_is_given_out(server: LocalServer) -> None:
     table = steps_table()
     _write(server.address, table, range(10))
     with ReplayDataset(server.address, "t", 4, timeout_s=0.3, allow_smaller=True, end_on_timeout=True) as dataset:
-        assert _numbers(dataset) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert [awaited_numbers(dataset), *_numbers(dataset)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     with ReplayClient(server.address) as client:
         assert client.describe_table("t").items == 0
     _write(server.address, table, range(6))
     with ReplayDataset(server.address, "t", 4, timeout_s=0.3, end_on_timeout=True) as dataset:
-        assert _numbers(dataset) == [[0, 1, 2, 3]]  # what is left stays in the queue
+        assert [awaited_numbers(dataset), *_numbers(dataset)] == [[0, 1, 2, 3]]  # what is left stays in the queue
     with ReplayDataset(server.address, "t", 4, timeout_s=0.3) as dataset:
         with pytest.raises(Unavailable, match=naming("2 4 allow_smaller=True")):
             next(dataset)
         _write(server.address, table, range(6, 8))
-        assert _numbers(dataset, 1) == [[4, 5, 6, 7]]
+        assert awaited_numbers(dataset) == [4, 5, 6, 7]
 
 
 def test_reader_that_draws_on_demand_leaves_a_queue_to_the_others(server: LocalServer) -> None:
@@ -239,6 +241,40 @@ def test_smaller_batch_that_is_asked_for_while_a_whole_one_is_drawn_is_that_one(
         wait_until(lambda: server.admission.waiting(table, "sample") == 1, "the next draw to wait")
         _write(server.address, steps_table(), range(5, 8))
         assert len(next(answers).keys) == 4
+
+
+@pytest.mark.parametrize("after, size", [(0, 4), (1, 1), (None, 1)], ids=["late", "in time", "of an earlier version"])
+def test_smaller_batch_is_not_the_one_after_a_batch_that_answers_the_request(
+    server: LocalServer, after: int | None, size: int
+) -> None:
+    """The first batch was on its way to the caller when that asked: the next one waits for as many items."""
+    _write(server.address, steps_table(), range(5))
+    requests: queue.SimpleQueue[pb.SampleRequest] = queue.SimpleQueue()
+    requests.put(pb.SampleRequest(open=pb.SampleOpen(table="t", batch_size=4, allow_smaller=True), credit=3))
+    with open_channel(server.address) as channel:
+        answers = replay_pb2_grpc.ReplayServiceStub(channel).Sample(iter(requests.get, None), timeout=WAIT_S)
+        assert (first := next(answers)).number == 1
+        assert len(first.keys) == 4
+        requests.put(pb.SampleRequest(smaller=True, smaller_after=after))
+        if size == 4:
+            time.sleep(0.2)  # or the items might be there before the request is
+            _write(server.address, steps_table(), range(5, 8))
+        assert len(next(answers).keys) == size
+        answers.cancel()
+
+
+def test_smaller_batch_comes_after_others_and_after_a_lost_connection(server: LocalServer) -> None:
+    """Each request counts only the batches of its call, or it would be taken for a late one."""
+    table = steps_table()
+    _write(server.address, table, range(5))
+    with (
+        Proxy(server.address) as proxy,
+        ReplayDataset(proxy.address, table, 4, timeout_s=1.0, prefetch=1, allow_smaller=True) as dataset,
+    ):
+        assert _numbers(dataset, 2) == [[0, 1, 2, 3], [4]]
+        _write(server.address, table, range(5, 6))
+        proxy.cut()
+        assert _numbers(dataset, 1) == [[5]]
 
 
 def test_smaller_batches_are_asked_for_at_any_moment(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tests.support.naming import naming
-from tests.support.numbered_steps import numbered_step, steps_table
+from tests.support.numbered_steps import awaited_numbers, numbered_step, steps_table
 from tests.support.proxy import Proxy
 from tests.support.replay_service import LocalServer, items_of, local_server, server_process
 from tests.support.replay_shards import fill, local_shards, sampling, taken
@@ -109,6 +109,8 @@ def test_batch_of_several_queues_is_kept_until_it_is_whole() -> None:
                 writer.append(numbered_step(number))
             writer.flush(WAIT_S)
             with ReplayDataset(server.address, {full: 0.5, empty: 0.5}, 4, timeout_s=0.3) as dataset:
+                half = "the half of the full one"
+                wait_until(lambda: dataset.take(0.0) is None and dataset._waits_for == 1, half)
                 for _ in range(2):
                     with pytest.raises(Exception, match=naming("table 'u'")):
                         next(dataset)
@@ -116,7 +118,7 @@ def test_batch_of_several_queues_is_kept_until_it_is_whole() -> None:
                     writer.append(numbered_step(number))
                     writer.create_item("u", last=1)
                 writer.flush(WAIT_S)
-                assert sorted(next(dataset)["number"][:, -1].tolist()) == [0, 1, 8, 9]
+                assert sorted(awaited_numbers(dataset)) == [0, 1, 8, 9]
         assert rest(server.address, full) == list(range(2, 10))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,6 +21,7 @@ from tidemill.replay import (
     HostRows,
     ItemRows,
     ItemWindow,
+    RateLimiterConfig,
     ReplayBatch,
     ReplayClient,
     ReplayDataset,
@@ -31,6 +33,10 @@ from tidemill.replay import (
     TableConfig,
     signature_like,
 )
+from tidemill.replay.sampling import sample_call, sample_stream
+from tidemill.replay.sampling.sample_stream import SampleStream
+from tidemill.replay.shards import directory
+from tidemill.replay.shards.directory import ShardDirectory
 from tidemill.replay.shares import split_batch
 
 _BY_PRIORITY = SelectorConfig(SelectorKind.PRIORITIZED, 1.0)
@@ -198,6 +204,40 @@ def test_table_elsewhere_is_never_created(servers: list[Server]) -> None:
         ReplayDataset(servers[0].address, fractions, 8, create=True)
 
 
+def test_table_elsewhere_that_one_of_several_servers_has(
+    servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sampled where it is, listed or behind a DNS name, and made nowhere else. `min_size` is that of its part."""
+    pair, own = [server.address for server in servers[:2]], servers[2].address
+    _write(own, _table("own"), range(10))
+    _write(pair[1], _table("demonstrations", rate_limiter=RateLimiterConfig(min_size=6)), range(100, 110))
+    monkeypatch.setattr(directory, "resolve_now", lambda _: pair)
+    monkeypatch.setattr(sample_stream, "_OPENING_S", 0.5)
+    for addresses in (tuple(pair), "dns:///replay:7401"):
+        fractions: dict[str | TableAt, float] = {"own": 0.5, TableAt("demonstrations", addresses): 0.5}
+        with ReplayDataset(own, fractions, 8, timeout_s=WAIT_S) as dataset:
+            assert next(dataset)["number"][4:, 0].min() >= 100
+    with ReplayClient(pair[0]) as client:
+        assert not client.list_tables()
+
+
+def test_name_that_is_not_known_yet_is_waited_for(servers: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service and who reads its table may be started together."""
+    address = servers[0].address
+    _write(address, _table(), range(10))
+    failures = iter([OSError("not known"), OSError("not known")])
+
+    def resolve(_: str) -> list[str]:
+        for failure in failures:
+            raise failure
+        return [address]
+
+    monkeypatch.setattr(directory, "resolve_now", resolve)
+    monkeypatch.setattr(directory, "_AGAIN_S", 0.01)
+    with ReplayDataset("dns:///replay:7401", "t", 8, timeout_s=WAIT_S) as dataset:
+        next(dataset)
+
+
 def test_table_elsewhere_that_is_lost_ends_the_dataset(servers: list[Server], tmp_path: Path) -> None:
     """A server that comes back without it is told of, instead of waiting for ever for items in an empty table."""
     _write(servers[0].address, _table(), range(10))
@@ -210,6 +250,71 @@ def test_table_elsewhere_that_is_lost_ends_the_dataset(servers: list[Server], tm
         other.start()
         with pytest.raises(FatalError, match=naming(other.address, "'u'")):
             _take_for_ever(dataset)
+
+
+@pytest.mark.parametrize("is_replaced_often", [False, True])
+def test_table_elsewhere_whose_server_is_replaced_by_one_without_it_ends_the_dataset(
+    servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced_often: bool
+) -> None:
+    """A server that never had it says nothing about the one that did, which may come back; its replacement does.
+
+    So do several, each of which stays for less than the time that the table is waited for.
+    """
+    own, beside, replacement = [server.address for server in servers]
+    _write(own, _table(), range(10))
+    monkeypatch.setattr(sample_call, "_ASK_AGAIN_S", 0.1)
+    monkeypatch.setattr(sample_call, "_RETURN_S", 0.3)
+    monkeypatch.setattr(sample_stream, "_OPENING_S", 0.5)
+    monkeypatch.setattr(ShardDirectory.__init__, "__kwdefaults__", {"every_s": 0.1, "resolve": None})
+    with server_process(f"unix://{tmp_path}/replay.sock") as other, ExitStack() as stack:
+        _write(other.address, _table("u"), range(10))
+        found = [beside, other.address]
+        are_shown = itertools.cycle([True, not is_replaced_often])
+        monkeypatch.setattr(
+            directory, "resolve_now", lambda _: [*found] if next(are_shown) else [a for a in found if a != replacement]
+        )
+        fractions: dict[str | TableAt, float] = {"t": 0.5, TableAt("u", "dns:///replay:7401"): 0.5}
+        dataset = stack.enter_context(ReplayDataset(own, fractions, 8))
+        next(dataset)
+        other.close()
+        found.remove(other.address)
+        while dataset.take(1.0) is not None:  # longer than between two looks at the name
+            pass
+        found.append(replacement)
+        with pytest.raises(FatalError, match=naming(replacement, "'u'")):
+            dataset.take(WAIT_S)
+
+
+def test_table_elsewhere_whose_server_is_away_for_a_while_is_waited_for(
+    servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a rolling restart: meanwhile the name stands for a server that came later and never had the table."""
+    first, later, returned = [server.address for server in servers]
+    for address in (first, returned):
+        _write(address, _table(), range(10))
+    are_there: list[bool] = []
+    missing_s = SampleStream.missing_s
+
+    def noted(stream: SampleStream) -> float | None:
+        seconds = missing_s(stream)
+        are_there.append(seconds is None)
+        return seconds
+
+    monkeypatch.setattr(sample_call, "_ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(SampleStream, "missing_s", noted)
+    monkeypatch.setattr(ShardDirectory.__init__, "__kwdefaults__", {"every_s": 0.05, "resolve": None})
+    found = [first]
+    monkeypatch.setattr(directory, "resolve_now", lambda _: list(found))
+    with ReplayDataset(first, {TableAt("t", "dns:///replay:7401"): 1.0}, 8) as dataset:
+        next(dataset)
+        found.append(later)
+        wait_until(lambda: True in are_there, "a question to the one that came later")
+        servers[0].close()
+        found.remove(first)
+        wait_until(lambda: False in are_there, "a question while nobody has the table")
+        found.append(returned)
+        while returned not in [shard.address for shard in dataset.shards() if shard.samples]:
+            assert dataset.take(WAIT_S) is not None
 
 
 def _take_for_ever(dataset: ReplayDataset) -> None:

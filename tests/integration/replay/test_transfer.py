@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import numpy as np
@@ -28,6 +30,7 @@ from tidemill.replay.transfer import folder as files
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.writing.appender import StreamAppender
 from tidemill.services.replay.__main__ import main
+from tidemill.services.replay.commands import transfer
 from tidemill.types import Codec, ColumnSpec
 
 Row = dict[str, bytes]
@@ -199,6 +202,30 @@ def test_commands_move_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert "the table has 10 items now" in said
         assert main(["export", one.address, "t", "--out", out]) != 0
         assert "which exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command, call",
+    [
+        ("export box:7401 t --out out", "export_table"),
+        ("import box:7401 out", "import_table"),
+        ("copy box:7401 box2:7401", "copy_tables"),
+        ("to-minari box:7401 t walks/random-v0", "export_minari"),
+        ("from-minari box:7401 walks/random-v0 t", "import_minari"),
+    ],
+)
+def test_command_that_is_asked_to_stop_undoes_what_it_began(
+    command: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SIGTERM, as of `timeout` or systemd."""
+    monkeypatch.setattr(transfer, call, Mock(side_effect=lambda *_, **__: signal.raise_signal(signal.SIGTERM)))
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+            main(command.split())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_copy_that_failed_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,6 +182,33 @@ def test_streams_begin_again_where_the_server_lost_them(tmp_path: Path) -> None:
             _write(second, range(10, 20), ())
             assert second.restarts == 1
         assert [10, 11, 12] in _items(other.address, tmp_path / "out")
+
+
+@pytest.mark.parametrize("replays", [False, True])
+@pytest.mark.parametrize("unacknowledged", [0, 8])
+def test_streams_begin_again_where_the_server_lost_acknowledged_steps(
+    tmp_path: Path, unacknowledged: int, replays: bool
+) -> None:
+    """As by a power failure: the server knows the streams, but fewer of their steps than the state."""
+    with local_server() as server:
+        first = _writer(server.address, name="w", chunk_length=4)
+        _write(first, range(8), (7,))
+    _write(first, range(8, 9 + unacknowledged), ())
+    state = first.state()
+    assert first.unacknowledged_chunks == 2 * unacknowledged // 4
+    _lose(first)
+    with local_server() as other:
+        with _writer(other.address, name="w", chunk_length=4) as earlier:
+            _write(earlier, range(4), ())
+        with _writer(other.address, chunk_length=4, state=state, replays=replays) as second:
+            assert second.epoch > earlier.epoch == first.epoch
+            _write(second, range(30, 40), ())
+            assert (second.restarts, second.dropped_chunks) == (1, 2 * unacknowledged // 4)
+            with nullcontext() if not unacknowledged else pytest.raises(DataLoss):
+                second.flush(WAIT_S)
+        items = _items(other.address, tmp_path / "out")
+    assert [0, 1, 2] in items
+    assert [30, 31, 32] in items
 
 
 def _remembered(writer: ReplayWriter, steps: range) -> None:

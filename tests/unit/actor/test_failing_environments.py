@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
+import re
+import signal
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from structlog.testing import capture_logs
 
 from tests.support.faulty_envs import FATAL, KIND_OF, SometimesEnv
 from tests.support.naming import naming
+from tests.support.waiting import wait_until
+from tidemill.config.sections import ActorConfig
 from tidemill.envs import make
 from tidemill.envs.failures import Restarts, failure_counts
+from tidemill.envs.isolated import WorkerPart
 from tidemill.envs.make import make_surviving
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import EnvFailed
+from tidemill.errors import ConfigError, EnvFailed
 from tidemill.rl.agents.build import build_policy
 from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.services.actor import __main__ as actor
 from tidemill.services.actor.acting.loop import ActingLoop
 from tidemill.services.actor.acting.metrics import ActorMetrics
 
@@ -126,10 +137,13 @@ def test_failure_of_an_isolated_environment_cuts_one_episode(how: str) -> None:
         max_restarts=100,
         restart_backoff_s=0.0,
     )
-    streams = _played(settings, 60)
+    with capture_logs() as logs:
+        streams = _played(settings, 60)
     for rows in streams:
         _check(rows)
     assert failure_counts()[kind] > before
+    method = "reset" if how == "hang_reset" else "step"
+    assert all(f"returned from {method} for" in line["reason"] for line in logs if line.get("kind") == "hung")
 
 
 @pytest.mark.parametrize(
@@ -219,6 +233,27 @@ def test_others_play_on_while_one_is_restarted(monkeypatch: pytest.MonkeyPatch) 
     assert min(others) > 5 * failing
 
 
+@pytest.mark.parametrize("isolate", [False, True])
+def test_steps_are_few_while_nothing_is_up(isolate: bool) -> None:
+    """Each would cost a pass through the policy's network, whose action nobody takes."""
+    settings = EnvSettings(
+        vector=f"{_MODULE}:faulty_vector",
+        kwargs={"every": 2},
+        isolate=isolate,
+        max_restarts=100,
+        restart_backoff_s=0.0 if isolate else 2.0,  # a process takes its time by itself
+    )
+    absent, action = 0, np.zeros(2, np.int64)
+    with closing(make_surviving(settings, 2, waits=False, stop=threading.Event())) as env:
+        env.reset(0)
+        began_s, returned = time.monotonic(), 0
+        while returned < 2:
+            step = env.step(action)
+            absent += step.is_absent is not None
+            returned += bool(step.is_first.all())
+    assert absent < 1 + 10 * (time.monotonic() - began_s)
+
+
 def test_on_policy_streams_advance_together() -> None:
     """Each step has a row of every environment; an episode's unknown step is followed by a first one."""
     settings = EnvSettings(f"{_MODULE}:faulty", max_restarts=100, restart_backoff_s=0.0)
@@ -244,10 +279,41 @@ def test_environment_that_cannot_be_made_again_ends_the_actor(tmp_path: Any) -> 
     assert raised.value.is_final
 
 
-def test_stop_ends_the_wait_for_an_isolated_environment_that_hangs() -> None:
-    """With a limit of ten minutes a step that hangs is left after two seconds once the actor is to stop."""
-    settings = EnvSettings(f"{_MODULE}:faulty", {"how": "hang", "every": 3}, isolate=True, step_timeout_s=600.0)
-    stop = threading.Event()
+def test_close_that_fails_as_well_does_not_hide_the_failure() -> None:
+    """The run would be restarted instead of ended."""
+    settings = EnvSettings(vector=f"{_MODULE}:BrokenCloseEnv", on_failure="stop")
+    with pytest.raises(EnvFailed, match=naming("the simulator broke")) as raised:
+        _played(settings, 10)
+    assert raised.value.is_final
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("which", [0, -1])
+def test_batch_whose_process_is_gone_is_made_again(which: int) -> None:
+    """Gymnasium's own `close` waits for answers of the others that were read before, or raises."""
+    children = multiprocessing.active_children()
+    settings = EnvSettings(
+        vector=f"{_MODULE}:faulty_processes", kwargs={"every": 8, "which": which}, restart_backoff_s=0.0
+    )
+    for rows in _played(settings, 20):
+        assert _check(rows) >= 1
+    assert multiprocessing.active_children() == children
+
+
+@pytest.mark.parametrize("on_failure", ["restart", "stop"])
+def test_stop_ends_the_wait_for_an_isolated_environment_that_hangs(on_failure: Literal["restart", "stop"]) -> None:
+    """With a limit of ten minutes a step that hangs is left after two seconds once the actor is to stop.
+
+    The environment has not failed: it may have needed a little longer.
+    """
+    settings = EnvSettings(
+        f"{_MODULE}:faulty",
+        {"how": "hang", "every": 3},
+        isolate=True,
+        step_timeout_s=600.0,
+        on_failure=on_failure,
+    )
+    stop, before = threading.Event(), failure_counts()
     with closing(make_surviving(settings, 1, waits=False, stop=stop)) as env:
         env.reset(0)
         action = np.zeros(1, np.int64)
@@ -257,3 +323,89 @@ def test_stop_ends_the_wait_for_an_isolated_environment_that_hangs() -> None:
         began_s = time.monotonic()
         env.step(action)
     assert time.monotonic() - began_s < 60
+    assert failure_counts() == before
+
+
+def test_stop_while_an_environment_is_made_ends_the_actor_in_order() -> None:
+    """Its constructor is left after two seconds, and has not failed."""
+    env = EnvSettings(f"{_MODULE}:UnendingEnv", {"method": "constructor"}, isolate=True, num_envs=1)
+    stop, before = threading.Event(), failure_counts()
+    stop.set()
+    server: Any = SimpleNamespace(health=None)
+    actor.act(ActorConfig(env=env), server, stop)
+    assert failure_counts() == before
+
+
+def test_first_reset_is_not_repeated_after_a_stop() -> None:
+    """It is left after two seconds, and has not failed."""
+    settings = EnvSettings(f"{_MODULE}:UnendingEnv", {"method": "reset"}, isolate=True)
+    stop, before = threading.Event(), failure_counts()
+    with closing(make_surviving(settings, 1, waits=False, stop=stop)) as env:
+        stop.set()
+        with pytest.raises(EnvFailed):
+            env.reset(0)
+    assert failure_counts() == before
+
+
+def test_isolated_environment_that_stood_still_with_its_actor_has_its_time_again() -> None:
+    """In a paused container the limit passes by the clock; the step is completed all the same."""
+    settings = EnvSettings(f"{_MODULE}:faulty", {"every": 1000}, isolate=True, step_timeout_s=4.0)
+    with closing(WorkerPart(settings, 1, threading.Event(), training=True)) as part:
+        part.reset(0)
+        group = part.pid
+        assert group is not None
+        os.killpg(group, signal.SIGSTOP)
+        part.begin(np.zeros(1, np.int64))
+        began_s = time.monotonic()
+        wait_until(lambda: time.monotonic() - began_s > settings.step_timeout_s, "a pause beyond the limit")
+        threading.Timer(0.5, os.killpg, (group, signal.SIGCONT)).start()
+        assert part.finish()[1] == []
+
+
+def test_first_resets_that_share_a_core_have_the_time_of_all(tmp_path: Path) -> None:
+    """Four resets of a second each, begun together, take longer than the limit of one and fail none."""
+    kwargs = {"path": str(tmp_path / "lock")}
+    settings = EnvSettings(f"{_MODULE}:QueuingEnv", kwargs, isolate=True, step_timeout_s=3.0, on_failure="stop")
+    with closing(make_surviving(settings, 4, waits=False, stop=threading.Event())) as env:
+        began_s = time.monotonic()
+        env.reset(0)
+        assert time.monotonic() - began_s > settings.step_timeout_s
+
+
+def test_first_reset_that_hangs_has_the_time_of_all_that_were_begun_with_it() -> None:
+    """The next attempt, which is alone, has the time of one. The message names the limit of a reset."""
+    kwargs = {"method": "reset"}
+    settings = EnvSettings(f"{_MODULE}:UnendingEnv", kwargs, isolate=True, step_timeout_s=2.0, reset_timeout_s=1.0)
+    with closing(WorkerPart(settings, 1, threading.Event(), training=True)) as part:
+        assert part.spec.num_actions
+        part.begin_reset(0, 4)
+        for limit in (" for each of 4 environments", ""):
+            with pytest.raises(EnvFailed, match=naming("from reset for", f"(env.reset_timeout_s{limit})")):
+                part.reset(0)
+
+
+def test_limit_of_memory_that_a_batch_exceeds_from_its_start_is_refused() -> None:
+    """Each process would be replaced after its first step, until the restarts are used up."""
+    settings = EnvSettings(vector=f"{_MODULE}:faulty_vector", isolate=True, max_memory_mib=1)
+    with (
+        closing(make_surviving(settings, 2, waits=False, stop=threading.Event())) as env,
+        pytest.raises(ConfigError, match=naming("MiB before its first step", "env.max_memory_mib is 1")),
+    ):
+        env.reset(0)
+
+
+def test_batch_of_a_process_of_its_own_is_replaced_at_its_limit_of_memory() -> None:
+    """Its episodes hardly ever end in the same step, and it is replaced before they do."""
+    settings = EnvSettings(
+        vector=f"{_MODULE}:faulty_vector",
+        kwargs={"how": "leak", "every": 2, "length": 100},
+        isolate=True,
+        max_memory_mib=256,
+        max_restarts=100,
+    )
+    with capture_logs() as logs:
+        _played(settings, 30)
+    reasons = [line["reason"] for line in logs if line.get("kind") == "memory"]
+    taken = [int(match[1]) for reason in reasons if (match := re.search(r"took (\d+) MiB", reason))]
+    assert taken
+    assert max(taken) < 2 * 256

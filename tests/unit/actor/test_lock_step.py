@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.support.naming import naming
+from tests.support.publishing import METADATA, NOON, encoding
 from tidemill.config.lock_step import LockStep
 from tidemill.errors import FatalError
+from tidemill.params.blob import pack
+from tidemill.params.version import Params, Precision, Version
 from tidemill.rl.policy_io import PolicyInput, PolicyOutput
+from tidemill.services.actor.acting.loop import PolicyParams
 from tidemill.services.actor.lock_step.history import History
 from tidemill.services.actor.lock_step.policy import RoundPolicy
 from tidemill.services.actor.lock_step.round_file import RoundEnd
-from tidemill.services.actor.lock_step.rounds import RoundPacer
+from tidemill.services.actor.lock_step.rounds import RoundPacer, check_epoch
 
 _ENVS = 2
 _UNUSED: Any = None
@@ -160,6 +166,14 @@ def test_history_of_another_round_than_its_end_is_refused(tmp_path: Path) -> Non
             pacer.load(_UNUSED, threading.Event())
 
 
+def test_lost_streams_are_told_with_what_keeps_them(tmp_path: Path) -> None:
+    """A log alone loses its last steps with the power of its machine."""
+    RoundEnd(3, 7, b"params", 3, 40, _MESSAGES).write(tmp_path / "round")
+    writer: Any = SimpleNamespace(epoch=8)
+    with pytest.raises(FatalError, match=naming("streams replay.storage.folder replay.storage.ack fsync")):
+        check_epoch(writer, tmp_path / "round")
+
+
 def test_decisions_of_all_actors_are_known_and_which_rounds_are_played_again(tmp_path: Path) -> None:
     """The curves' axis: a process that plays rounds 1 and 2 once more has no points until round 3."""
     with closing(History(tmp_path / "history")) as history:
@@ -173,6 +187,31 @@ def test_decisions_of_all_actors_are_known_and_which_rounds_are_played_again(tmp
             pacer.wait(_UNUSED, threading.Event())
             found.append((pacer.is_past(), pacer.env_steps()))
     assert found == [(number <= 6, 8 * number) for number in range(1, 9)]
+
+
+def test_wait_between_two_rounds_counts_as_time_of_the_actor(tmp_path: Path) -> None:
+    """For the parameters, and until the replay service takes the round."""
+    rounds = LockStep(round_steps=3, num_envs=_ENVS, actors=1, updates=1, warm_up=1)
+    blob, stop, newest, idle = pack({}), threading.Event(), list[Params](), threading.Event()
+
+    def come(*_: object, **__: object) -> None:
+        idle.wait(0.05)
+        metadata = replace(METADATA, learner_steps=rounds.updates_after(0))
+        newest.append(Params(Version(1, 0, 1, NOON, metadata, (encoding(blob),)), Precision.FULL, blob))
+
+    watcher: Any = SimpleNamespace(newest=lambda: newest[-1] if newest else None, wait=come)
+    writer: Any = SimpleNamespace(epoch=7, take_held=lambda _: (), store=lambda _: not idle.wait(0.05))
+    policy, _ = _policy()
+    params = PolicyParams(watcher, policy)
+    with closing(History(tmp_path / "history")) as history:
+        pacer = RoundPacer(rounds, 0, policy, writer, history, tmp_path / "round")
+        assert pacer.load(params, stop)
+        assert 0.05 <= params.waited_s < 60.0
+        for _ in range(rounds.round_steps):
+            assert pacer.wait(params, stop)
+            policy.act(_SEEN)
+        assert pacer.wait(params, stop)
+    assert 0.1 <= params.waited_s < 60.0
 
 
 class _Random:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.faulty_envs import OverwritingEnv
 from tidemill.envs.make import make_env
 from tidemill.envs.settings import EnvSettings
 from tidemill.rl.agents.build import build_policy
@@ -76,6 +77,29 @@ def test_held_row_has_what_its_own_policy_saw(holds: bool) -> None:
     for row, beside in zip(writer.rows, writer.beside, strict=True):
         np.testing.assert_array_equal(beside["stack"][:, -1], row["observation"])
         np.testing.assert_array_equal(row["newest"], row["observation"])
+
+
+class _Alternating:
+    """A policy that acts 1, and 0 in the environment with an odd number; keeps the last actions that it saw."""
+
+    recurrent_state_size = 0
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def act(self, policy_input: PolicyInput, env_steps: int = 0) -> PolicyOutput:
+        """Return the actions."""
+        self.seen.append(policy_input.last_action.tolist())
+        return PolicyOutput(np.array([1, 0], np.int64))
+
+
+def test_environment_that_writes_to_its_actions_changes_none() -> None:
+    """What is stored, and what the policy is told of its last step, is what it chose."""
+    writer, policy = _Writer(4), _Alternating()
+    parts: Any = [OverwritingEnv(2), policy, _Params(), writer, ActorMetrics(1e9), lambda: None]
+    ActingLoop(*parts).run(0, writer.stop)
+    assert [row["action"].tolist() for row in writer.rows] == [[1, 0]] * 4
+    assert policy.seen == [[0, 0], *[[1, 0]] * 3]
 
 
 def test_rows_have_the_masks_by_which_their_actions_were_chosen() -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from tests.support.publishing import METADATA, NOON, encoding
+from tidemill.errors import Unavailable
 from tidemill.params.blob import pack
 from tidemill.params.version import Params, Precision, Version
 from tidemill.services.actor.acting.loop import PolicyParams, VersionPacer
+
+KEEPS_ALL = cast(Any, SimpleNamespace(restarts=0, flush=lambda _: None))
+"""A writer whose servers lose nothing."""
 
 
 class Windows:
@@ -66,8 +72,72 @@ def test_restarted_learner_is_known_by_the_fencing_token_of_its_versions() -> No
         newest.append(
             Params(Version(number, number - 1, token, NOON, metadata, (encoding(blob),)), Precision.FULL, blob)
         )
-        assert pacer.wait(params, stop), steps
-    assert not pacer.wait(params, stop)
+        assert pacer.wait(params, KEEPS_ALL, stop), steps
+    assert not pacer.wait(params, KEEPS_ALL, stop)
+
+
+def test_actor_that_outlives_its_run_takes_the_versions_of_the_next() -> None:
+    """They are numbered from 1 again, and so are the updates and fencing tokens; numbers may be equal."""
+    published = [(1, 90), (2, 100), (3, 110), (1, 0), (1, 0), (2, 10)]
+    blob, stop, newest, loaded = pack({}), threading.Event(), list[Params](), list[int]()
+    watcher = SimpleNamespace(newest=lambda: newest[-1], wait=lambda *_, **__: stop.set())
+    policy = SimpleNamespace(load=lambda _: loaded.append(newest[-1].number))
+    params, pacer = PolicyParams(cast(Any, watcher), cast(Any, policy)), VersionPacer(1, 10, 0)
+    for count, (number, steps) in enumerate(published, 1):
+        metadata = replace(METADATA, learner_steps=steps)
+        newest.append(Params(Version(number, 0, 1, NOON, metadata, (encoding(blob),)), Precision.FULL, blob))
+        params.refresh()
+        params.refresh()
+        assert len(loaded) == count
+        if count != 5:  # a window with each version of each run
+            assert pacer.wait(params, KEEPS_ALL, stop), steps
+    assert not pacer.wait(params, KEEPS_ALL, stop)
+
+
+def test_actor_starts_again_what_the_replay_service_may_have_lost() -> None:
+    """Its streams restart in the middle of an item, or while it waits: the learner lacks those of this version."""
+    waits, restarts, stop = list[float](), 0, threading.Event()
+
+    def flush(timeout_s: float) -> None:
+        nonlocal restarts
+        waits.append(timeout_s)
+        restarts += len(waits) == 3
+        raise Unavailable("the shard is away")
+
+    class Lossy:
+        restarts = property(lambda _: restarts)
+
+    writer = cast(Any, Lossy())
+    writer.flush = flush
+    watcher = SimpleNamespace(newest=lambda: None, wait=lambda *_, **__: stop.set() if len(waits) > 5 else None)
+    params = PolicyParams(cast(Any, watcher), cast(Any, None), fencing_token=1)
+    pacer = VersionPacer(1, 1, 0)
+    assert pacer.wait(params, writer, stop)
+    restarts = 1
+    assert pacer.wait(params, writer, stop)
+    assert not waits
+    assert pacer.wait(params, writer, stop)
+    assert restarts == 2
+    assert not pacer.wait(params, writer, stop)
+
+
+def test_wait_for_a_version_counts_as_time_of_the_actor() -> None:
+    """Otherwise neither side would seem to wait where the updates are the limit."""
+    read = partial(REGISTRY.get_sample_value, "tidemill_actor_seconds_total", {"part": "wait"})
+    before, stop = read() or 0.0, threading.Event()
+
+    def wait(*_: object, **__: object) -> None:
+        stop.wait(0.05)
+        stop.set()
+
+    watcher = SimpleNamespace(newest=lambda: None, wait=wait)
+    params = PolicyParams(cast(Any, watcher), cast(Any, None), fencing_token=1)
+    pacer = VersionPacer(1, 1, 0)
+    assert pacer.wait(params, KEEPS_ALL, stop)
+    assert params.waited_s == 0.0
+    assert not pacer.wait(params, KEEPS_ALL, stop)
+    assert 0.05 <= params.waited_s < 60.0
+    assert (read() or 0.0) - before == pytest.approx(params.waited_s)
 
 
 @settings(deadline=None, max_examples=100)

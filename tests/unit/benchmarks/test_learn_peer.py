@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from benchmarks.learn.atomic import write_json
+from benchmarks.learn.carry_out import carry_out
 from benchmarks.learn.peer import network_of, schedule, zoo_settings
 from benchmarks.learn.peer_course import Course, State
+from benchmarks.learn.plan import Plan
+from benchmarks.learn.processes import Processes
 from benchmarks.learn.ran import read_ran
 from tests.support.naming import naming
-from tests.unit.benchmarks.run_folders import config_of
+from tests.unit.benchmarks.run_folders import add_test, config_of, make_run
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
 from tidemill.services.evaluator.protocol import Evaluation
@@ -88,6 +91,33 @@ def test_course_reads_like_a_run(tmp_path: Path) -> None:
         (10_010_000, 5),
         (10_010_000, 5),
     ]
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_earlier_run_of_the_peer_is_moved_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_finished: bool
+) -> None:
+    """A second run that ends half way has the scores, the result and the tests of no other one."""
+    monkeypatch.chdir(tmp_path)
+    config = protocol_of(tmp_path / "run")
+    plan = Plan("task", tmp_path / "task.yaml", "", config, (1,), 100, (), sb3=str(tmp_path))
+    folder = plan.peer_folder(1)
+    make_run(folder, 1, [(1000, 10.0), (3000, 60.0)], ended=is_finished)
+    add_test(folder, 2, 55.0)
+
+    def stop_half_way(_: Processes, command: Sequence[str], *__: object) -> int:
+        if "benchmarks.learn.peer" in command:
+            assert not folder.exists()
+            make_run(folder, 1, [(1000, 20.0)], ended=False)
+        return 1
+
+    monkeypatch.setattr(Processes, "run", stop_half_way)
+    carry_out(plan, [1], jobs=1, again=is_finished, limit_s=1.0)
+    again, before = read_ran(folder, 1, 50.0), read_ran(folder.with_name("sb3-seed-1-1"), 1, 50.0)
+    assert again is not None
+    assert before is not None
+    assert (again.is_finished, again.curve, again.test_best) == (False, ([1000.0], [20.0]), None)
+    assert (before.is_finished, before.curve) == (is_finished, ([1000.0, 3000.0], [10.0, 60.0]))
 
 
 def test_target_that_fresh_episodes_do_not_bear_out_is_not_reached(tmp_path: Path) -> None:

@@ -109,6 +109,11 @@ def test_single_environment_explores_less_and_less(algorithm: str) -> None:
     assert alone.exploration == "schedule"
     several: Any = _read("--agent.algorithm", algorithm, "--env.num-envs", "1", "--launcher.actors", "2").agent
     assert several.exploration == "ladder"
+    simulators = ("--launcher.inference", "1", "--inference.simulators", "8")
+    clients: Any = _read("--agent.algorithm", algorithm, "--launcher.actors", "0", *simulators).agent
+    assert clients.exploration == "schedule"
+    beside_actors: Any = _read("--agent.algorithm", algorithm, *simulators).agent
+    assert beside_actors.exploration == "ladder"
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "impala", "pqn", "r2d2"])

@@ -323,3 +323,8 @@ def test_setting_that_a_class_refuses_does_not_hide_the_next_one() -> None:
     with pytest.raises(ConfigError, match=naming("'rate' -1.0 ValueError agent.batch_size 'many'")) as told:
         from_document(RunConfig, {"agent": agent})
     assert len(str(told.value).splitlines()) == 2
+
+
+def test_home_of_nobody_is_the_name_of_a_folder() -> None:
+    """As a shell takes it."""
+    assert load_config({"run": {"root": "~nobody-here/runs", "name": "a"}}).run.folder == Path("~nobody-here/runs/a")

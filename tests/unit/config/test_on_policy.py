@@ -50,8 +50,9 @@ def test_settings_that_fit_are_taken(algorithm: str) -> None:
         ),
         (
             {"launcher": {"actors": 2}, "agent": {"batch_size": 4}},
-            "8",
+            "8 2 4 launcher.actors env.num_envs",
         ),
+        ({"actor": {"count": 3}, "agent": {"batch_size": 4}}, "12 3 4 actor.count env.num_envs"),
         ({"agent": {"algorithm": "dqn", "unroll": None}}, "max_policy_lag 0 agent.algorithm 'dqn'"),
         ({"learner": {"max_policy_lag": -2}}, "max_policy_lag -2 -1"),
     ],
@@ -63,6 +64,26 @@ def test_settings_that_do_not_fit_are_refused(changed: dict[str, dict[str, Any]]
         del document["agent"]["unroll"]
     with pytest.raises(ConfigError, match=naming(message)):
         load_config(document)
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"replay": {"shards": 2}}, "2 replay shards 2 learners max_policy_lag 0 replay.shards 1 -1"),
+        ({"cluster": {"replay": ["a:1", "b:1"]}}, "2 replay shards 2 learners"),
+        ({"cluster": {"replay": ["dns:///replay:1"]}}, "table.min_size 4 2 2 agent.batch_size dns:///replay:1"),
+    ],
+)
+def test_learners_that_would_wait_for_each_others_items_are_refused(
+    changed: dict[str, dict[str, Any]], message: str
+) -> None:
+    """Before anything starts; `test_learner_group.py` has the ranks, where torchrun says how many there are."""
+    document = settings(agent={"batch_size": 4}, **changed)
+    assert load_config(document).launcher.learners == 1
+    with pytest.raises(ConfigError, match=naming(message)):
+        load_config(document | {"launcher": {"learners": 2}})
+    unbounded = document | {"launcher": {"learners": 2}, "learner": document["learner"] | {"max_policy_lag": -1}}
+    assert load_config(unbounded).launcher.learners == 2
 
 
 def test_command_line_is_checked_as_a_whole() -> None:

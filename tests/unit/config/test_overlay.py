@@ -104,6 +104,8 @@ _ENDLESS.append(_ENDLESS)
         ({"count": True}, "count is True, allowed: a whole number"),
         ({"count": 2.5}, "count is 2.5, allowed: a whole number"),
         ({"flag": 1}, "flag is 1, allowed: true or false"),
+        ({"name": Inner}, f"allowed: a text, such as '{__name__}:Inner'"),
+        ({"name": naming}, "allowed: a text, such as 'tests.support.naming:naming'"),
         ({"kind": "z"}, "kind is 'z', allowed: one of 'x', 'y'"),
         ({"limit": "much"}, "limit is 'much', allowed: a number or none"),
         ({"inner": 3}, "inner must be a mapping"),

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.config.load import from_document, read_document
+from tests.support.naming import naming
+from tidemill.config.load import from_document, load_config, read_document
 from tidemill.config.sections import RunConfig
+from tidemill.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 GAMES = ("asterix", "wizard_of_wor", "zaxxon")
@@ -72,3 +74,12 @@ def test_sac1_preset_has_the_published_settings() -> None:
     assert {name: getattr(agent, name) for name in published} == published
     assert config.table.max_items == 1_000_000
     assert config.env.max_episode_steps == 0
+
+
+def test_no_op_starts_are_refused_where_there_is_no_game() -> None:
+    """The evaluator would end the run after it has begun; the default, which files may hold, is allowed."""
+    for noop_max in (None, 30):
+        document = {"env": {"id": "CartPole-v1"}, "evaluator": {"noop_max": noop_max}}
+        assert load_config(document).evaluator.noop_max == noop_max
+    with pytest.raises(ConfigError, match=naming("evaluator.noop_max 0 nothing env.id 'CartPole-v1'")):
+        load_config(document | {"evaluator": {"noop_max": 0}})

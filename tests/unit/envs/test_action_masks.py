@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import gymnasium
@@ -10,11 +11,13 @@ import pytest
 
 from tests.support.envs import MaskedEnv
 from tests.support.naming import naming
+from tidemill.envs.action_mask import ActionMasks
 from tidemill.envs.interface import VectorEnv, action_mask_of
 from tidemill.envs.make import make_env, spec_of
 from tidemill.envs.settings import EnvSettings
-from tidemill.errors import ConfigError, FatalError, InvalidArgument
-from tidemill.types import signature_of
+from tidemill.errors import ConfigError, EnvFailed, FatalError, InvalidArgument
+from tidemill.simulator.wire import SeenStep, pack_step, unpack_step
+from tidemill.types import EnvSpec, signature_of
 
 MASKED = "tests.support.envs:masked"
 EVEN, ODD, ANY = [True, False, True, False], [False, True, False, True], [True] * 4
@@ -49,6 +52,19 @@ def test_mask_is_that_of_the_newest_observation(settings: EnvSettings) -> None:
         found.append(_mask(env))
     expected = [EVEN, ODD, EVEN, ODD, EVEN, ODD, ANY, EVEN, ODD]
     assert found == [[mask, mask] for mask in expected]
+    env.close()
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_last_observation_of_a_truncated_episode_keeps_its_mask(settings: EnvSettings) -> None:
+    """Its value counts, and only legal actions have one."""
+    env = make_env(dataclasses.replace(settings, max_episode_steps=3), 2, training=True)
+    env.reset(0)
+    found = []
+    for action in (0, 1, 0, 0, 0):
+        env.step(np.array([action, action]))
+        found.append(_mask(env))
+    assert found == [[mask, mask] for mask in (ODD, EVEN, ODD, EVEN, ODD)]
     env.close()
 
 
@@ -139,6 +155,18 @@ def test_mask_may_be_missing_where_the_episode_has_ended() -> None:
     for number in range(MaskedEnv.LENGTH):
         env.step(np.array([number % 2]))
     assert _mask(env) == [ANY]
+
+
+def test_each_of_several_choices_needs_a_legal_option() -> None:
+    """From an environment as from a simulator: an agent would take the first option of the choice."""
+    masks, mask = ActionMasks("mask", 1, (2, 2)), np.array([True, True, False, False])
+    with pytest.raises(EnvFailed, match=naming("mask without a legal action each choice")):
+        masks.read([{"mask": mask}], np.array([False]), np.zeros(1, np.int64))
+    assert masks.read([{"mask": mask}], np.array([True]), np.zeros(1, np.int64)).all()
+    spec = EnvSpec((1,), "float32", action_sizes=(2, 2), masks_actions=True)
+    step = SeenStep(0, np.zeros(1, np.float32), action_mask=mask)
+    with pytest.raises(InvalidArgument, match=naming("action_mask 0 each choice")):
+        unpack_step(pack_step(step, spec), spec)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)

@@ -288,6 +288,24 @@ def test_batch_that_resets_more_than_it_was_asked_to_is_found_out() -> None:
         env.step(np.zeros(3, np.int64))
 
 
+def test_batch_closes_after_an_interrupted_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gymnasium's own `close` would wait for the interrupted answer again, without an end where a process hangs."""
+    env = make_env(EnvSettings(vector="tests.support.faulty_envs:faulty_processes"), 2, training=True)
+    assert isinstance(env, BatchedEnv)
+    inner = env._env
+    assert isinstance(inner, gymnasium.vector.AsyncVectorEnv)
+    env.reset(0)
+
+    def interrupted(_: object = None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inner, "step_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(np.zeros(2, np.int64))
+    env.close()
+    assert not any(process.is_alive() for process in inner.processes)
+
+
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_observation_that_is_not_finite_is_named_while_another_environment_resets(mode: AutoresetMode) -> None:
     """Not being equal to itself, it was taken for a reset outside of the mask."""

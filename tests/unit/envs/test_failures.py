@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,11 +143,11 @@ def test_isolated_environment_plays_as_it_would_in_this_process() -> None:
 
 
 def test_each_environment_is_made_by_a_call_that_can_be_timed() -> None:
-    """At first, and when it has failed; a batch that its own code steps is made by one."""
-    made = list[object]()
+    """At first, and when it has failed; a batch that its own code steps is made by one, which is told its size."""
+    made = list[int]()
 
-    def timed(make: Callable[[], Any]) -> Any:  # noqa: ANN401
-        made.append(make)
+    def timed(make: Callable[[], Any], envs: int = 1, /) -> Any:  # noqa: ANN401
+        made.append(envs)
         return make()
 
     settings = EnvSettings("tests.support.envs:failing", {"step": 1})
@@ -158,6 +159,13 @@ def test_each_environment_is_made_by_a_call_that_can_be_timed() -> None:
     settings = EnvSettings(vector="tests.support.faulty_envs:NumPyScalars")
     make_surviving(settings, 2, waits=True, stop=threading.Event(), timed=timed).close()
     assert len(made) == 5
+    assert made == [1, 1, 1, 1, 2]
+
+
+def test_isolated_batch_has_the_time_of_each_environment_to_be_made() -> None:
+    """A batch of eight has eight times that of a single one."""
+    settings = EnvSettings(vector="tests.support.faulty_envs:slow_vector", isolate=True, reset_timeout_s=1.0)
+    make_surviving(settings, 8, waits=False, stop=threading.Event()).close()
 
 
 def test_imports_of_a_process_have_the_longer_of_two_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +201,21 @@ def test_isolated_evaluation_environment_is_made_again_by_its_next_reset() -> No
             with pytest.raises(EnvFailed, match=r"ended by signal 11 .*, after \d steps") as raised:
                 env.step(_ACTION)
             assert raised.value.kind == "died"
+
+
+@pytest.mark.parametrize("method", ["reset", "close"])
+def test_isolated_environments_are_reset_and_closed_at_the_same_time(method: str, tmp_path: Path) -> None:
+    """The last one begins before the first has ended."""
+    kwargs = {"folder": str(tmp_path), "method": method}
+    settings = EnvSettings("tests.support.faulty_envs:SlowEnv", kwargs, isolate=True)
+    with closing(make_surviving(settings, 3, waits=False, stop=threading.Event())) as env:
+        np.testing.assert_array_equal(env.reset(0), [[0, 0]] * 3)
+    begun, ended = (
+        [float(file.read_text()) for file in tmp_path.glob(f"*.{what}") if file.read_text()]
+        for what in ("begun", "ended")
+    )
+    assert len(begun) == 3
+    assert not ended or max(begun) < min(ended)
 
 
 @pytest.mark.parametrize("error", [SystemExit(), AssertionError()])

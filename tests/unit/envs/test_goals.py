@@ -42,6 +42,7 @@ def test_ends_are_the_environments(ends: str, expected: list[bool] | None) -> No
         ({"id": POINT, "flatten": True}, "env.flatten"),
         ({"id": POINT, "kwargs": {"wrong": "no_goals"}}, "achieved_goal desired_goal"),
         ({"id": POINT, "kwargs": {"wrong": "no_reward"}}, "compute_reward"),
+        ({"id": "my-robot", "spaces": {"observation": {}}}, "env.spaces Python compute_reward table.hindsight 0"),
         ({"id": POINT, "kwargs": {"wrong": "info"}}, "info"),
         ({"id": POINT, "kwargs": {"wrong": "optional_info"}}, "info"),
         ({"id": POINT, "kwargs": {"wrong": "single"}}, "() 2 [2]"),

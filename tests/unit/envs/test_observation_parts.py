@@ -18,7 +18,8 @@ from tidemill.errors import ConfigError, FatalError, InvalidArgument
 from tidemill.observation_parts import gather_observations, observation_columns, pack, packed, unpack
 from tidemill.rl.policy_io import PolicyInputBuilder
 from tidemill.rl.transitions import transitions
-from tidemill.types import Codec, ColumnSpec, ObservationPart, signature_of
+from tidemill.simulator.wire import observed
+from tidemill.types import Codec, ColumnSpec, EnvSpec, ObservationPart, signature_of
 
 PARTS = "tests.support.envs:parts"
 EXPECTED = (
@@ -97,6 +98,26 @@ def test_nested_observation_is_packed_like_the_environments() -> None:
         packed(EXPECTED, {"camera": nested["camera"]})
     with pytest.raises(InvalidArgument, match=naming("'camera' observation (2,) (2, 3)")):
         packed(EXPECTED, nested | {"camera": np.zeros(2)})
+
+
+def test_list_or_array_is_taken_for_a_tuple() -> None:
+    """As `Tuple.contains` of gymnasium does; also in the observations that a policy or a simulator gets."""
+    body = spaces.Tuple((spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(2)))
+    vector = np.array([1.0, 2.0], np.float32)
+    for space, given, as_tuple in (
+        (body, [vector, 1], (vector, 1)),
+        (spaces.Dict(body=body), {"body": [vector, 1]}, {"body": (vector, 1)}),
+        (spaces.Tuple([spaces.Discrete(2)] * 2), [1, 0], (1, 0)),
+        (spaces.Dict(gears=spaces.Tuple([spaces.Discrete(2)] * 2)), {"gears": np.array([1, 0])}, {"gears": (1, 0)}),
+    ):
+        assert space.contains(given)
+        seen = observation_format(space)
+        row = seen.pack(as_tuple)
+        assert np.array_equal(seen.pack(given), row)
+        assert np.array_equal(packed(seen.parts, given, seen.part_spaces), row)
+        assert np.array_equal(packed(seen.parts, [row, row], seen.part_spaces), [row, row])
+    spec = EnvSpec((16,), "uint8", num_actions=2, observation_parts=observation_format(body).parts)
+    assert np.array_equal(observed([vector, [0, 1]], spec), observation_format(body).pack((vector, 1)))
 
 
 def test_number_that_is_not_finite_is_told_with_its_part() -> None:

@@ -53,3 +53,15 @@ def test_settings_import_without_gymnasium() -> None:
     heavy = {"gymnasium", "ale_py", "torch"}
     code = f"import sys, tidemill.envs.settings; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "other", [{"vector": "my:make"}, {"spaces": {"observation": ["uint8", 84, 84], "num_actions": 6}}]
+)
+def test_name_of_a_game_that_is_made_elsewhere_is_only_a_name(other: dict[str, Any]) -> None:
+    """It is not preprocessed: observations may be stacked, rewards are as they come, Atari's settings mean nothing."""
+    settings = EnvSettings("ALE/Pong-v5", observation_stack=4, **other)
+    assert not settings.is_atari
+    assert not settings.clips_rewards
+    with pytest.raises(ConfigError, match=naming(f"env.frame_stack 2 4 env.{next(iter(other))}")):
+        EnvSettings("ALE/Pong-v5", frame_stack=2, **other)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,11 +17,11 @@ import pytest
 
 from tests.support.envs import HangingEnv
 from tests.support.naming import naming
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.interface import VectorEnv
 from tidemill.envs.settings import EnvSettings
-from tidemill.envs.watch import EnvWatch
+from tidemill.envs.watch import _POLLS, EnvWatch
 from tidemill.errors import ConfigError
 from tidemill.process import HELD_UP
 from tidemill.rpc.server import Health
@@ -72,6 +75,30 @@ class _Scene:
 def _hanging(method: str = "step", call: int = 3, limit_s: float = 0.2) -> Iterator[_Scene]:
     with closing(_Scene(method, call, limit_s)) as scene:
         yield scene
+
+
+class _Polls(threading.Event):
+    """The polls of a watch, which from now on come when they are called for, however busy the machine is."""
+
+    def __init__(self, watch: EnvWatch) -> None:
+        super().__init__()
+        self._wanted, self._waiting = threading.Semaphore(0), threading.Semaphore(0)
+        watch._closed = self
+        assert self._waiting.acquire(timeout=60)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._waiting.release()
+        self._wanted.acquire()
+        return self.is_set()
+
+    def set(self) -> None:
+        super().set()
+        self._wanted.release()
+
+    def __call__(self, count: int) -> None:
+        for _ in range(count):
+            self._wanted.release()
+            assert self._waiting.acquire(timeout=60)
 
 
 @pytest.mark.parametrize("method", ["step", "reset", "close"])
@@ -146,9 +173,34 @@ def test_time_between_calls_is_not_counted() -> None:
     codes: list[int] = []
     with EnvWatch(EnvSettings("x", step_timeout_s=0.05), end=codes.append) as watch:
         env = watch.watched(GymnasiumVectorEnv(lambda: HangingEnv(call=100), 1))
+        polls = _Polls(watch)
         env.reset(1)
-        time.sleep(0.5)  # ten times the limit
+        polls(10 * _POLLS)
         env.step(_ACTION)
+    assert codes == []
+
+
+def test_batch_has_the_time_of_each_environment_to_be_made(capfd: pytest.CaptureFixture[str]) -> None:
+    """At its limit the message says how it is counted, and which setting gives it longer."""
+    said = list[str]()
+    end = lambda _: said.append(capfd.readouterr().err)  # noqa: E731
+    with EnvWatch(EnvSettings("x", step_timeout_s=0.1), end=end) as watch:
+        polls = _Polls(watch)
+        watch.timed(lambda: polls(5 * _POLLS), 20)
+        assert said == []
+        watch.timed(lambda: polls(3 * _POLLS), 2)
+    assert "has not returned from the constructor for 0.2 s" in said[0]
+    assert "(env.step_timeout_s for each of 2 environments; set env.reset_timeout_s to give it longer)" in said[0]
+
+
+def test_step_is_timed_from_the_end_of_what_was_made_in_it() -> None:
+    """The time that its batch has had to be made again is not held against the step."""
+    codes = list[int]()
+    with EnvWatch(EnvSettings("x", step_timeout_s=0.4), end=codes.append) as watch:
+        polls = _Polls(watch)
+        with watch.timing("step"):
+            watch.timed(lambda: polls(2 * _POLLS), 20)
+            polls(_POLLS // 2)
     assert codes == []
 
 
@@ -168,3 +220,76 @@ def test_process_ends_whatever_is_done_about_a_hang(capfd: pytest.CaptureFixture
         assert scene.heard.wait(60)
     assert scene.codes[0] == HELD_UP
     assert "AttributeError" in capfd.readouterr().err
+
+
+def test_watch_that_fails_ends_nothing_later() -> None:
+    """Nor does one that is closed: the timer that is set for the whole process ends with it."""
+    script = """
+import threading, time
+from tidemill.envs import watch
+from tidemill.envs.settings import EnvSettings
+
+watch._GRACE_S, failed = 0.5, threading.Event()
+threading.excepthook = lambda _: failed.set()
+with watch.EnvWatch(EnvSettings("x", step_timeout_s=0.1), end=lambda _: 1 / 0) as watched, watched.timing("step"):
+    assert failed.wait(60)
+time.sleep(1.0)  # longer than twice the limit and the grace
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_call_after_the_end_of_the_watch_sets_no_timer() -> None:
+    """Nobody would take it back: the process would end long after a call that returned."""
+    script = """
+import time
+from tidemill.envs import watch
+from tidemill.envs.settings import EnvSettings
+
+watch._GRACE_S = 0.2
+with watch.EnvWatch(EnvSettings("x", step_timeout_s=0.2)) as watched:
+    time.sleep(0.5)  # polls without a call
+with watched.timing("close"):
+    pass
+time.sleep(1.5)  # longer than twice the limit and the grace
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+_IDLE = """
+import ctypes, time
+from tidemill.envs import watch
+from tidemill.envs.settings import EnvSettings
+
+watch._GRACE_S = 0.5
+with watch.EnvWatch(EnvSettings("x", step_timeout_s=1.0)) as watched:
+    with watched.timing("step"):
+        time.sleep(0.2)
+    time.sleep(0.5)  # several polls
+    print(flush=True)
+    input()
+    with watched.timing("step"):
+        {}
+"""
+"""Program whose environment waits between two calls. The timer for the whole process has two and a half seconds."""
+
+
+def test_process_that_is_stopped_between_calls_continues() -> None:
+    """A call ends the process, not that it waited: Ctrl-Z and `fg` after lunch."""
+    command = [sys.executable, "-c", _IDLE.format("time.sleep(0.1)")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        program.send_signal(signal.SIGSTOP)
+        began_s = time.monotonic()
+        wait_until(lambda: time.monotonic() - began_s > 3.0, "a stop beyond the timer")
+        program.send_signal(signal.SIGCONT)
+        program.communicate(b"\n", WAIT_S)
+    assert program.returncode == 0
+
+
+def test_call_that_holds_the_interpreters_lock_ends_the_process_after_a_pause() -> None:
+    """The thread that watches does not run then; the timer that the call has set does."""
+    command = [sys.executable, "-c", _IDLE.format("ctypes.PyDLL(None).sleep(600)")]
+    ended = subprocess.run(command, input=b"\n", capture_output=True, timeout=WAIT_S, check=False)
+    assert ended.returncode == 1
+    assert b"Timeout (0:00:02.5" in ended.stderr

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.naming import naming
 from tests.unit.evaluator.blobs import params_of
+from tidemill.config.evaluation import epsilon_of
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
 from tidemill.envs.interface import VectorEnv
@@ -24,7 +25,7 @@ from tidemill.rl.settings.deterministic import DDPGConfig, TD3Config
 from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.evaluator import episode_runner
-from tidemill.services.evaluator.episode_runner import EpisodeRunner, epsilon_of
+from tidemill.services.evaluator.episode_runner import EpisodeRunner
 from tidemill.services.evaluator.protocol import Evaluation
 
 DQN = DQNConfig(network="mlp", hidden_sizes=(4,))

@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +17,15 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 
+from tests.support.clock import Clock
+from tests.support.waiting import wait_until
 from tidemill.atomic_files import append_whole
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.config.services import EvaluatorSettings
+from tidemill.params.run_end import FILMING, set_result_aside
 from tidemill.params.version import Params, ParamsMetadata, Precision, Version
 from tidemill.services.evaluator.curve_drawing import CurveDrawing
 from tidemill.services.evaluator.episode_runner import EpisodeRunner
@@ -29,7 +34,7 @@ from tidemill.services.evaluator.params_source import ParamsSource
 from tidemill.services.evaluator.protocol import EpisodesFailed, Evaluation
 from tidemill.services.evaluator.report import write_report
 from tidemill.services.evaluator.room import when_there_is_room
-from tidemill.services.evaluator.run_logs import RunLogs
+from tidemill.services.evaluator.run_logs import RunLogs, WallClock
 from tidemill.services.evaluator.verdict import RunVerdict
 
 _CREATED = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -168,6 +173,21 @@ def test_evaluator_goes_on_after_a_confirmation_that_failed(tmp_path: Path) -> N
     assert (result["best_version"], scene.source.tags["best"]) == (3, 3)
 
 
+@pytest.mark.parametrize("target", [{}, {"target_return": 300.0}])
+def test_fresh_episodes_speak_for_a_version_after_a_resume_with_another_target(
+    tmp_path: Path, target: dict[str, float]
+) -> None:
+    """Version 1 crossed by luck: it is worth 150, and the version that the tag was taken to may be surpassed."""
+    scene = _scene(tmp_path, {1: [220.0, 150.0], 2: [190.0], 3: [201.0, 202.0]}, _SETTINGS, target_return=200.0)
+    scene.evaluator.run()
+    scene.logs.close()
+    again = _scene(tmp_path, {4: [190.0], 5: [215.0]}, _SETTINGS, **target)
+    tags = []
+    again.evaluator._events = EvaluatorEvents(on_evaluation=lambda _: tags.append(again.source.tags.get("best")))
+    again.evaluator.run()
+    assert (tags, again.source.tags["best"]) == ([3, 3], 5)
+
+
 def test_confirmation_plays_fresh_seeds_after_a_resume_with_fewer_episodes(tmp_path: Path) -> None:
     """Three confirmations of 100 episodes were played; the next one, of 50, begins behind all of them."""
     scene = _scene(tmp_path, {n: [220.0, 150.0] for n in (1, 2, 3)}, _SETTINGS, target_return=200.0)
@@ -302,6 +322,17 @@ def test_evaluator_does_not_repeat_a_version_after_a_restart(tmp_path: Path) -> 
     again.logs.close()
 
 
+def test_metrics_show_the_scores_of_the_run_after_a_restart(tmp_path: Path) -> None:
+    """Until the first evaluation ends, which may take an hour."""
+    scene = _scene(tmp_path, {7: [50.0], 8: [40.0]}, _SETTINGS)
+    scene.evaluator.run()
+    scene.logs.close()
+    _scene(tmp_path / "another", {1: [1.0]}, _SETTINGS).evaluator.run()
+    _scene(tmp_path, {}, _SETTINGS)
+    names = ("return_mean", "best_return_mean", "params_version")
+    assert [REGISTRY.get_sample_value(f"tidemill_evaluator_{name}") for name in names] == [40.0, 50.0, 8.0]
+
+
 def test_evaluator_leaves_out_versions_before_start_env_steps(tmp_path: Path) -> None:
     """Early parameters are not worth an evaluation."""
     settings = EvaluatorSettings(start_env_steps=250, min_interval_s=0.0, video=False)
@@ -381,6 +412,80 @@ def test_evaluator_tags_the_best_version_only_when_it_is_better(tmp_path: Path, 
     assert scene.source.tags["best"] == (2 if mean > 0 else 1)
 
 
+@pytest.mark.parametrize("fresh, best", [(47.0, 1), (205.0, 2)], ids=["refuted", "confirmed"])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_best_version_stays_tagged_until_fresh_episodes_have_been_played(
+    tmp_path: Path, fresh: float, best: int, *, is_killed: bool
+) -> None:
+    """Version 1 is kept by its tag alone: the server has newer ones. An evaluator that was killed is replaced."""
+    tags, means = dict[str, int](), {1: [60.0], 2: [220.0, fresh]}
+    scene = _scene(tmp_path, means, _SETTINGS, target_return=200.0, max_env_steps=200)
+    scene.source.tags, play, during = tags, scene.runner.run, list[dict[str, int]]()
+
+    def note(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        if len(seeds) < 100:
+            del tags["evaluated"]  # as if the server had been away
+            return play(params, seeds, is_stopped)
+        during.append(dict(tags))
+        if is_killed:
+            raise SystemExit
+        return play(params, seeds, is_stopped)
+
+    scene.runner.run = note  # type: ignore[method-assign]
+    if is_killed:
+        with pytest.raises(SystemExit):
+            scene.evaluator.run()
+        scene.logs.close()
+        scene = _scene(tmp_path, means, _SETTINGS, target_return=200.0, max_env_steps=200)
+        scene.source.tags, scene.source.offered = tags, 2
+        scene.finish.set()
+    verdict = scene.evaluator.run()
+    assert verdict is not None
+    assert during == [{"best": 1, "evaluated": 2}]
+    assert tags == {"best": best, "evaluated": 2, "verdict": 2}
+    assert scene.report(verdict)["best_version"] == best
+
+
+def test_best_version_is_tagged_when_its_confirmation_hangs_at_the_end(tmp_path: Path) -> None:
+    """The result that another thread writes then names the version with the largest mean."""
+    scene = _scene(tmp_path, {1: [60.0], 2: [220.0]}, _SETTINGS, target_return=200.0, max_env_steps=200)
+    play = scene.runner.run
+
+    def hang(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        if len(seeds) == 100:
+            verdict = scene.evaluator.without_more()
+            assert verdict is not None
+            assert scene.report(verdict)["best_version"] == scene.source.tags["best"] == 2
+            raise SystemExit
+        return play(params, seeds, is_stopped)
+
+    scene.runner.run = hang  # type: ignore[method-assign]
+    with pytest.raises(SystemExit):
+        scene.evaluator.run()
+
+
+def test_refuted_version_is_not_shown_as_the_best(tmp_path: Path) -> None:
+    """The metric is the mean of the version that is tagged, during the confirmation and after it."""
+    scene = _scene(tmp_path, {1: [60.0], 2: [220.0, 47.0]}, _SETTINGS, target_return=200.0)
+    play, shown = scene.runner.run, list[float | None]()
+
+    def note(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        shown.append(REGISTRY.get_sample_value("tidemill_evaluator_best_return_mean"))
+        return play(params, seeds, is_stopped)
+
+    scene.runner.run = note  # type: ignore[method-assign]
+    scene.evaluator.run()
+    assert [*shown[2:], REGISTRY.get_sample_value("tidemill_evaluator_best_return_mean")] == [60.0, 60.0]
+
+
+def test_version_that_needs_no_confirmation_is_shown_as_the_best(tmp_path: Path) -> None:
+    """The metric has the score that ended the run."""
+    settings = EvaluatorSettings(confirm_episodes=0, min_interval_s=0.0, video=False)
+    scene = _scene(tmp_path, {1: [60.0], 2: [220.0]}, settings, target_return=200.0)
+    scene.evaluator.run()
+    assert REGISTRY.get_sample_value("tidemill_evaluator_best_return_mean") == 220.0
+
+
 def test_last_evaluation_that_does_not_end_is_broken_off_and_the_scores_before_it_count(tmp_path: Path) -> None:
     """Training is told to end before it, the result has the reason, and the version measured before is the one."""
     settings = dataclasses.replace(_SETTINGS, last_timeout_s=30.0)
@@ -442,6 +547,41 @@ def test_evaluation_whose_episodes_mostly_failed_is_no_score(tmp_path: Path) -> 
     assert verdict == RunVerdict(False, reason, 1)
     assert [(row.params_version, row.episodes) for row in scene.logs.scores.rows] == [(1, 13)]
     assert scene.source.tags["best"] == 1
+
+
+def test_last_evaluation_in_a_container_that_was_paused_has_a_score(tmp_path: Path) -> None:
+    """A pause within a step, longer than the bound of the evaluation, breaks nothing off."""
+    scene = _scene(tmp_path, {1: [50.0]}, _SETTINGS, max_env_steps=100)
+    clock, play = Clock(1e6), scene.runner.run
+    scene.evaluator._now = clock
+
+    def paused(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        assert not is_stopped()
+        clock.now_s += 10 * _SETTINGS.last_timeout_s
+        return play(params, seeds, is_stopped)
+
+    scene.runner.run = paused  # type: ignore[method-assign]
+    assert scene.evaluator.run() == RunVerdict(False, "run.max_env_steps (100) reached", 1)
+    assert [row.mean for row in scene.logs.scores.rows] == [50.0]
+
+
+def test_last_evaluation_with_a_slow_start_is_broken_off_and_not_taken_for_one_that_hangs(tmp_path: Path) -> None:
+    """Environments are made one after the other before anything is asked; after that it is asked at every step."""
+    scene = _scene(tmp_path, {1: [50.0]}, dataclasses.replace(_SETTINGS, last_timeout_s=3.0), max_env_steps=100)
+    told: list[RunVerdict] = []
+    scene.evaluator._events, scene.evaluator._hang_s = EvaluatorEvents(on_hang=told.append), 0.5
+    scene.evaluator._now = time.monotonic
+
+    def slow(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        threading.Event().wait(2.0)
+        wait_until(is_stopped, "the bound", longest_pause_s=0.01)
+        return None
+
+    scene.runner.run = slow  # type: ignore[method-assign]
+    verdict = scene.evaluator.run()
+    assert verdict is not None
+    assert "not completed" in verdict.reason
+    assert told == []
 
 
 def test_environment_that_never_returns_from_a_step_has_a_result_all_the_same(tmp_path: Path) -> None:
@@ -539,6 +679,43 @@ def test_last_tags_wait_for_a_parameter_server_that_is_away(tmp_path: Path, seco
     assert scene.source.tags == {"best": best, "verdict": 2}
 
 
+def test_best_version_is_tagged_once_the_parameter_server_is_back(tmp_path: Path) -> None:
+    """Before the next evaluation takes the tag away that has kept it meanwhile."""
+    scene = _scene(tmp_path, {1: [60.0], 2: [50.0]}, _SETTINGS)
+    offer, mark, kept = scene.source.newer_than, scene.source.tag, {1, 2}
+
+    def newer_than(number: int) -> Params | None:
+        scene.source.is_away = number == 0  # while version 1 is evaluated
+        return offer(number)
+
+    def tag(tag: str, number: int, wait_s: float = 0.0) -> bool:
+        is_set = number in kept and mark(tag, number, wait_s)
+        if is_set and tag == "evaluated":
+            kept.intersection_update(scene.source.tags.values())
+        return is_set
+
+    scene.source.newer_than = newer_than  # type: ignore[method-assign]
+    scene.source.tag = tag  # type: ignore[method-assign]
+    scene.evaluator.run()
+    assert scene.source.tags == {"best": 1, "evaluated": 2}
+
+
+def test_time_of_an_evaluation_that_is_killed_counts_after_a_restart(tmp_path: Path) -> None:
+    """A run whose evaluator is killed in each evaluation has no other end than its limit of time."""
+    scene = _scene(tmp_path, {1: [150.0]}, _SETTINGS, max_wall_s=1000.0)
+
+    def killed(params: Params, seeds: Sequence[int], is_stopped: Callable[[], bool]) -> Evaluation | None:
+        del params, seeds
+        while scene.logs.clock.wall_s() < 100.0:
+            assert not is_stopped()
+        raise SystemExit
+
+    scene.runner.run = killed  # type: ignore[method-assign]
+    with pytest.raises(SystemExit):
+        scene.evaluator.run()
+    assert WallClock(tmp_path / "scene" / "wall_clock.json", 7_000.0, Clock(7_000.0)).wall_s() > 80.0
+
+
 def test_confirmation_that_held_counts_after_a_restart(tmp_path: Path) -> None:
     """The evaluator was killed between the confirmation and the result, as while it filmed."""
     means = {4: [250.0, 240.0]}
@@ -552,6 +729,84 @@ def test_confirmation_that_held_counts_after_a_restart(tmp_path: Path) -> None:
     assert verdict == RunVerdict(True, "a mean return of 200 was reached", 4)
     result = again.report(verdict)
     assert (result["confirmed_mean"], result["failed_confirmations"]) == (240.0, 0)
+
+
+def test_filming_that_killed_the_evaluator_is_not_tried_again_until_the_run_continues(tmp_path: Path) -> None:
+    """A renderer may crash the process: the next evaluator writes the result without a video."""
+    scene = _scene(tmp_path, {4: [250.0]}, dataclasses.replace(_SETTINGS, video=True))
+    folder = scene.config.run.folder
+    begun = list[bool]()
+
+    class Runner(EpisodeRunner):
+        def __init__(self) -> None:
+            """Play nothing."""
+
+        def record(self, *_: object) -> Any:  # noqa: ANN401
+            """Note whether the next evaluator could tell."""
+            begun.append((folder / FILMING).exists())
+            raise RuntimeError("no display")
+
+    scene.source.best = lambda: _params(4)  # type: ignore[method-assign]
+    source = cast(ParamsSource, scene.source)
+
+    def report() -> None:
+        verdict = RunVerdict(False, "training has ended", None)
+        write_report(verdict, scene.config, source, Runner(), scene.logs, CurveDrawing(scene.config))
+
+    report()
+    assert begun == [True]
+    assert not (folder / FILMING).exists()
+    (folder / FILMING).touch()  # of an evaluator that was killed
+    report()
+    assert begun == [True]
+    assert (folder / "result.json").exists()
+    set_result_aside(folder)
+    report()
+    assert begun == [True, True]
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_confirmation_that_held_counts_after_the_learner_went_back_to_its_version(
+    has_ended: bool, tmp_path: Path
+) -> None:
+    """The restarted evaluator finds the version under another number, and fresh episodes might not confirm it again."""
+    scene = _scene(tmp_path, {4: [250.0, 240.0]}, _SETTINGS, target_return=200.0)
+    scene.evaluator.run()
+    scene.logs.close()
+    again = _scene(tmp_path, {6: [250.0, 190.0]}, _SETTINGS, target_return=200.0)
+    rolled_back = dataclasses.replace(_params(6).version, metadata=_params(4).version.metadata)
+    newest = dataclasses.replace(_params(6), version=rolled_back)
+    if has_ended:
+        again.finish.set()
+        again.source.newest = lambda _wait_s=0.0: newest  # type: ignore[method-assign]
+    else:
+        again.source.newer_than = lambda number: newest  # type: ignore[method-assign]
+    verdict = again.evaluator.run()
+    assert verdict == RunVerdict(True, "a mean return of 200 was reached", 4)
+    result = again.report(verdict)
+    assert (result["confirmed_mean"], result["best_version"], result["failed_confirmations"]) == (240.0, 4, 0)
+    assert again.source.tags == {"best": 4, "verdict": 4}
+
+
+@pytest.mark.parametrize(
+    "target, before, now", [(220.0, [205.0, 230.0], [205.0]), (210.0, [221.0, 215.0], [221.0, 214.0])]
+)
+def test_confirmation_before_an_earlier_end_does_not_end_a_run_that_was_resumed(
+    tmp_path: Path, target: float, before: list[float], now: list[float]
+) -> None:
+    """The learner publishes that version under another number; its target, or the task, may have changed since."""
+    scene = _scene(tmp_path, {4: before}, _SETTINGS, target_return=200.0)
+    verdict = scene.evaluator.run()
+    assert verdict is not None
+    scene.report(verdict)
+    set_result_aside(scene.config.run.folder)
+    again = _scene(tmp_path, {6: now}, _SETTINGS, target_return=target)
+    restored = dataclasses.replace(_params(6).version, metadata=_params(4).version.metadata)
+    again.source.newest = lambda _wait_s=0.0: dataclasses.replace(_params(6), version=restored)  # type: ignore[method-assign]
+    again.finish.set()
+    verdict = again.evaluator.run()
+    assert verdict is not None
+    assert (verdict.solved, verdict.version, again.source.tags["verdict"]) == (target == 210.0, 6, 6)
 
 
 @pytest.mark.parametrize("target, failed", [({}, 0), ({"target_return": 300.0}, 0), ({"target_return": 245.0}, 1)])

@@ -83,6 +83,7 @@ def test_runs_are_rows_with_their_settings_and_scores(tmp_path: Path) -> None:
         settings
     )
     assert not {"run.name", "run.root"} & set(settings)
+    assert not any(name.startswith("actor.server") for name in settings), "of this machine"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.closed_folder import deny
 from tests.support.publishing import publish
 from tests.unit.evaluator.blobs import blob_of
 from tidemill.config.load import write_document
@@ -77,6 +78,13 @@ def test_test_of_a_run_is_printed_and_written_with_every_episode(run: Path, caps
     assert f"median {document['median']:.2f}" in printed
 
 
+def test_report_on_a_run_that_was_renamed_has_its_present_name(run: Path, tmp_path: Path) -> None:
+    """Another run may have the name in its settings, as after `tidemill train --fresh`."""
+    moved = run.rename(tmp_path / "run-1")
+    assert main([str(moved), "--episodes", "1"]) == 0
+    assert _document(moved, "version-2-greedy-seed-10010000-episodes-1.json")["run"] == "run-1"
+
+
 def test_settings_may_lie_outside_the_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The folder of a cluster that no launcher started has no config.yaml: it is named."""
     (run / "config.yaml").rename(tmp_path / "elsewhere.yaml")
@@ -111,6 +119,8 @@ def test_protocol_can_be_changed_on_the_command_line(run: Path, tmp_path: Path) 
         (["--tag", "good"], "has no tag 'good'"),
         (["--tag", "9"], "9"),
         (["--video", "film.png"], "--video is film.png, allowed: a name that ends in .mp4"),
+        (["--video", "film.gif"], "--video is film.gif, allowed: a name that ends in .mp4"),
+        (["--video", "film"], "--video is film, allowed: a name that ends in .mp4"),
     ],
 )
 def test_wrong_wish_is_told_with_its_value(
@@ -199,6 +209,13 @@ def test_report_says_how_many_episodes_failed() -> None:
     assert str(report).startswith("2 of 3 episodes are left out: their environment failed\nmean -3.00")
 
 
+def test_report_with_failed_episodes_replaces_none_of_another_test(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name has the first seed and the episodes that were asked for, not those of the episodes that are left."""
+    monkeypatch.setattr(EpisodeRunner, "run", lambda *_: Evaluation(np.zeros(3), np.full(3, 9), (8, 9, 10), failed=2))
+    assert main([str(run), "--seed", "7"]) == 0
+    assert [file.name for file in (run / "evaluations").iterdir()] == ["version-2-greedy-seed-7-episodes-5.json"]
+
+
 @pytest.mark.parametrize("failed, code", [(2, 0), (3, 1)])
 def test_test_whose_episodes_mostly_failed_has_no_score(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, failed: int, code: int
@@ -220,6 +237,16 @@ def test_folder_of_no_run_is_told(run: Path, capsys: pytest.CaptureFixture[str])
     assert f"none is not a run: it has no config.yaml; runs: {run}; or pass the settings of this one" in told
 
 
+def test_folder_that_another_user_closed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, not by a traceback."""
+    deny(monkeypatch, closed := tmp_path / "closed")
+    assert main([str(closed / "run")]) in (1, 2)
+    said = capsys.readouterr().err
+    assert (said.count("\n"), str(closed / "run") in said) == (1, True)
+
+
 def test_command_line_is_read_before_torch_is_imported() -> None:
     """`--help` and a wrong option are answered without the seconds that torch takes."""
     script = """
@@ -234,3 +261,11 @@ except SystemExit as ended:
         command = [sys.executable, "-c", script, option]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         assert done.stdout.splitlines()[-1] == f"{code} False"
+
+
+def test_no_op_starts_of_what_is_no_game_are_refused_by_the_option(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is made."""
+    assert main([str(run), "--noop-max", "0"]) == 2
+    assert "--noop-max is 0, allowed: nothing with env.id 'Pendulum-v1'" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.faulty_envs import OverwritingEnv
+from tests.support.naming import naming
 from tests.unit.evaluator.line_env import LineEnv
 from tidemill.envs.gymnasium_env import GymnasiumVectorEnv
 from tidemill.envs.interface import VectorStep
@@ -145,6 +148,19 @@ def test_play_tells_the_policy_what_it_did_and_got() -> None:
     assert seen == [(True, 0, 0.0), (False, 1, 2.0), (False, 1, 2.0)]
 
 
+def test_environment_that_writes_to_its_actions_changes_none() -> None:
+    """What a policy is told of its last step is what it chose."""
+    seen: list[int] = []
+
+    def act(policy_input: PolicyInput) -> PolicyOutput:
+        seen.extend(policy_input.last_action.tolist())
+        return PolicyOutput(np.ones(1, np.int64))
+
+    EvalProtocol(lambda: OverwritingEnv(1), 1).play(EvalPolicy(act), range(1))
+    assert len(seen) > 1
+    assert set(seen[1:]) == {1}
+
+
 def _epsilon(num_slots: int, epsilon: float, seeds: range) -> Evaluation:
     evaluation = _protocol(num_slots, period=50).play(EvalPolicy(_zeros, epsilon=epsilon, num_actions=2), seeds)
     assert evaluation is not None
@@ -253,6 +269,33 @@ def test_play_leaves_out_episodes_whose_environment_asks_for_the_end_of_the_proc
     assert (evaluation.failed, evaluation.seeds) == (2, (0, 2, 4, 5))
 
 
+class _UncountedEnv(GymnasiumVectorEnv):
+    """A batch that names no episode that ended."""
+
+    def step(self, action: NDArray[Any]) -> VectorStep:
+        """Leave them out."""
+        return dataclasses.replace(super().step(action), episodes=())
+
+
+class _CutEnv(_UncountedEnv):
+    """One that cuts episodes and resets them in the same step."""
+
+    def step(self, action: NDArray[Any]) -> VectorStep:
+        """Reset where an episode ends."""
+        step, false = super().step(action), np.zeros(1, np.bool_)
+        return dataclasses.replace(
+            step, terminated=false, truncated=step.terminated, is_first=step.terminated, is_reset_step=false
+        )
+
+
+@pytest.mark.parametrize("env", [_UncountedEnv, _CutEnv])
+def test_play_ends_where_a_batch_names_no_episode_that_ended(env: type[_UncountedEnv]) -> None:
+    """The message names what to fill, instead of one episode after another for ever."""
+    protocol = EvalProtocol(lambda: env(LineEnv, 1), 2)
+    with pytest.raises(EpisodesFailed, match=naming("VectorStep.episodes EpisodeSummary")):
+        protocol.play(EvalPolicy(_zeros), range(3), is_stopped=iter([False] * 50 + [True]).__next__)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no licence left"), SystemExit(2)])
 def test_play_survives_a_first_environment_that_cannot_be_made(error: BaseException) -> None:
     """The episode that waits for it is left out; the next one tries again."""
@@ -268,15 +311,16 @@ def test_play_survives_a_first_environment_that_cannot_be_made(error: BaseExcept
     assert (evaluation.failed, evaluation.seeds, len(made)) == (1, (1, 2, 3, 4, 5), 3)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no licence left"), ConfigError("env.id 'test': no licence left")])
 @pytest.mark.parametrize("keeps_rows", [False, True])
-def test_play_continues_in_fewer_slots_where_an_environment_cannot_be_made(keeps_rows: bool) -> None:
+def test_play_continues_in_fewer_slots_where_an_environment_cannot_be_made(keeps_rows: bool, error: Exception) -> None:
     """Those that work play every episode; one that fails later is left out, and its slot if there is no other."""
     made: list[int] = []
 
     def make() -> GymnasiumVectorEnv:
         made.append(len(made))
         if len(made) > 2:
-            raise RuntimeError("no licence left")
+            raise error
         return GymnasiumVectorEnv(_FailingEnv, 1)
 
     protocol = EvalProtocol(make, 3)

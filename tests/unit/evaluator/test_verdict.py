@@ -14,7 +14,7 @@ from tidemill.config.digest import diverged_tag
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import EvaluatorConfig
 from tidemill.errors import FatalError
-from tidemill.params.run_end import RESULT
+from tidemill.params.run_end import RESULT, note_divergence, read_divergence
 from tidemill.params.version import ParamsMetadata
 from tidemill.services.evaluator import __main__ as service
 from tidemill.services.evaluator.verdict import (
@@ -86,3 +86,24 @@ def test_result_of_either_end_with_the_same_settings_is_that_of_the_run(
     with ExitStack() as stack:
         assert service._RunEnds(config, threading.Event(), stack).is_done() == is_done
     assert (config.run.folder / RESULT).exists() == is_done
+
+
+@pytest.mark.parametrize("earlier, noted", [("", "at update 2"), ("at update 1", "at update 2"), ("at update 1", "")])
+def test_only_the_divergence_of_an_earlier_session_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: str, noted: str
+) -> None:
+    """The learner may note its own while a starting evaluator asks whether the run is over."""
+    config = EvaluatorConfig(run=RunSettings(root=str(tmp_path), name="mine", supervisor="job"))
+    config.run.folder.mkdir()
+    if earlier:
+        note_divergence(config.run.folder, earlier)
+
+    def is_marked() -> bool:
+        if noted:
+            note_divergence(config.run.folder, noted)
+        return False
+
+    monkeypatch.setattr(service, "RunEnd", lambda *_: Mock(is_marked=is_marked))
+    with ExitStack() as stack:
+        assert not service._RunEnds(config, threading.Event(), stack).is_done()
+    assert read_divergence(config.run.folder) == noted

@@ -32,6 +32,28 @@ def test_clock_adds_the_sessions_before_a_resume(tmp_path: Path) -> None:
     assert WallClock(tmp_path / "c.json", 7.0, Clock(20.0)).wall_s() == 43.0
 
 
+def test_clock_of_a_killed_session_without_a_launcher_lost_ten_seconds_at_most(tmp_path: Path) -> None:
+    """Whoever waits or plays saves it now and then, so that a limit of time comes although no evaluation ends."""
+    time = Clock(100.0)
+    clock = WallClock(tmp_path / "c.json", 100.0, time)
+    for time.now_s in (104.0, 109.0, 125.0, 134.0):
+        clock.save_if_due()
+    assert WallClock(tmp_path / "c.json", 7.0, Clock(7.0)).wall_s() == 25.0
+    clock.save_if_due(within_s=0.0)
+    assert WallClock(tmp_path / "c.json", 7.0, Clock(7.0)).wall_s() == 34.0
+
+
+def test_clock_that_cannot_be_saved_now_is_saved_later(tmp_path: Path) -> None:
+    """A full disk ends no evaluation, and nobody waits for room on it."""
+    time = Clock(120.0)
+    clock = WallClock(tmp_path / "run" / "c.json", 100.0, time)
+    clock.save_if_due()
+    (tmp_path / "run").mkdir()
+    time.now_s = 130.0
+    clock.save_if_due()
+    assert WallClock(tmp_path / "run" / "c.json", 7.0, Clock(7.0)).wall_s() == 30.0
+
+
 def test_session_starts_when_the_launcher_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a launcher it starts with the process."""
     monkeypatch.setenv(SESSION_VARIABLE, "12.25")

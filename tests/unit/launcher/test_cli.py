@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.closed_folder import deny
 from tests.support.naming import naming
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import EvaluatorSettings
@@ -178,6 +179,7 @@ def test_resume_in_lock_step_with_another_seed_is_refused_before_anything_is_wri
     """Exit code 2; the message names the setting, both values and what to do, and the run's settings stay."""
     stored = "run: {deterministic: true, seed: 4, round_steps: 64, max_learner_steps: 8}\nenv: {num_envs: 1}\n"
     (tmp_path / "config.yaml").write_text(stored)
+    (tmp_path / ".lock").touch()
     assert cli.main(["resume", str(tmp_path), "--run.seed", "5", "--run.max_learner_steps", "9"]) == 2
     said = capsys.readouterr().err
     assert "run.seed is 5, but was 4 when this run was started" in said
@@ -188,6 +190,7 @@ def test_resume_in_lock_step_with_another_seed_is_refused_before_anything_is_wri
 def test_resume_under_another_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2: it had no effect."""
     (tmp_path / "config.yaml").write_text("run: {name: a}\nenv: {id: nowhere}\n")
+    (tmp_path / ".lock").touch()
     assert cli.main(["resume", str(tmp_path), "--run.name", "b"]) == 2
     assert "run.name is 'b'" in capsys.readouterr().err
 
@@ -220,6 +223,17 @@ def test_errors_become_one_line_and_an_exit_code(
     monkeypatch.setattr("tidemill.services.tools.doctor.command.doctor", fail)
     assert cli.main(["doctor"]) == code
     assert str(error) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["plot", "{}"], ["check", "--run.root", "{}"], ["export", "{}"]])
+def test_folder_that_another_user_closed_is_named(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, by whichever command comes upon it."""
+    deny(monkeypatch, closed := tmp_path / "closed")
+    assert cli.main([word.format(closed / "run") for word in words]) in (1, 2)
+    said = capsys.readouterr().err
+    assert (said.count("\n"), str(closed / "run") in said) == (1, True)
 
 
 def test_launcher_imports_no_other_service_and_no_torch() -> None:

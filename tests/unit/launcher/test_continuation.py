@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.batches import CONTINUOUS
 from tests.support.naming import naming
+from tidemill.config.load import by_sections, load_config
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings, ReplaySettings, StorageSettings
@@ -67,6 +68,23 @@ def test_table_that_is_not_restored_may_have_other_items() -> None:
     for each in (replace(now, launcher=LauncherSettings(replay=False)), replace(now, replay=kept)):
         with pytest.raises(ConfigError, match=naming("table.priority_exponent 0.5")):
             check_continues(before, each, lambda _: CONTINUOUS)
+
+
+@pytest.mark.parametrize(
+    "wrong, named",
+    [
+        ({"agent.hidden_sizes": [8]}, "agent.hidden_sizes [8] [16] networks"),
+        ({"agent.n_step": 3}, "agent.n_step 3 1 items"),
+        ({"agent.algorithm": "td3"}, "agent.algorithm 'td3' 'sac' algorithm."),
+    ],
+)
+def test_refusal_names_only_the_settings_that_do_not_fit(wrong: dict[str, object], named: str) -> None:
+    """The size of a batch may change, and is not named."""
+    agent = {"agent.algorithm": "sac", "agent.hidden_sizes": [16]}
+    before, now = (load_config(by_sections(agent | more)) for more in ({}, {"agent.batch_size": 7} | wrong))
+    with pytest.raises(ConfigError, match=naming(named)) as raised:
+        check_continues(before, now, lambda _: CONTINUOUS)
+    assert "batch_size" not in str(raised.value)
 
 
 def test_run_that_has_ended_continues_only_beyond_its_end(tmp_path: Path) -> None:

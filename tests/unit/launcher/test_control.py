@@ -12,10 +12,12 @@ import pytest
 
 from tests.support.naming import naming
 from tidemill.config.load import write_document
-from tidemill.config.run import ClusterSettings
+from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.sections import RunConfig
 from tidemill.errors import Unavailable
 from tidemill.learner.status import LearnerState, LearnerStatus
+from tidemill.scores import Score
+from tidemill.services.evaluator.csv_logs import ScoreLog
 from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.launcher.commands import control
 from tidemill.services.launcher.commands.control import ctl, status
@@ -35,7 +37,20 @@ def test_learner_that_starts_is_not_said_to_start_fresh(
     client = SimpleNamespace(get_status=lambda: LearnerStatus(LearnerState.STARTING))
     monkeypatch.setattr(control, "learner_at", lambda _: nullcontext(client))
     assert status(["--learner", "127.0.0.1:1"]) == 0
-    assert "nothing yet" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "nothing yet" in shown
+    assert "steps" not in shown  # nor 0 for counts that it may restore
+
+
+def test_status_does_not_call_every_wait_one_for_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of several learners also waits for the others; more actors would not help."""
+    client = SimpleNamespace(get_status=lambda: LearnerStatus(LearnerState.TRAINING, wait_fraction=0.6))
+    monkeypatch.setattr(control, "learner_at", lambda _: nullcontext(client))
+    assert status(["--learner", "127.0.0.1:1"]) == 0
+    (line,) = (line.split() for line in capsys.readouterr().out.splitlines() if "waits" in line)
+    assert line == ["waits", "60%", "of", "the", "time"]
 
 
 @pytest.mark.parametrize("addresses, shown", [(("unix:///replay.sock",), ["replay"]), (("a:1", "b:1"), [])])
@@ -70,6 +85,22 @@ def test_status_during_the_last_evaluation_shows_how_far_it_is(
     progress.clear()
     with pytest.raises(Unavailable, match="or have ended while the last version is evaluated"):
         status(words)
+
+
+def test_status_shows_the_best_score_that_fresh_episodes_did_not_refute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A version that was confirmed comes before all others; the target is that of the run."""
+    client = SimpleNamespace(get_status=lambda: LearnerStatus(LearnerState.TRAINING))
+    monkeypatch.setattr(control, "learner_at", lambda _: nullcontext(client))
+    for version, mean in ((8, 210.0), (12, 195.0), (14, 190.0)):
+        ScoreLog(tmp_path / "scores.csv").append(Score(1.0, 0, 0, version, 5, mean, 0.0, mean, mean, mean, 1.0))
+    for version, mean in ((8, 150.0), (14, 180.0)):
+        ScoreLog(tmp_path / "confirmations.csv").append(Score(1.0, 0, 0, version, 5, mean, 0.0, mean, mean, mean, 1.0))
+    for target, best in ((200.0, "195.0 (version 12)"), (180.0, "190.0 (version 14)")):
+        write_document(RunConfig(run=RunSettings(target_return=target)), tmp_path / "config.yaml")
+        assert status([str(tmp_path), "--learner", "127.0.0.1:1"]) == 0
+        assert f"best score      {best}" in capsys.readouterr().out
 
 
 def test_status_shows_what_actors_have_written_down(

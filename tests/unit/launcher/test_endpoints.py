@@ -124,6 +124,25 @@ def test_host_that_takes_over_an_address_has_no_cpu_share_yet(two: tuple[_Proces
     assert usages["actor-0"].cpu_fraction == 0.0
 
 
+def test_services_that_swap_their_addresses_keep_their_names(
+    two: tuple[_Process, _Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an engine does that starts both again: a row is named by who is asked for, not by who was there before."""
+    port, ends = two[0].server.server_port, {"actor": "127.0.0.1", "learner": "127.0.0.2"}
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ends.get(host, host), port))],
+    )
+    with closing(AskedEndpoints([f"actor:{port}", f"learner:{port}"], every_s=0.0)) as asked:
+        asked()
+        assert asked.lines("actor")[0] == "a line of one"
+        ends = {"actor": "127.0.0.2", "learner": "127.0.0.1"}
+        assert [row.name for row in asked()] == ["actor", "learner"]
+        assert asked.lines("actor")[0] == "a line of two"
+        assert asked.lines("learner")[0] == "a line of one"
+
+
 def test_processes_of_one_host_are_told_apart() -> None:
     """As services started by hand on one machine, which have its name and may share their own, or change it."""
     told: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +77,18 @@ def test_free_ports_and_sockets_are_not_refused() -> None:
         with socket.create_connection(address), listener.accept()[0]:
             pass
     check_free_ports(load_config(_simulators(f"127.0.0.1:{address[1]}")))
+
+
+def test_unix_socket_that_another_process_has_is_refused(tmp_path: Path) -> None:
+    """It names the setting; a socket that a killed process has left is taken over, as by the service."""
+    address = f"unix://{tmp_path}/l.sock"
+    config = load_config({"learner": {"server": {"address": address}}})
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address.removeprefix("unix://"))
+        listener.listen()
+        with pytest.raises(ConfigError, match=naming(f"learner.server.address '{address}' another process")):
+            check_free_ports(config)
+    check_free_ports(config)
 
 
 def test_port_of_the_status_page_is_checked_before_anything_is_changed(taken: str) -> None:

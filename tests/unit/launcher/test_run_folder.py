@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,6 +21,7 @@ from tidemill.config.sections import RunConfig
 from tidemill.config.services import LauncherSettings, LearnerSettings, ReplaySettings, StorageSettings
 from tidemill.config.sources import SourceSettings
 from tidemill.errors import AlreadyExists, ConfigError, FailedPrecondition, FatalError
+from tidemill.params.run_end import FILMING, PAUSED
 from tidemill.services.evaluator.progress_file import ProgressFile
 from tidemill.services.launcher.commands.control import status
 from tidemill.services.launcher.commands.train import resume
@@ -33,7 +35,14 @@ from tidemill.services.launcher.run.folder import (
     with_run_paths,
     write_config,
 )
-from tidemill.services.launcher.run.paths import check_finds_log, check_new_log, with_absolute_log
+from tidemill.services.launcher.run.paths import (
+    check_finds_log,
+    check_keeps_shards,
+    check_new_log,
+    check_owns_log,
+    log_folders,
+    with_absolute_log,
+)
 from tidemill.services.launcher.view.poller import describe_evaluating
 from tidemill.services.learner.checkpoint.store import CheckpointStore
 from tidemill.services.tools.export import export
@@ -215,6 +224,15 @@ def test_folder_says_where_the_services_are_only_while_they_run(tmp_path: Path) 
     assert not folder.cluster_file.exists()
 
 
+def test_marks_of_killed_processes_are_gone_when_a_run_is_resumed(tmp_path: Path) -> None:
+    """The run is neither paused any more nor without a video at its next end."""
+    with RunFolder.create(_config(tmp_path), fresh=False) as folder:
+        for name in (FILMING, PAUSED):
+            (folder.path / name).touch()
+        folder.set_end_aside()
+        assert not any((folder.path / name).exists() for name in (FILMING, PAUSED))
+
+
 def test_result_of_an_earlier_end_is_kept_when_a_run_goes_on(tmp_path: Path) -> None:
     """Each end keeps its result under a number."""
     with RunFolder.create(_config(tmp_path), fresh=False) as folder:
@@ -292,6 +310,20 @@ def test_folder_with_a_config_of_somebodys_own_is_left_alone(tmp_path: Path) -> 
         keep_settings(_config(tmp_path))
     assert own.exists()
     assert (own.parent / "config.yaml").read_text() == "run: {seed: 3}"
+
+
+def test_config_of_somebodys_own_is_not_resumed(tmp_path: Path) -> None:
+    """The file was replaced by resolved settings, and trained with beside the user's files, or in a sweep's trial."""
+    folder = tmp_path / "trial-0003"
+    RunFolder.create(RunConfig(run=RunSettings(root=str(folder), name="seed-1")), fresh=False).close()
+    (folder / "config.yaml").write_text("run: {seed: 3}  # mine")
+    for start in (lambda: RunFolder.open(folder), lambda: resume([str(folder)])):
+        with pytest.raises(ConfigError, match=naming(folder, "train --config", folder / "seed-1")):
+            start()
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", "seed-1"}
+    assert (folder / "config.yaml").read_text() == "run: {seed: 3}  # mine"
+    _trained(folder)  # restored from a backup without files that begin with a dot
+    RunFolder.open(folder).close()
 
 
 @pytest.mark.parametrize("refused, kind", [(errno.EACCES, ConfigError), (errno.EIO, FatalError)])
@@ -419,6 +451,51 @@ def test_relative_log_of_an_older_run_is_looked_for_before_its_folder_is_kept(
     (tmp_path / "log" / "1").mkdir(parents=True)
     (tmp_path / "log" / "1" / "00000001.log").touch()
     check_finds_log(config, config)
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_copy_of_a_run_does_not_write_to_the_log_of_the_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int, is_relative: bool
+) -> None:
+    """Where the log is outside the folder. A run that was renamed keeps its log, and one with a log in its folder."""
+    root = tmp_path / "runs"
+    monkeypatch.chdir(tmp_path if is_relative else "/")
+    config = _with_log(Path("runs") if is_relative else root, f"{tmp_path}/log", shards)
+    RunFolder.create(config, fresh=False).close()
+    original, copy = root / "lander", root / "copy"
+    shutil.copytree(original, copy)
+    placed = with_run_paths(config, copy)
+    with pytest.raises(AlreadyExists, match=naming("replay.storage.folder", tmp_path / "log", original, copy)):
+        resume([str(copy)])
+    check_owns_log(config, with_run_paths(config, original))
+    (root / "link").symlink_to(original)
+    check_owns_log(config, with_run_paths(config, root / "link"))
+    for folder in ("", "{run}/log", f"{tmp_path}/new"):
+        check_owns_log(config, with_run_paths(_with_log(root, folder, shards), copy))
+    check_owns_log(config, replace(placed, launcher=LauncherSettings(replay=False)))
+    check_owns_log(config, replace(placed, table=replace(config.table, name="second")))
+    original.rename(root / "elsewhere")
+    check_owns_log(config, placed)
+
+
+@pytest.mark.parametrize("folder", ["", "{run}/log/{shard}", "/elsewhere"])
+@pytest.mark.parametrize("then, now", [(1, 2), (2, 1), (3, 2)])
+def test_number_of_shards_that_wrote_the_log_stays(tmp_path: Path, folder: str, then: int, now: int) -> None:
+    """Another number would restore a part of the table and count its decisions twice; without a log any is taken."""
+    before, config = (
+        _with_log(tmp_path, f"{tmp_path}{folder}" if folder.startswith("/") else folder, shards)
+        for shards in (then, now)
+    )
+    RunFolder.create(before, fresh=False).close()
+    check_keeps_shards(before, config)
+    for written in log_folders(before):
+        written.mkdir(parents=True)
+        (written / "00000001.log").touch()
+    with pytest.raises(ConfigError, match=naming(f"replay.shards is {now}", then, "--run.name")):
+        resume([str(before.run.folder), "--replay.shards", str(now)])
+    check_keeps_shards(before, before)
+    check_keeps_shards(before, _with_log(tmp_path, "{run}/new", now))
 
 
 @pytest.fixture(name="exported")

@@ -13,7 +13,7 @@ import pytest
 from tests.support.naming import naming
 from tidemill import container_limits
 from tidemill.config.load import load, write_document
-from tidemill.config.run import ClusterSettings
+from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.sections import ActorConfig, ReplayConfig, RunConfig
 from tidemill.config.services import InferenceSettings, LauncherSettings, ReplaySettings, StorageSettings
 from tidemill.errors import ConfigError
@@ -183,6 +183,14 @@ def test_inference_services_are_started_before_the_actors_that_are_told_of_them(
     assert with_addresses(RunConfig(), _SOCKETS).cluster.inference == ()
     named = RunConfig(cluster=ClusterSettings(inference=("box:7406",)))
     assert with_addresses(named, _SOCKETS).cluster.inference == ("box:7406",)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_actors_of_a_deterministic_run_play_again(deterministic: bool) -> None:
+    """They alone: the launcher sees by a file that they write whether they get further."""
+    config = with_addresses(RunConfig(run=RunSettings(deterministic=deterministic)), _SOCKETS)
+    specs = cluster_specs(config, Path("c.yaml"), _SOCKETS)
+    assert all((spec.history is not None) == (deterministic and spec.kind == "actor") for spec in specs)
 
 
 def test_run_without_a_replay_service_uses_the_one_that_is_named() -> None:

@@ -11,8 +11,15 @@ import yaml
 
 from tidemill.config.load import load_config
 from tidemill.config.sections import RunConfig
+from tidemill.config.services import EvaluatorSettings
+from tidemill.envs.settings import EnvSettings
 from tidemill.learner.status import LearnerStatus
+from tidemill.programs.result import RunResult
+from tidemill.rl.settings.q_learning import DQNConfig
+from tidemill.scores import Score
+from tidemill.services.evaluator.csv_logs import ScoreLog
 from tidemill.services.launcher.commands.summary import describe_restored, describe_result, summarise
+from tidemill.services.launcher.run.continuation import check_limits
 from tidemill.services.launcher.supervise.supervisor import Outcome
 
 
@@ -40,6 +47,14 @@ def test_summary_says_how_it_went_and_where_the_files_are(tmp_path: Path) -> Non
     assert f"tidemill resume {tmp_path} --run.target-return none" in said  # with its target it would end at once
 
 
+def test_summary_of_a_run_that_is_given_from_within_begins_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tidemill resume .` is typed in it."""
+    monkeypatch.chdir(tmp_path)
+    assert f"{tmp_path.name}: finished" in summarise(Path("."), Outcome(0, "finished"))
+
+
 def test_summary_of_a_run_that_ended_at_a_limit_says_how_to_continue_beyond_it(tmp_path: Path) -> None:
     """With the same limit it would end at once."""
     (tmp_path / "scores.csv").write_text("x")
@@ -49,6 +64,29 @@ def test_summary_of_a_run_that_ended_at_a_limit_says_how_to_continue_beyond_it(t
         (tmp_path / "result.json").write_text(json.dumps(result))
         said = "\n".join(summarise(tmp_path, Outcome(0, "finished")))
         assert f"tidemill resume {tmp_path} --run.{option}  continue training as long again" in said
+
+
+@pytest.mark.parametrize(
+    "limits, option",
+    [
+        ({"max_wall_s": 60}, "--run.max-wall-s 211"),
+        ({"max_env_steps": 500}, "--run.max-env-steps 1100"),
+        ({"max_learner_steps": 20}, "--run.max-learner-steps 45"),
+    ],
+)
+def test_summary_of_a_run_far_beyond_its_limit_names_one_that_resume_takes(
+    tmp_path: Path, limits: dict[str, int], option: str
+) -> None:
+    """The last evaluation of a short run can take longer than its training, and actors play a while beyond a limit."""
+    [(name, limit)] = limits.items()
+    result = {"solved": False, "wall_s": 70.0, "env_steps": 600, "reason": f"run.{name} ({limit}) reached"}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    (tmp_path / "wall_clock.json").write_text(json.dumps({"wall_s": 150.2}))
+    ScoreLog(tmp_path / "scores.csv").append(Score(1.0, 25, 600, 3, 5, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0))
+    said = "\n".join(summarise(tmp_path, Outcome(0, "finished")))
+    assert f"{option}  continue training as long again" in said
+    before = load_config({"run": limits})
+    check_limits(before, load_config({"run": {name: int(option.split()[1])}}), tmp_path)
 
 
 def test_summary_names_no_command_that_only_simulators_could_carry_out(tmp_path: Path) -> None:
@@ -72,6 +110,9 @@ def test_summary_of_an_interrupted_run_says_how_to_look_at_what_it_has_learned(t
     said = "\n".join(summarise(tmp_path, Outcome(0, "stopped as asked")))
     for command in ("evaluate", "resume", "export"):
         assert f"tidemill {command} {tmp_path}" in said
+    assert "play fresh episodes with the best policy" in said
+    (tmp_path / "scores.csv").write_text("x\n")
+    assert "with the newest policy" in "\n".join(summarise(tmp_path, Outcome(0, "stopped as asked")))
 
 
 def test_summary_says_that_the_last_checkpoint_failed(tmp_path: Path) -> None:
@@ -104,6 +145,80 @@ def test_resume_says_what_comes_back_and_what_does_not(tmp_path: Path) -> None:
     (tmp_path / "replay" / "0" / "00000001.log").touch()
     assert "from the log" in "\n".join(describe_restored(tmp_path, RunConfig()))
     assert "starts from scratch" in "\n".join(describe_restored(tmp_path / "nothing", RunConfig()))
+
+
+def test_resume_names_the_settings_that_change(tmp_path: Path) -> None:
+    """Those of options, or none: the folder of the run may be another one than when it was trained."""
+    before = load_config({"run": {"root": "elsewhere"}, "agent": {"learning_rate": 0.5}})
+    now = load_config({"run": {"root": str(tmp_path)}, "agent": {"learning_rate": 0.25}})
+    assert "  settings     agent.learning_rate 0.25 (it was 0.5)" in describe_restored(tmp_path, now, before)
+    assert not any(line.startswith("  settings") for line in describe_restored(tmp_path, now, now))
+
+
+def test_resume_names_the_best_score_that_fresh_episodes_did_not_refute(tmp_path: Path) -> None:
+    """It is that of the version tagged best."""
+    for version, mean in ((8, 210.0), (12, 195.0)):
+        ScoreLog(tmp_path / "scores.csv").append(Score(1.0, 0, 0, version, 5, mean, 0.0, mean, mean, mean, 1.0))
+    ScoreLog(tmp_path / "confirmations.csv").append(Score(1.0, 0, 0, 8, 5, 150.0, 0.0, 150.0, 150.0, 150.0, 1.0))
+    assert "2 evaluations, best mean 195.0" in "\n".join(describe_restored(tmp_path, RunConfig()))
+    assert RunResult(0, tmp_path).best_score == 195.0
+
+
+@pytest.mark.parametrize(
+    "env, line",
+    [
+        (
+            {"kwargs": {"drag": 0.3}},
+            "env.kwargs.drag 0.3 (it was None); scores before and after may not be comparable: the environment changed",
+        ),
+        ({"num_envs": 2}, "env.num_envs 2 (it was 16)"),
+    ],
+)
+def test_resume_warns_that_scores_of_another_environment_may_differ(
+    tmp_path: Path, env: dict[str, Any], line: str
+) -> None:
+    """The best version stays the best by scores of before; settings that change no episode are without a warning."""
+    assert f"  settings     {line}" in describe_restored(tmp_path, load_config({"env": env}), RunConfig())
+
+
+def test_resume_warns_of_games_that_begin_otherwise(tmp_path: Path) -> None:
+    """Breakout without FIRE is a still picture."""
+    before, now = (load_config({"env": {"id": "ALE/Breakout-v5", "fire_reset": each}}) for each in (True, False))
+    assert "the environment changed" in "\n".join(describe_restored(tmp_path, now, before))
+
+
+def _evaluated(noops: int = 30, agent_epsilon: float = 0.01, **evaluator: Any) -> RunConfig:  # noqa: ANN401 - any setting
+    return RunConfig(
+        env=EnvSettings("ALE/Pong-v5", noop_max=noops),
+        agent=DQNConfig(evaluation_epsilon=agent_epsilon),
+        evaluator=EvaluatorSettings(**evaluator),
+    )
+
+
+@pytest.mark.parametrize(
+    "before, now, warns",
+    [
+        (_evaluated(), _evaluated(source="simulators"), True),
+        (_evaluated(), _evaluated(policy="epsilon"), True),
+        (_evaluated(policy="epsilon"), _evaluated(policy="epsilon", epsilon=0.05), True),
+        (_evaluated(policy="epsilon"), _evaluated(policy="epsilon", agent_epsilon=0.05), True),
+        (
+            _evaluated(policy="epsilon", epsilon=0.05),
+            _evaluated(policy="epsilon", epsilon=0.05, agent_epsilon=0.5),
+            False,
+        ),
+        (_evaluated(), _evaluated(epsilon=0.05, agent_epsilon=0.5), False),
+        (_evaluated(), _evaluated(noop_max=0), True),
+        (_evaluated(), _evaluated(noops=0), True),
+        (_evaluated(noop_max=9), _evaluated(noop_max=9, noops=0), False),
+    ],
+)
+def test_resume_warns_of_another_way_of_evaluating(
+    tmp_path: Path, before: RunConfig, now: RunConfig, warns: bool
+) -> None:
+    """Only where the settings that changed come into effect."""
+    said = "\n".join(describe_restored(tmp_path, now, before))
+    assert ("may not be comparable: the way of evaluating changed" in said) is warns
 
 
 @pytest.mark.parametrize(

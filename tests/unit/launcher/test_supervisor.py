@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,9 @@ _SETTINGS = LauncherSettings(max_restarts=3, restart_backoff_s=1.0, start_timeou
 
 def _spec(name: str, after: tuple[str, ...] = ()) -> ServiceSpec:
     return ServiceSpec(name, name.partition("-")[0], f"tidemill.services.{name}", (), "unix:///x", after)
+
+
+_PLAYS_AGAIN = replace(_spec("actor-0"), history=Path("h"))
 
 
 def _cluster() -> Supervisor:
@@ -104,17 +109,61 @@ def test_restart_of_what_its_environment_held_up_is_not_counted() -> None:
     assert supervisor.processes["actor-0"].reason == "ended because its environment hung"
 
 
+@pytest.mark.parametrize("exit_code", [HELD_UP, 1])
+def test_all_restarts_of_an_actor_that_gets_no_further_in_its_history_are_counted(exit_code: int) -> None:
+    """A failure that follows from what is recorded recurs at every start, however long that takes to reach it."""
+    supervisor = Supervisor([_PLAYS_AGAIN], _SETTINGS)
+    supervisor.start(0.0)
+    for round_ in range(4):
+        assert supervisor.outcome is None
+        supervisor.on_exit("actor-0", exit_code, round_ * 3600.0, recorded_bytes=500)
+        supervisor.on_timer(round_ * 3600.0 + 60.0)
+        supervisor.on_serving("actor-0", round_ * 3600.0 + 61.0)
+    assert supervisor.outcome == Outcome(1, f"actor-0 {describe_exit(exit_code)}, after 3 restarts")
+
+
+@pytest.mark.parametrize("exit_code", [HELD_UP, -9])
+def test_restarts_of_an_actor_that_gets_further_than_its_history_are_forgotten(exit_code: int) -> None:
+    """By chance it is killed or hangs once an hour, and plays more rounds each time: as with any other process."""
+    supervisor = Supervisor([_PLAYS_AGAIN], _SETTINGS)
+    supervisor.start(0.0)
+    for hour in range(20):
+        supervisor.on_serving("actor-0", hour * 3600.0)
+        supervisor.on_exit("actor-0", exit_code, hour * 3600.0 + 1.0, recorded_bytes=500 * (hour + 1))
+        assert supervisor.next_timer_s() == hour * 3600.0 + 2.0
+        supervisor.on_timer(hour * 3600.0 + 2.0)
+    assert supervisor.outcome is None
+
+
 def test_restarts_older_than_ten_minutes_are_forgotten() -> None:
     """A service that fails now and then over a long run is restarted every time, with the first backoff."""
     supervisor = Supervisor([_spec("replay")], _SETTINGS)
     supervisor.start(0.0)
     for round_ in range(20):
         now_s = round_ * 601.0
+        supervisor.on_serving("replay", now_s)
         supervisor.on_exit("replay", 1, now_s)
         assert supervisor.next_timer_s() == now_s + 1.0
         supervisor.on_timer(now_s + 1.0)
+        supervisor.on_timer(now_s + 1.0)
     assert supervisor.outcome is None
     assert supervisor.processes["replay"].restarts_total == 20
+
+
+def test_service_that_never_becomes_healthy_ends_the_run() -> None:
+    """Six starts of two minutes each take longer than ten minutes, and all count while none of them succeeds."""
+    supervisor = Supervisor([_spec("evaluator")], LauncherSettings())
+    supervisor.start(0.0)
+    starts = 0
+    while supervisor.outcome is None and starts < 9:
+        now_s = supervisor.next_timer_s()
+        assert now_s is not None
+        for action in supervisor.on_timer(now_s):
+            if action.verb is Verb.KILL:
+                starts += 1
+                supervisor.on_exit("evaluator", -9, now_s)
+    late = "was not healthy within 120 s (launcher.start_timeout_s)"
+    assert supervisor.outcome == Outcome(1, f"evaluator {late}, after 5 restarts")
 
 
 def test_exit_code_two_is_never_restarted() -> None:
@@ -195,6 +244,45 @@ def test_stop_kills_what_does_not_end_in_time() -> None:
     assert supervisor.on_timer(30.0) == [Action(Verb.KILL, "learner")]
     assert supervisor.next_timer_s() is None
     assert supervisor.on_exit("learner", -9, 30.1) == [Action(Verb.TERMINATE, "replay")]
+
+
+_LATE = "did not end within 20 s (launcher.stop_timeout_s) and was killed"
+_LOST = f"learner {_LATE}: its updates since the last checkpoint are lost"
+_UNDRAWN = f"evaluator {_LATE}: the learning curve may be missing; `tidemill plot` draws one"
+
+
+@pytest.mark.parametrize(
+    "killed, outcome",
+    [
+        (("actor-0",), Outcome(0, "stopped as asked")),
+        (("evaluator",), Outcome(0, f"stopped as asked; {_UNDRAWN}")),
+        (("learner", "evaluator"), Outcome(1, f"stopped as asked; {_LOST}; {_UNDRAWN}")),
+    ],
+)
+def test_stop_that_kills_says_so(killed: tuple[str, ...], outcome: Outcome) -> None:
+    """Updates that are lost make it a failure, as at the second request; a picture can be drawn later."""
+    supervisor = _running()
+    actions = supervisor.on_stop_requested(10.0)
+    while not supervisor.is_over:
+        ended = [each.service for each in actions if each.service not in killed]
+        actions = [action for name in ended for action in supervisor.on_exit(name, 0, 11.0)]
+        for action in [] if actions else supervisor.on_timer(60.0):
+            assert supervisor.processes[action.service].fault.startswith(_LATE)
+            actions += supervisor.on_exit(action.service, -9, 60.0)
+    assert supervisor.outcome == outcome
+
+
+@pytest.mark.parametrize("outcome", [Outcome(0, "finished"), Outcome(2, "replay refused its settings or files")])
+def test_run_that_ended_keeps_its_exit_code_when_its_learner_is_killed(outcome: Outcome) -> None:
+    """It has its result, or had failed before."""
+    supervisor = _running()
+    name = "evaluator" if outcome.exit_code == 0 else "replay"
+    supervisor.on_exit(name, outcome.exit_code, 9.0, has_result=True)
+    for actor in ("actor-0", "actor-1"):
+        supervisor.on_exit(actor, 0, 10.0)
+    supervisor.on_exit("evaluator", 0, 10.0)
+    assert supervisor.on_timer(60.0) == [Action(Verb.KILL, "learner")]
+    assert supervisor.outcome == Outcome(outcome.exit_code, f"{outcome.reason}; {_LOST}")
 
 
 def test_services_that_do_not_end_are_all_killed_within_the_longest_stop() -> None:

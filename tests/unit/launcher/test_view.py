@@ -19,7 +19,7 @@ from tests.support.naming import naming
 from tidemill.config.load import load_config
 from tidemill.config.run import ClusterSettings, RunSettings
 from tidemill.config.sections import RunConfig
-from tidemill.config.services import LauncherSettings
+from tidemill.config.services import EvaluatorSettings, LauncherSettings
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.installation import how_to_install
 from tidemill.learner.client import LearnerClient
@@ -246,12 +246,16 @@ def test_training_return_is_that_of_the_actors_that_act(tmp_path: Path) -> None:
 
 
 def test_failures_of_environments_are_those_of_all_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By kind, in their files' last whole lines."""
+    """By kind, in their files' last whole lines, without an actor of an earlier session."""
     config = RunConfig(cluster=ClusterSettings(replay=("dns:nowhere:1",), learner="unix:///nowhere"))
     assert env_failures(tmp_path) == {}
     (tmp_path / "curves").mkdir()
-    for name, counts in {"actor-0": {"raised": 2.0, "died": 1.0}, "actor-1": {"raised": 3.0}}.items():
-        line = {"time": 1.0} | {f"actor/env_failures/{kind}": count for kind, count in counts.items()}
+    for name, time_s, counts in (
+        ("actor-0", 1_001.0, {"raised": 2.0, "died": 1.0}),
+        ("actor-1", 1_001.0, {"raised": 3.0}),
+        ("actor-2", 1.0, {"raised": 40.0}),
+    ):
+        line = {"time": time_s} | {f"actor/env_failures/{kind}": count for kind, count in counts.items()}
         (tmp_path / "curves" / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
     assert by_kind(env_failures(tmp_path)) == {"raised": 5, "died": 1}
     for is_new_session in (True, False):  # a page that is opened while a run trains shows what has failed so far
@@ -279,6 +283,55 @@ def test_version_whose_evaluation_failed_is_a_warning_until_a_later_one_has_a_sc
         assert line in poller.poll().warnings
         scores.append(dataclasses.replace(_SCORE, params_version=1_235))
         assert not any("not evaluated" in each for each in poller.poll().warnings)
+
+
+def test_episodes_that_a_score_leaves_out_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until an evaluation has all; what an earlier session measured may have had fewer, and failed nowhere."""
+    evaluator = EvaluatorSettings(episodes=25, confirm_episodes=20)
+    cluster = ClusterSettings(replay=("dns:nowhere:1",), learner="unix:///nowhere")
+    scores, confirmations = ScoreLog(tmp_path / "scores.csv"), ScoreLog(tmp_path / "confirmations.csv")
+    measured = dataclasses.replace(_SCORE, params_version=7)
+    scores.append(dataclasses.replace(measured, episodes=5))
+    config = RunConfig(cluster=cluster, evaluator=evaluator)
+    with (
+        contextlib.closing(StatusPoller(config, tmp_path, tuple)) as poller,
+        contextlib.closing(StatusPoller(RunConfig(cluster=cluster), tmp_path, tuple, is_new_session=False)) as page,
+    ):
+        monkeypatch.setattr(poller, "_learner_status", lambda: None)
+        monkeypatch.setattr(page, "_learner_status", lambda: None)
+
+        def told() -> list[str]:
+            return [line.partition(":")[0] for line in poller.poll().warnings if "left out" in line]
+
+        assert told() == []
+        scores.append(dataclasses.replace(measured, episodes=17))
+        assert told() == ["8 of 25 episodes of the newest evaluation failed and are left out of its mean"]
+        assert not any("left out" in line for line in page.poll().warnings)  # its settings may not be the evaluator's
+        scores.append(dataclasses.replace(measured, episodes=25))
+        assert told() == []
+        confirmations.append(dataclasses.replace(measured, episodes=14))
+        assert told() == ["6 of 20 episodes of the newest confirmation failed and are left out of its mean"]
+        (tmp_path / "scores.csv").rename(tmp_path / "aside.csv")
+        assert told() == []
+        (tmp_path / "aside.csv").rename(tmp_path / "scores.csv")
+        scores.append(dataclasses.replace(measured, episodes=25, params_version=8))
+        assert told() == []
+
+
+def test_best_score_is_that_of_the_version_tagged_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh episodes refuted version 40, which does not count as progress toward the target either."""
+    run, cluster = (
+        RunSettings(target_return=140.0),
+        ClusterSettings(replay=("dns:nowhere:1",), learner="unix:///nowhere"),
+    )
+    for score in (dataclasses.replace(_SCORE, mean=100.0, params_version=30), _BEST, _SCORE):
+        ScoreLog(tmp_path / "scores.csv").append(score)
+    ScoreLog(tmp_path / "confirmations.csv").append(dataclasses.replace(_BEST, mean=110.0))
+    with contextlib.closing(StatusPoller(RunConfig(run=run, cluster=cluster), tmp_path, tuple)) as poller:
+        monkeypatch.setattr(poller, "_learner_status", lambda: None)
+        status = poller.poll()
+    assert status.best == _SCORE
+    assert "59%" in _rendered(status, run)
 
 
 @pytest.mark.parametrize(
@@ -447,6 +500,16 @@ def test_json_view_prints_one_object_per_line() -> None:
     assert lines[5] == end
 
 
+@pytest.mark.parametrize("kind", ["json", "plain"])
+def test_score_of_an_earlier_session_is_not_printed_again(kind: Literal["json", "plain"]) -> None:
+    """A resumed run shows those that follow."""
+    view = make_view(RunConfig(launcher=LauncherSettings(view=kind)), stream := io.StringIO(), newest=_SCORE)
+    view.show(_STATUS)
+    assert "evaluation" not in stream.getvalue()
+    view.show(dataclasses.replace(_STATUS, newest=_BEST))
+    assert stream.getvalue().count("evaluation") == 1
+
+
 def test_quiet_view_prints_warnings_and_the_result() -> None:
     """A kind of warning once, however its numbers change; of a run that failed the whole summary."""
     stream = io.StringIO()
@@ -542,6 +605,26 @@ def test_poller_knows_of_earlier_sessions_and_no_rate_of_counts_that_are_restore
     assert "new steps" in polled[-1].waiting
 
 
+def test_poller_keeps_the_counts_of_a_learner_that_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it has restored its own: the views and the page fell to 0 meanwhile. Without a checkpoint they are 0."""
+    config = RunConfig(cluster=ClusterSettings(replay=("unix:///nowhere",), learner="unix:///nowhere"))
+    starting, fresh = LearnerStatus(LearnerState.STARTING), LearnerStatus(LearnerState.WAITING)
+    answers = iter([starting, dataclasses.replace(_LEARNER, end="over"), None, starting, fresh])
+    with contextlib.closing(StatusPoller(config, tmp_path, tuple)) as poller:
+        monkeypatch.setattr(poller, "_learner_status", lambda: next(answers))
+        first, trains, gone, starts, waits = (poller.poll() for _ in range(5))
+    assert first.learner == starting
+    assert gone.learner == trains.learner
+    assert starts.learner == dataclasses.replace(
+        _LEARNER, state=LearnerState.STARTING, steps_per_s=0.0, wait_fraction=0.0
+    )
+    assert starts.waiting == "learner is starting"
+    assert starts.counting is None
+    assert waits.learner == fresh
+
+
 def test_poller_reads_confirmations(tmp_path: Path) -> None:
     """Of the file that the evaluator writes beside scores.csv."""
     rows = ",".join(COLUMNS), ",".join("" if cell is None else str(cell) for cell in dataclasses.astuple(_SCORE))
@@ -587,6 +670,23 @@ def test_poller_asks_no_service_that_has_ended(tmp_path: Path, monkeypatch: pyte
         rows["learner"] = dataclasses.replace(rows["learner"], phase=Phase.BACKOFF)  # it may be back in a moment
         poller.poll()
         assert asked == ["ReplayClient", "LearnerClient", "ReplayClient"]
+
+
+def test_ended_learner_is_as_far_as_the_newest_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trained on after the last question: the view showed 88 % of the steps until the run was over."""
+    config = RunConfig(cluster=ClusterSettings(replay=("unix:///nowhere",), learner="unix:///nowhere"))
+    phases = [Phase.SERVING]
+    monkeypatch.setattr(LearnerClient, "get_status", lambda _: _LEARNER)
+    scores = ScoreLog(tmp_path / "scores.csv")
+    scores.append(_SCORE)
+    processes = lambda: (ProcessRow("learner", phases[0], None, 0, "", None),)  # noqa: E731
+    with contextlib.closing(StatusPoller(config, tmp_path, processes)) as poller:
+        assert poller.poll().learner == _LEARNER
+        phases[0] = Phase.ENDED
+        assert poller.poll().learner == _LEARNER  # the score is of older parameters
+        scores.append(dataclasses.replace(_SCORE, learner_steps=6_300, env_steps=25_200, params_version=63))
+        expected = dataclasses.replace(_LEARNER, learner_steps=6_300, env_steps=25_200, params_version=63)
+        assert poller.poll().learner == poller.learner == expected
 
 
 def test_snapshot_measures_the_way_to_the_nearest_limit() -> None:

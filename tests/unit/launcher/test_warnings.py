@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableConfig, TableDescription
+from tidemill.services.launcher.view.curves import env_failures
 from tidemill.services.launcher.view.warnings import ClusterSample, WarningTracker
 from tidemill.types import ColumnSpec
 
@@ -118,3 +120,25 @@ def test_failures_of_earlier_sessions_are_known() -> None:
     lines = [tracker.warnings(replace(_WELL, env_failures=each), 10.0 * i) for i, each in enumerate(counts)]
     assert [len(each) for each in lines] == [0, 0, 1]
     assert "3 raised" in lines[-1][0]
+
+
+def test_failures_of_an_actor_that_was_started_again_are_new_ones(tmp_path: Path) -> None:
+    """Also as many as those of the process before, of which its first points say nothing."""
+    file = tmp_path / "curves" / "actor-0.jsonl"
+    file.parent.mkdir()
+    failed = {"actor/env_steps_per_s": 1.0, "actor/env_failures/raised": 1.0}
+    counts = []
+    for point in (failed, {"actor/env_steps_per_s": 1.0}, failed):
+        file.write_text(json.dumps({"time": 1.0} | point) + "\n")
+        counts.append(env_failures(tmp_path))
+    tracker = WarningTracker(tmp_path, 100, failed_before=counts[0])
+    lines = [tracker.warnings(replace(_WELL, env_failures=each), 10.0 * i) for i, each in enumerate(counts)]
+    assert [len(each) for each in lines] == [0, 0, 1]
+
+
+def test_failures_of_an_actor_that_was_silent_for_a_while_are_no_new_ones() -> None:
+    """As after a pause, when one actor continues before the other; a count that has changed is warned of."""
+    tracker, both = WarningTracker(Path("run"), 100), {"actor-0": {"raised": 2}, "actor-1": {"hung": 1}}
+    counts = (both, {"actor-0": {"raised": 2}}, both, both | {"actor-1": {"hung": 2}})
+    lines = [tracker.warnings(replace(_WELL, env_failures=each), 3600.0 * i) for i, each in enumerate(counts)]
+    assert [len(each) for each in lines] == [1, 0, 0, 1]

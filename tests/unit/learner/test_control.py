@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +84,16 @@ def test_wait_ends_with_a_request(method: str) -> None:
     assert not training.is_alive()
 
 
+def test_wait_is_not_ended_by_a_request_that_came_before() -> None:
+    """It lasts while a checkpoint is being written: a paused training thread would poll at full speed."""
+    control = Control(threading.Event())
+    control.pause()
+    control.request_checkpoint()
+    started = time.monotonic()
+    control.wait(0.05)
+    assert time.monotonic() - started >= 0.05
+
+
 def test_end_survives_a_request_whose_caller_has_given_up() -> None:
     """The others are still refused."""
     control = Control(threading.Event())
@@ -89,3 +101,32 @@ def test_end_survives_a_request_whose_caller_has_given_up() -> None:
     assert given_up.cancel()
     control.close()
     assert isinstance(waiting.exception(0), FailedPrecondition)
+
+
+@pytest.mark.parametrize("ends", ["killed", "signalled"])
+def test_pause_outlives_the_process(ends: str, tmp_path: Path) -> None:
+    """A restarted learner is paused until somebody resumes or stops it."""
+    file, signalled = tmp_path / "paused", threading.Event()
+    first = Control(signalled, file)
+    assert not first.paused
+    first.pause()
+    if ends == "signalled":
+        signalled.set()
+        first.stop("a signal asked")
+        first.close()
+    second = Control(threading.Event(), file)
+    assert second.paused
+    second.resume()
+    assert not Control(threading.Event(), file).paused
+    second.pause()
+    second.stop("asked by a caller")
+    assert not Control(threading.Event(), file).paused
+
+
+def test_pause_without_a_folder_lasts_as_long_as_the_process(tmp_path: Path) -> None:
+    """A disk that refuses the note does not refuse the pause."""
+    control = Control(threading.Event(), tmp_path / "nowhere" / "paused")
+    control.pause()
+    assert control.paused
+    control.resume()
+    assert not control.paused

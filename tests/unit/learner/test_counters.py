@@ -121,6 +121,23 @@ def test_shards_count_each_for_itself_over_restarts_of_both() -> None:
     assert after.env_steps == 35
 
 
+def test_shard_that_comes_back_under_another_name_counts_once() -> None:
+    """A replaced pod has its store and another address, also for a learner that restarts; two may exchange theirs."""
+    for restarts in (False, True):
+        counters = Counters()
+        counters.observe(StoredSteps(7, 10, 1), "a")
+        counters.observe(StoredSteps(8, 20, 1), "b")
+        counters = reloaded(counters) if restarts else counters
+        counters.observe_waiting(StoredSteps(7, 11, 1), "c")
+        assert counters.env_steps == 31
+        counters.observe(StoredSteps(7, 12, 1), "c")
+        counters.observe(StoredSteps(7, 13, 1), "b")
+        counters.observe(StoredSteps(8, 24, 1), "c")
+        counters.observe(StoredSteps(9, 5, 1), "a")  # a further pod gets the address that is free
+        counters.observe(StoredSteps(7, 14, 1), "b")
+        assert counters.env_steps == reloaded(counters).env_steps == 43
+
+
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 50))))
 def test_env_steps_never_fall_and_count_everything_played(events: list[tuple[bool, bool, int]]) -> None:
     """Only steps that a crash took and that were stored again before the next answer may be missing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -43,6 +44,16 @@ def test_rate_after_a_resume_does_not_count_restored_steps() -> None:
     counters.learner_steps += 4
     progress.tick()
     assert progress.steps_per_s == pytest.approx(2.0)
+
+
+def test_decisions_are_told_once_they_are_restored() -> None:
+    """Until then they are unknown: a learner that starts again seemed to begin at 0."""
+    counters, read = Counters(), partial(REGISTRY.get_sample_value, "tidemill_learner_env_steps")
+    progress = _progress(Clock(), counters)
+    assert math.isnan(read() or 0.0)
+    counters.load_state({"learner_steps": 9, "version": 1, "base_env_steps": 5_000})
+    progress.restart()
+    assert read() == 5_000
 
 
 def test_wait_fraction_is_the_share_of_time_without_data() -> None:

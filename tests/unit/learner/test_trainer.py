@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from tests.support.clock import Clock
@@ -210,6 +211,28 @@ def test_versions_are_some_time_apart(tmp_path: Path, scenes: list[_Scene], monk
     assert scene.publisher.published == [2.0, 6.0]
 
 
+def test_lost_version_is_asked_for_while_there_is_no_data(
+    tmp_path: Path, scenes: list[_Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 5 s, then ever more seldom, up to once a minute, also in later waits; not while training moves."""
+    scene = _scene(scenes, tmp_path, Limits(max_learner_steps=20), batches=9)
+    asked: list[float] = []
+    until = [240.0, 390.0]
+    monkeypatch.setattr(scene.publisher, "renew", lambda: asked.append(scene.clock.now_s))
+    take = scene.source.take
+
+    def slow_take(timeout_s: float) -> Batch | None:
+        found = take(timeout_s)
+        scene.clock.now_s += 4.0 if found else timeout_s and 1.0
+        if until and scene.clock.now_s >= until[0] and not scene.source.batches:
+            scene.source.batches.extend(batch(key) for key in range(11 if until.pop(0) > 240.0 else 4))
+        return found
+
+    monkeypatch.setattr(scene.source, "take", slow_take)
+    scene.trainer.run()
+    assert asked == [36.0 + after for after in (5, 15, 35, 75, 135, 195)] + [256.0 + after for after in (60, 120)]
+
+
 def test_publishing_goes_on_from_the_restored_step(tmp_path: Path, scenes: list[_Scene]) -> None:
     """The rhythm counts all steps of the run, not those of the process."""
     scene = _scene(scenes, tmp_path, Limits(max_learner_steps=7, publish_every=3), batches=10)
@@ -228,6 +251,23 @@ def test_policy_lag_is_that_of_actions_that_a_version_chose(tmp_path: Path, scen
         scene.trainer._record(Batch(replace(batch(1, 2, 3).replay, first_versions=by)), 100.0)
         assert scene.progress.policy_lag == 3.0
     assert metrics.ITEM_POLICY_LAG._counts.sum() - before == 2
+
+
+def test_items_that_stay_older_than_allowed_are_warned_of_once(tmp_path: Path, scenes: list[_Scene]) -> None:
+    """As with more actors than `actor.count`. Not of the few that a restart leaves, nor where there is no bound."""
+    late, good = (replace(batch(1, 2).replay, first_versions=np.array((5, by), np.uint64)) for by in (2, 3))
+    for bound, batches, warnings in (
+        (2, [late] * 30, 1),
+        (2, [good] * 30, 0),
+        (2, [late] * 9 + [good] + [late] * 9, 0),
+        (-1, [late] * 30, 0),
+    ):
+        scene = _scene(scenes, tmp_path, Limits(max_policy_lag=bound))
+        scene.counters.version = 5
+        with capture_logs() as logs:
+            for each in batches:
+                scene.trainer._record(Batch(each), 100.0)
+        assert [(line["policy_lag"], line["max_policy_lag"]) for line in logs] == [(3.0, 2)] * warnings
 
 
 def test_table_without_priorities_gets_none(tmp_path: Path, scenes: list[_Scene]) -> None:

@@ -43,6 +43,19 @@ def test_next_version_is_above_the_one_its_publisher_knows() -> None:
         Catalog().with_next_token(0, 2**63)
 
 
+def test_held_fencing_token_is_given_again_unless_superseded() -> None:
+    """A server that lost versions, and maybe the token, lets its publisher continue with the token that it has."""
+    for handed_out in (0, 6, 7):
+        catalog = _catalog(1, fencing_token=handed_out).with_next_token(0, 812, 7)
+        assert (catalog.fencing_token, catalog.high_water) == (7, 812)
+    with pytest.raises(
+        FailedPrecondition, match=naming("fencing 7 superseded 8"), check=because(Reason.FENCING_TOKEN_SUPERSEDED)
+    ):
+        Catalog(fencing_token=8).with_next_token(0, 812, 7)
+    with pytest.raises(InvalidArgument, match=naming("held_token")):
+        Catalog().with_next_token(0, 0, 2**63)
+
+
 def test_publisher_with_the_newest_base_and_fencing_token_is_accepted() -> None:
     """The current publisher may build on the newest version, 0 standing for none."""
     Catalog(fencing_token=1).check_publisher(request_of(b"a"))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import errno
+import os
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -102,6 +105,70 @@ async def test_publish_retried_while_the_first_still_commits_is_the_same_version
     writer.close()
     assert (version.version, is_new) == (1, False)
     assert sorted(store.catalog.versions) == [1]
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EROFS])
+async def test_disk_that_refuses_a_publish_is_named(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """It is `Unavailable`, so that the publisher tries again; the server stays, and stores the next."""
+    store = open_store(tmp_path)
+    writer = StoreWriter(store, VersionNotifier(), clock=lambda: NOON)
+    await writer.acquire_fencing_token()
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "fsync", refuse)
+        with pytest.raises(Unavailable, match=os.strerror(error)):
+            await writer.publish(request_of(b"one"), _one(b"one"))
+    assert not writer.lost.is_set()
+    version, _ = await writer.publish(request_of(b"one"), _one(b"one"))
+    writer.close()
+    assert version.version == 1
+
+
+async def test_folder_that_another_host_replaced_ends_the_server(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS its open files are stale from then on."""
+    writer = StoreWriter(open_store(tmp_path), VersionNotifier(), clock=lambda: NOON)
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "fstat", refuse)
+        with pytest.raises(Unavailable, match=naming(f"{tmp_path} replaced")):
+            await writer.acquire_fencing_token()
+    assert writer.lost.is_set()
+    writer.close()
+
+
+async def test_folder_in_whose_place_another_is_ends_the_server(tmp_path: Path, open_store: OpenStore) -> None:
+    """As a backup that was copied there, which has all parts."""
+    folder = tmp_path / "params"
+    writer = StoreWriter(open_store(folder), VersionNotifier(), clock=lambda: NOON)
+    shutil.copytree(folder, tmp_path / "backup")
+    folder.rename(tmp_path / "elsewhere")
+    (tmp_path / "backup").rename(folder)
+    with pytest.raises(Unavailable, match=naming(f"{folder} replaced")):
+        await writer.acquire_fencing_token()
+    assert writer.lost.is_set()
+    writer.close()
+
+
+async def test_folder_that_is_lost_under_a_publish_ends_the_server(tmp_path: Path, open_store: OpenStore) -> None:
+    """A part of it is enough: what is left is for a new start to look at."""
+    store = open_store(tmp_path)
+    writer = StoreWriter(store, VersionNotifier(), clock=lambda: NOON)
+    await writer.acquire_fencing_token()
+    (tmp_path / "incoming").rmdir()
+    with pytest.raises(Unavailable, match=naming(f"{tmp_path} removed")):
+        await writer.publish(request_of(b"one"), _one(b"one"))
+    assert writer.lost.is_set()
+    writer.close()
 
 
 async def test_fetch_waits_for_its_fetch_slot(tmp_path: Path, open_store: OpenStore) -> None:

@@ -16,7 +16,7 @@ from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.v1 import replay_pb2 as pb
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class Marked(ItemColumns):
     """Batches with a column more than all others."""
 
@@ -54,6 +54,15 @@ def test_all_columns_of_an_item_move_together() -> None:
         check(batch.roll(shift), *np.roll([3, 1, 4, 5], shift).tolist())
     check(Marked(**joined([batch, marked(9)], Per.ITEM)), 3, 1, 4, 5, 9)
     assert batch.take(slice(2)).ages is None
+
+
+def test_batch_prints_shapes_instead_of_values() -> None:
+    """A whole batch fits a screen of a notebook or debugger; columns without values are left out."""
+    assert repr(marked(3, 1)) == (
+        "Marked(keys=uint64[2], probabilities=float64[2], lengths=int64[2], payloads=tuple[2], marks=int64[2], "
+        "rows={'a': int64[2, 2]})"
+    )
+    assert repr(batch_of((), [(), ()], [2, 3], [(0, 2)])).startswith("SampledBatch(keys=uint64[1], ")
 
 
 def test_batch_is_split_into_equal_parts_with_all_of_their_columns() -> None:

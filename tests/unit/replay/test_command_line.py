@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.support.naming import naming
 from tidemill.config.load import load
 from tidemill.config.sections import ReplayConfig
-from tidemill.services.replay.__main__ import _COMMANDS, _SHORT, _long, main
+from tidemill.errors import ConfigError
+from tidemill.rpc.tls import check_server
+from tidemill.services.replay.__main__ import _COMMANDS, _SHORT, _long, _named_as_given, main
 
 
 def test_help_is_a_screen_of_what_belongs_to_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,3 +37,18 @@ def test_short_options_are_settings() -> None:
         "127.0.0.1:0",
         *(str(Path.cwd() / name) for name in ("c.pem", "k.pem", "tokens")),
     )
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--listen", "0.0.0.0:0"], "--tls-cert --tls-key --tokens --replay.server.insecure"),
+        (["--listen", "0.0.0.0:0", "--tls-cert", "c.pem"], "--tls-cert --tls-key"),
+        (["--replay.server.address", "0.0.0.0:0"], "server.tls_cert server.tokens server.insecure"),
+    ],
+)
+def test_refusal_names_options_as_they_are_typed(options: list[str], said: str) -> None:
+    """Short ones also for settings that are missing, in full what has no short one; without any, settings."""
+    with pytest.raises(ConfigError) as refused:
+        check_server(load(ReplayConfig, _long(options), prog="tidemill replay", description="").replay.server)
+    assert re.search(naming(said), _named_as_given(str(refused.value), options))

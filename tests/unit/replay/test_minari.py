@@ -26,8 +26,8 @@ def test_dataset_that_another_made_during_the_export_is_kept(tmp_path: Path, mon
     monkeypatch.setattr(minari, "_minari", lambda: package)
     monkeypatch.setattr(minari, "export_table", lambda *_, **__: dataset.mkdir(parents=True))
     monkeypatch.setattr(minari, "ReplayClient", MagicMock())
-    for name in ("ExportedTable", "Episodes", "_spaces", "check_columns"):
-        monkeypatch.setattr(minari, name, Mock(return_value=Mock(items=[1]) if name != "_spaces" else (None, None)))
+    for name in ("ExportedTable", "Episodes", "_columns", "check_columns"):
+        monkeypatch.setattr(minari, name, Mock(return_value=Mock(items=[1], spaces=(None, None))))
     with pytest.raises(AlreadyExists, match=naming("walks/random-v0")):
         minari.export_minari("here:1", "steps", "walks/random-v0")
     assert dataset.is_dir()
@@ -38,6 +38,7 @@ def test_dataset_that_another_made_during_the_export_is_kept(tmp_path: Path, mon
     [
         (_STEP, "CartPol-v1", "env 'CartPol-v1'"),
         (_STEP, "no_such_module:Env-v0", "env 'no_such_module:Env-v0'"),
+        (_STEP | {"observation": [0.0] * 3, "action": [0.0]}, "Pendulum-v1", "Box(-2.0, 2.0, (1,), float32) run env"),
         ({"reward": 0.0}, None, "'t' ['observation', 'action', 'terminated', 'truncated']"),
     ],
 )

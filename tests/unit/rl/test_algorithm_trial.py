@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ def _raises(*_: object, **__: object) -> None:
 
 _RAISED = "RuntimeError: told to fail (test_algorithm_trial.py"
 _WITH_GRADIENT = torch.ones(2, requires_grad=True)
+_TWO_IN_TURN = cycle([{"mean": torch.zeros(2)}, {"mean": torch.ones(2)}])
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,9 @@ _WITH_GRADIENT = torch.ones(2, requires_grad=True)
         (OwnAgent, "policy_state", _raises, f"policy_state {_RAISED}"),
         (OwnAgent, "policy_state", _returns({"mean": np.zeros(2)}), "policy_state float64 (2,) 'mean' tensor"),
         (OwnAgent, "policy_state", _returns({"mean": _WITH_GRADIENT}), "policy_state gradient 'mean'"),
+        (OwnAgent, "policy_state", lambda agent: {"mean": agent._mean.view(1)}, "policy_state 'mean' memory copy"),
+        (OwnAgent, "policy_state", _returns({"mean": torch.ones(2)}), "policy_state 'mean' memory copy"),
+        (OwnAgent, "policy_state", lambda _: next(_TWO_IN_TURN), "policy_state 'mean' memory copy"),
         (OwnAgent, "policy_state", _returns({"mask": torch.tensor(-np.inf)}), "policy_state 'mask' finite"),
         (OwnAgent, "state_dict", _raises, f"state_dict {_RAISED}"),
         (OwnAgent, "state_dict", _returns({"rng": torch.Generator()}), "state_dict rng Generator tensor"),

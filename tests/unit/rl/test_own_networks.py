@@ -29,6 +29,7 @@ from tests.support.naming import naming
 from tidemill.config.load import load, load_config
 from tidemill.config.sections import RunConfig
 from tidemill.errors import ConfigError
+from tidemill.params.blob import half
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.sac import build_actor, build_critic
 from tidemill.rl.networks.ensemble_mlp import TorsoEnsembleMLP
@@ -205,6 +206,25 @@ def test_buffers_of_every_network_follow_the_batches(algorithm: str) -> None:
     counts = [value for state in networks for key, value in state.items() if str(key).endswith("num_batches_tracked")]
     assert len(counts) >= len([name for name in agent.state_dict() if "target" in name or "average" in name]) + 1
     assert min(counts) > 0
+
+
+@pytest.mark.parametrize("algorithm", [name for name, *_ in OWN_NETWORK])
+def test_buffers_are_not_rounded_for_actors(algorithm: str) -> None:
+    """A mean of 5,000 would be off by up to 2 in float16, four deviations of these observations."""
+    config: Any
+    config, env_spec = CASES[f"{algorithm}_own_network"]
+    config = dataclasses.replace(config, network=f"{__name__}:Normed", network_settings={})
+    agent = build_agent(config, env_spec, seed=1)
+    torsos = [state for state in agent.state_dict().values() if isinstance(state, dict)]
+    for mean in (value for state in torsos for name, value in state.items() if str(name).endswith("norm.running_mean")):
+        mean.fill_(5_001.3)
+    state = half({name: value.numpy() for name, value in agent.policy_state().items()})
+    assert state is not None
+    means = [value for name, value in state.items() if name.endswith("torso.norm.running_mean")]
+    assert means
+    for mean in means:
+        assert np.array_equal(mean.astype(np.float32), np.full(mean.shape, 5_001.3, np.float32))
+    build_policy(config, env_spec).load({name: torch.from_numpy(value) for name, value in state.items()})
 
 
 def test_parameters_are_decided_by_the_seed_alone() -> None:

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from tests.support.batches import CONTINUOUS, policy_input, random_batch, sampled_batch
+from tidemill.params.blob import half
 from tidemill.rl import losses
 from tidemill.rl.agents import sac_heads
 from tidemill.rl.agents.build import build_agent, build_policy
 from tidemill.rl.agents.interface import PolicyContext
 from tidemill.rl.agents.sac import SACAgent, SACPolicy, build_actor, build_critic
+from tidemill.rl.mean_priority import NewItemPriority
 from tidemill.rl.networks.ensemble_mlp import EnsembleLayer, EnsembleMLP
 from tidemill.rl.networks.squashed_gaussian import LOG_STD_MAX, head_gradient, sample
 from tidemill.rl.settings.soft_actor_critic import SACConfig
@@ -46,6 +48,21 @@ def learn_bandit(config: SACConfig) -> tuple[SACAgent, SACPolicy]:
     policy = SACPolicy(config, BANDIT, PolicyContext(CPU, 0))
     policy.load(agent.policy_state())
     return agent, policy
+
+
+def test_large_priority_of_new_items_is_that_of_the_learner() -> None:
+    """Also where actors get float16, which ends at 65,504: a smaller one would keep new items from being drawn."""
+    agent = SACAgent(SACConfig(hidden_sizes=(8,)), CONTINUOUS, CPU, seed=0)
+    batch = sampled_batch(agent, SACConfig(), CONTINUOUS, 8, torch.Generator().manual_seed(0))
+    batch["n_step_return"] = batch["n_step_return"] + 1e8
+    agent.update(batch, torch.ones(8))
+    state = half({name: value.numpy() for name, value in agent.policy_state().items()})
+    assert state is not None
+    new_item = NewItemPriority()
+    new_item.load({name: torch.from_numpy(value) for name, value in state.items()})
+    mean = float(agent.state_dict()["mean_priority"])
+    assert mean > 1e5
+    np.testing.assert_allclose(new_item.of(2), mean, rtol=1e-6)
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])

@@ -198,6 +198,53 @@ def test_what_an_update_decides_by_itself_is_repeated_as_it_was() -> None:
     assert reported == [0.0, 1.0, 3.0, 5.0, 7.0, 9.0]  # not 0, 1, 3, 6, 10, 15
 
 
+class Centred(torch.nn.Module):
+    """A torso that keeps a running mean, in its place or in another tensor each time."""
+
+    mean: Tensor
+
+    def __init__(self, env_spec: EnvSpec, rng: torch.Generator, in_place: bool) -> None:
+        super().__init__()
+        self.outputs = env_spec.observation_shape[0]
+        self.in_place = in_place
+        self.register_buffer("mean", torch.zeros(self.outputs))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Return the observation less the mean."""
+        if self.training and self.in_place:
+            self.mean.mul_(0.9).add_(0.1 * observation.detach().mean(0))
+        elif self.training:
+            self.mean = 0.9 * self.mean + 0.1 * observation.detach().mean(0)
+        return observation - self.mean
+
+
+def _centred(*, in_place: bool) -> AgentConfig:
+    return SACConfig(network=f"{__name__}:Centred", network_settings={"in_place": in_place}, hidden_sizes=(16,))
+
+
+def test_buffer_that_is_replaced_is_not_recorded(recorder: OperationRecorder) -> None:
+    """Repetitions would read the tensor that was there at the recording, and the statistics stand still."""
+    config = recording(_centred(in_place=False))
+    agent = build_agent(config, CONTINUOUS, seed=1)
+    batch, weight = batch_of(agent, config, CONTINUOUS, 0), torch.ones(BATCH)
+    for _ in range(3):  # the first is measured; of the usual kind two are made as they are
+        agent.update(batch, weight)
+    with pytest.raises(RuntimeError, match=naming("another tensor in place of actor.torso.mean copy_")):
+        agent.update(batch, weight)
+
+
+def test_buffer_that_is_changed_in_place_is_recorded(recorder: OperationRecorder) -> None:
+    """Its statistics are those of eager updates."""
+    config = _centred(in_place=True)
+    eager, fast = (build_agent(each, CONTINUOUS, seed=1) for each in (config, recording(config)))
+    for number in range(UPDATES):
+        batch = batch_of(eager, config, CONTINUOUS, number)
+        for agent in (eager, fast):
+            agent.update(batch, torch.ones(BATCH))
+    torch.testing.assert_close(fast.state_dict(), eager.state_dict(), rtol=0.0, atol=0.0)
+    assert recorder.repeats >= UPDATES // 3
+
+
 _BOTH = (False, True)
 _CROSSQ = [(moves, bounds, measured) for moves in _BOTH for bounds in (BATCH_NORM, RENORM) for measured in _BOTH]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import resource
+import socket
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -26,7 +27,9 @@ from tidemill.errors import (
     Reason,
     TidemillError,
     Unavailable,
+    Unimplemented,
 )
+from tidemill.learner.v1 import learner_pb2, learner_pb2_grpc
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.rpc.background import BackgroundServer
@@ -125,6 +128,16 @@ def test_exception_of_a_handler_reaches_the_client_as_itself(server: BackgroundS
         translated(),
     ):
         replay_pb2_grpc.ReplayServiceStub(channel).DescribeTable(pb.DescribeTableRequest(name="a"), timeout=5)
+
+
+def test_call_of_another_service_says_that_the_address_may_be_wrong(server: BackgroundServer) -> None:
+    """GRPC answers `Method not found!`, which names nothing."""
+    with (
+        open_channel(server.start()) as channel,
+        pytest.raises(Unimplemented, match=naming("address another service release Method not found")),
+        translated(),
+    ):
+        learner_pb2_grpc.LearnerServiceStub(channel).GetStatus(learner_pb2.GetStatusRequest(), timeout=5)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["present", "newer"])
@@ -275,6 +288,22 @@ def test_unix_socket_is_an_address(tmp_path: Path) -> None:
     settings = ServerSettings(address=f"unix://{tmp_path}/s.sock")
     with BackgroundServer("unix", settings) as background, open_channel(background.start()) as channel:
         assert _check(channel, "") == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_unix_socket_in_use_is_an_error_that_says_so(tmp_path: Path) -> None:
+    """The first server keeps its clients; a socket that a killed one left is taken."""
+    settings = ServerSettings(address=f"unix://{tmp_path}/s.sock")
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(f"{tmp_path}/s.sock")
+    with BackgroundServer("first", settings) as first:
+        address = first.start()
+        with (
+            BackgroundServer("second", settings) as second,
+            pytest.raises(FatalError, match=naming(address, "another process")),
+        ):
+            second.start()
+        with open_channel(address) as channel:
+            assert _check(channel, "") == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:1", "[::1]:5", "127.9.9.9:80", "unix:///tmp/x"])

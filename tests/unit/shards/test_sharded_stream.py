@@ -43,9 +43,11 @@ class _Link:
         *,
         deadline_s: float,
         must_exist: bool,
+        came_later: bool,
         fencing_token: int,
     ) -> None:
         assert not must_exist
+        assert not came_later
         assert not fencing_token
         assert not any((opening.allow_smaller, opening.item_counts))
         assert opening.settles == bool(table.max_times_sampled)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import errno
 import fcntl
+import re
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -262,6 +263,58 @@ def test_tokens_that_servers_would_refuse_are_named(tmp_path: Path) -> None:
     for words in ([], ["--services"], ["--rotate", "actor"]):
         with pytest.raises(ConfigError, match=naming(file, "ASCII")):
             certs([str(tmp_path), *words])
+
+
+@pytest.mark.parametrize("words", [[], ["--keep"], ["--rotate", "actor"], ["--services"]])
+@pytest.mark.parametrize("file", ["server.pem", "client.key", "replay/server.key"])
+def test_certificate_without_its_ca_is_not_replaced(tmp_path: Path, words: list[str], file: str) -> None:
+    """On a server's machine, where ca.key is not kept: clients trust no other CA. Nothing is written."""
+    make(tmp_path / "made")
+    make_services(tmp_path / "made")
+    copied = tmp_path / "box1"
+    for name in (file, "tokens.txt"):
+        (copied / name).parent.mkdir(parents=True, exist_ok=True)
+        (copied / name).write_bytes((tmp_path / "made" / name).read_bytes())
+    first = _files(copied)
+    with pytest.raises(ConfigError, match=naming(copied / file, "ca.key", "copy")):
+        certs([str(copied), *words])
+    assert _files(copied) == first
+
+
+def test_lost_volume_of_the_ca_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With all that the services have, as at `docker compose up`; if the tokens are there, the CA was moved away.
+
+    All of it may have been moved away, so the command says that the CA is new, and takes the old one back.
+    """
+    words = [str(tmp_path), "--services", "--keep"]
+    certs(words)
+    assert "ca.key" not in capsys.readouterr().out
+    kept = {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    for file in tmp_path.iterdir():
+        if file.is_file() and file.name != "tokens.txt":
+            file.unlink()
+    with pytest.raises(ConfigError, match=naming("ca.key", "copy")):
+        certs(words)
+    (tmp_path / "tokens.txt").unlink()
+    assert certs(words) == 0
+    assert re.search(naming(tmp_path, "new CA", "ca.pem", "token", "ca.key"), capsys.readouterr().out)
+    _check_fits(tmp_path)
+    for file, data in kept.items():
+        file.write_bytes(data)
+    assert certs(words) == 0
+    assert "ca.key" not in capsys.readouterr().out
+    _check_fits(tmp_path)
+
+
+def _check_fits(folder: Path) -> None:
+    authority = _certificate(folder / "ca.pem")
+    for name, share in SERVICES.items():
+        if share.serves:
+            _certificate(folder / name / "server.pem").verify_directly_issued_by(authority)
+        if share.role:
+            assert (folder / name / "ca.pem").read_bytes() == (folder / "ca.pem").read_bytes()
+            token = (folder / name / "token").read_text().strip()
+            assert Tokens(str(folder / "replay" / "tokens.txt")).role_of(token) == share.role
 
 
 @pytest.mark.parametrize("name", ["ca.key", "ca.pem"])

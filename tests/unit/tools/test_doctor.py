@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.closed_folder import deny
 from tidemill import container_limits
 from tidemill.installation import how_to_repair
 from tidemill.services.tools import certs
@@ -147,12 +148,35 @@ def test_advice_on_a_damaged_file_makes_the_same_one_again(tmp_path: Path) -> No
     assert (folder / "learner" / "ca.pem").read_bytes() == (folder / "ca.pem").read_bytes()
 
 
+def test_advice_on_a_server_s_machine_renews_where_the_ca_is(tmp_path: Path) -> None:
+    """`tidemill certs` would make another CA here, which clients do not trust."""
+    certs.make(tmp_path)
+    certs.make_services(tmp_path)
+    (tmp_path / "ca.key").unlink()
+    (tmp_path / "server.pem").write_text("nothing")
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=certs.CERTIFICATE_DAYS)
+    advice = {
+        Path(finding.text.split()[0]).relative_to(tmp_path): finding.advice
+        for finding in machine.certificates(tmp_path, later)
+    }
+    for file in (Path("server.pem"), Path("client.pem"), Path("replay", "server.pem")):
+        assert "where ca.key is" in advice[file]
+
+
 def test_disk_that_cannot_be_written_fails(tmp_path: Path) -> None:
     """Before a run would; the folder need not exist yet."""
     assert machine.disk(tmp_path / "runs" / "new")[0].mark in ("ok", "note")
     if os.getuid():
         tmp_path.chmod(0o500)
         assert machine.disk(tmp_path / "runs")[0].mark == "FAIL"
+
+
+def test_folder_that_another_user_closed_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the disk, with the folder's name; what certificates are below it is not known."""
+    deny(monkeypatch, closed := tmp_path / "closed")
+    (finding,) = machine.disk(closed / "runs" / "new")
+    assert (finding.mark, finding.text) == ("FAIL", f"{closed} cannot be written")
+    assert machine.certificates(closed / "certs") == []
 
 
 @pytest.mark.parametrize("version, machine", [((3, 14, 0), "x86_64"), ((3, 13, 5), "aarch64")])

@@ -184,6 +184,18 @@ def test_what_could_not_be_sent_is_sent_again(run: Path) -> None:
     assert _steps(run) == [665, 666]
 
 
+@pytest.mark.parametrize("given", [".", "loggers/.."])
+def test_run_that_is_given_from_within_is_sent_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """Loggers took its empty name, or `..`, for their id, which all runs sent in this way shared."""
+    run = tmp_path / "pong"
+    (run / "loggers").mkdir(parents=True)
+    (run / "config.yaml").write_text("agent: {gamma: 0.5}\n")
+    monkeypatch.chdir(run)
+    assert Follower(Path(given), f"{__name__}:Named").id == "pong"
+
+
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_copy_of_a_run_is_sent_as_another_run_and_a_renamed_run_as_the_same(
     tmp_path: Path, is_copied: bool, capsys: pytest.CaptureFixture[str]

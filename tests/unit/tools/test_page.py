@@ -1,15 +1,19 @@
-"""`tidemill page`: the time that it shows is that of the run."""
+"""`tidemill page`: the time and the end that it shows are those of the run."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tidemill.config.load import from_document
 from tidemill.config.run import RunSettings
+from tidemill.config.sections import RunConfig
 from tidemill.learner.status import LearnerState, LearnerStatus
 from tidemill.services.launcher.view.status import ClusterStatus
-from tidemill.services.tools.page import _RunClock
+from tidemill.services.tools.page import _at_its_end, _RunClock
 
 
 def _polled(elapsed_s: float, uptime_s: float | None) -> ClusterStatus:
@@ -40,3 +44,24 @@ def test_time_of_a_run_is_that_of_its_folder_if_the_page_is_newer(tmp_path: Path
     status = _RunClock(tmp_path).of_the_run(_polled(2.0, uptime_s))
     assert status.elapsed_s == 300.0
     assert status.fraction(RunSettings(max_wall_s=600.0)) == 0.5
+
+
+def test_end_of_a_run_outlasts_its_learner(tmp_path: Path) -> None:
+    """A learner without an engine leaves after the end; a result of other limits is that of an earlier end."""
+    config = from_document(RunConfig, {"run": {"name": "r", "root": str(tmp_path)}})
+    gone = replace(_polled(2.0, 3.0), learner_answers=False)
+    assert _at_its_end(gone, config) == gone
+    config.run.folder.mkdir()
+    file = config.run.folder / "result.json"
+    for mark, state in (("other", LearnerState.TRAINING), (config.run.end_tag, LearnerState.ENDED)):
+        file.write_text(
+            json.dumps({"mark": mark, "end": "asked", "learner_steps": 8, "env_steps": 7, "params_version": 6})
+        )
+        shown = _at_its_end(gone, config).learner
+        assert shown is not None
+        assert (shown.state, shown.end) == (state, "asked" if mark == config.run.end_tag else "")
+    assert _at_its_end(gone, config).waiting == "the run has ended"
+    found = _at_its_end(replace(gone, learner=None), config).learner
+    assert found == LearnerStatus(LearnerState.ENDED, learner_steps=8, env_steps=7, params_version=6, end="asked")
+    answers = replace(gone, learner_answers=True)
+    assert _at_its_end(answers, config) == answers

@@ -12,6 +12,7 @@ import pytest
 from scripts import plan_rates
 from tests.support.naming import naming
 from tidemill.errors import ConfigError
+from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.tools.plan import (
     RATES_FILE,
     PlanOptions,
@@ -19,6 +20,7 @@ from tidemill.services.tools.plan import (
     actor_steps_per_s,
     advice,
     make_plan,
+    measured_case,
     measured_rates,
     plan,
     updates_per_core_s,
@@ -185,6 +187,25 @@ def test_config_gives_what_it_says_of_the_run(capsys: pytest.CaptureFixture[str]
         plan(["--config", "cartpole_ppo"])
     with pytest.raises(ConfigError, match=naming("'nature_dqn'")):
         plan(["--config", "pong_dqn"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quantiles": 25},
+        {"crossq": True},
+        {"lstm_size": 64},
+        {"critics": 10},
+        {"critic_sizes": (2048, 2048)},
+        {"critic_layer_norm": True},
+    ],
+    ids=str,
+)
+def test_update_that_was_not_measured_has_no_case(settings: dict[str, Any]) -> None:
+    """Those of two plain critics are several times as fast."""
+    assert measured_case(SACConfig(critic_sizes=(256, 256)), "x") == "sac_256_256"
+    with pytest.raises(ConfigError, match=naming("'sac with other critics or an LSTM'")):
+        updates_per_core_s(measured_case(SACConfig(**settings), "x"), 256)
 
 
 def test_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

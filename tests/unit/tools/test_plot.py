@@ -92,6 +92,34 @@ def test_runs_that_were_watched_otherwise_are_one_curve(tmp_path: Path) -> None:
     assert len(group.curves) == 2
 
 
+def test_runs_of_two_releases_are_one_curve(tmp_path: Path) -> None:
+    """The settings of the earlier one lack what the later one added; another value than the default counts."""
+    for seed, settings in enumerate(({}, {"tau": 0.005}, {"tau": 0.01}), start=1):
+        _run(tmp_path / f"lander-{seed}", seed, [1.0], **settings)
+    assert [len(group.curves) for group in find_groups([str(tmp_path)])] == [2, 1]
+
+
+def test_runs_of_an_algorithm_that_is_not_here_are_compared_by_what_their_settings_say(tmp_path: Path) -> None:
+    """Its defaults are unknown."""
+    for seed in (1, 2):
+        _run(tmp_path / f"own-{seed}", seed, [1.0], algorithm="not_installed_here")
+    _run(tmp_path / "other", 1, [1.0], algorithm="not_installed_here", gamma=0.9)
+    assert sorted(len(group.curves) for group in find_groups([str(tmp_path)])) == [1, 2]
+
+
+def test_runs_of_an_algorithm_that_raises_when_imported_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of one that is being edited."""
+    package = tmp_path / "half_written" / "agent"
+    package.mkdir(parents=True)
+    (package / "config.py").write_text("raise RuntimeError('no GPU')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for seed in (1, 2):
+        _run(tmp_path / "runs" / f"own-{seed}", seed, [1.0], algorithm="half_written.agent")
+    assert [len(group.curves) for group in find_groups([str(tmp_path / "runs")])] == [2]
+
+
 def test_folder_of_seeds_names_its_curve(tmp_path: Path) -> None:
     """`seed-1`, `seed-2` say nothing: the folder above does."""
     for seed in (1, 2):
@@ -145,6 +173,13 @@ def test_trials_of_a_sweep_are_named_by_what_they_differ_in(tmp_path: Path) -> N
     assert alone.label == "trial-0001"
 
 
+def test_run_that_is_given_from_within_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its label was that of the folder above."""
+    run, other = _run(tmp_path / "pong", 1, [1.0]), _run(tmp_path / "wide", 1, [2.0], hidden_sizes=[64])
+    monkeypatch.chdir(run)
+    assert [group.label for group in find_groups([".", str(other)])] == ["pong", "wide"]
+
+
 def test_folder_without_runs_is_explained(tmp_path: Path) -> None:
     """What has no evaluation yet cannot be drawn."""
     _run(tmp_path / "young", 1, [])
@@ -158,6 +193,14 @@ def test_folder_that_is_missing_is_told(tmp_path: Path) -> None:
     words = f"{tmp_path / 'none'} is not a run: it has no config.yaml; runs: {run}"
     with pytest.raises(ConfigError, match=naming(words)):
         find_groups([str(tmp_path / "none")])
+
+
+def test_run_whose_services_were_started_by_hand_is_told_what_it_lacks(tmp_path: Path) -> None:
+    """Nothing but `tidemill check` writes its settings, and it has evaluations."""
+    run = _run(tmp_path / "a", 1, [1.0])
+    (run / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match=naming(f"{run} is not a run: it has no config.yaml, `tidemill check`")):
+        find_groups([str(run)])
 
 
 def test_exported_policy_is_not_taken_for_a_run(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ class GetStatusResponse(_message.Message):
     steps_per_s: _builtins.float
     """Updates per second over the last few seconds."""
     wait_fraction: _builtins.float
-    """Fraction of the last few seconds the training thread waited for data, 0 .. 1."""
+    """Fraction of the last few seconds the training thread waited for data or other learners, 0 .. 1."""
     params_version: _builtins.int
     """Version of the newest parameters that the parameter server acknowledged; 0 means none."""
     fencing_token: _builtins.int

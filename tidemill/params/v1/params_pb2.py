@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftidemill/params/v1/params.proto\x12\x12tidemill.params.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"n\n\x08Metadata\x12\x11\n\talgorithm\x18\x01 \x01(\t\x12\x0e\n\x06\x65nv_id\x18\x02 \x01(\t\x12\x15\n\rlearner_steps\x18\x03 \x01(\x04\x12\x11\n\tenv_steps\x18\x04 \x01(\x04\x12\x15\n\rconfig_digest\x18\x05 \x01(\t\"`\n\x08\x45ncoding\x12\x30\n\tprecision\x18\x01 \x01(\x0e\x32\x1d.tidemill.params.v1.Precision\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"\xd5\x01\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x04\x12\x15\n\rfencing_token\x18\x03 \x01(\x04\x12+\n\x07\x63reated\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x08metadata\x18\x05 \x01(\x0b\x32\x1c.tidemill.params.v1.Metadata\x12/\n\tencodings\x18\x06 \x03(\x0b\x32\x1c.tidemill.params.v1.Encoding\"e\n\x1a\x41\x63quireFencingTokenRequest\x12\x11\n\tpublisher\x18\x01 \x01(\t\x12\x18\n\x10last_known_token\x18\x02 \x01(\x04\x12\x1a\n\x12last_known_version\x18\x03 \x01(\x04\"L\n\x1b\x41\x63quireFencingTokenResponse\x12\x15\n\rfencing_token\x18\x01 \x01(\x04\x12\x16\n\x0elatest_version\x18\x02 \x01(\x04\"a\n\x0ePublishRequest\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.tidemill.params.v1.PublishHeaderH\x00\x12\x0f\n\x05piece\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"\x9d\x01\n\rPublishHeader\x12\x15\n\rfencing_token\x18\x01 \x01(\x04\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x04\x12.\n\x08metadata\x18\x03 \x01(\x0b\x32\x1c.tidemill.params.v1.Metadata\x12/\n\tencodings\x18\x04 \x03(\x0b\x32\x1c.tidemill.params.v1.Encoding\"\"\n\x0fPublishResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\xbd\x01\n\x0c\x46\x65tchRequest\x12\x11\n\x07version\x18\x01 \x01(\x04H\x00\x12\r\n\x03tag\x18\x02 \x01(\tH\x00\x12\x12\n\nnewer_than\x18\x03 \x01(\x04\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\x12\x30\n\tprecision\x18\x05 \x01(\x0e\x32\x1d.tidemill.params.v1.Precision\x12\x14\n\x0c\x61\x63\x63\x65pts_file\x18\x06 \x01(\x08\x12\x13\n\x0bsees_folder\x18\x07 \x01(\x08\x42\n\n\x08selector\"^\n\rFetchResponse\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32\x1f.tidemill.params.v1.FetchHeaderH\x00\x12\x0f\n\x05piece\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"\x8c\x01\n\x0b\x46\x65tchHeader\x12\x11\n\tnot_newer\x18\x01 \x01(\x08\x12,\n\x07version\x18\x02 \x01(\x0b\x32\x1b.tidemill.params.v1.Version\x12.\n\x08\x65ncoding\x18\x03 \x01(\x0b\x32\x1c.tidemill.params.v1.Encoding\x12\x0c\n\x04\x66ile\x18\x04 \x01(\t\"/\n\x0cWatchRequest\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x12\n\nnewer_than\x18\x02 \x01(\x04\"=\n\rWatchResponse\x12,\n\x07version\x18\x01 \x01(\x0b\x32\x1b.tidemill.params.v1.Version\"\x15\n\x13ListVersionsRequest\"\xcb\x01\n\x14ListVersionsResponse\x12-\n\x08versions\x18\x01 \x03(\x0b\x32\x1b.tidemill.params.v1.Version\x12@\n\x04tags\x18\x02 \x03(\x0b\x32\x32.tidemill.params.v1.ListVersionsResponse.TagsEntry\x12\x15\n\rfencing_token\x18\x03 \x01(\x04\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"-\n\rSetTagRequest\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\x10\n\x0eSetTagResponse*N\n\tPrecision\x12\x19\n\x15PRECISION_UNSPECIFIED\x10\x00\x12\x12\n\x0ePRECISION_FULL\x10\x01\x12\x12\n\x0ePRECISION_HALF\x10\x02\x32\xb0\x04\n\x0cParamService\x12v\n\x13\x41\x63quireFencingToken\x12..tidemill.params.v1.AcquireFencingTokenRequest\x1a/.tidemill.params.v1.AcquireFencingTokenResponse\x12T\n\x07Publish\x12\".tidemill.params.v1.PublishRequest\x1a#.tidemill.params.v1.PublishResponse(\x01\x12N\n\x05\x46\x65tch\x12 .tidemill.params.v1.FetchRequest\x1a!.tidemill.params.v1.FetchResponse0\x01\x12N\n\x05Watch\x12 .tidemill.params.v1.WatchRequest\x1a!.tidemill.params.v1.WatchResponse0\x01\x12\x61\n\x0cListVersions\x12\'.tidemill.params.v1.ListVersionsRequest\x1a(.tidemill.params.v1.ListVersionsResponse\x12O\n\x06SetTag\x12!.tidemill.params.v1.SetTagRequest\x1a\".tidemill.params.v1.SetTagResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftidemill/params/v1/params.proto\x12\x12tidemill.params.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"n\n\x08Metadata\x12\x11\n\talgorithm\x18\x01 \x01(\t\x12\x0e\n\x06\x65nv_id\x18\x02 \x01(\t\x12\x15\n\rlearner_steps\x18\x03 \x01(\x04\x12\x11\n\tenv_steps\x18\x04 \x01(\x04\x12\x15\n\rconfig_digest\x18\x05 \x01(\t\"`\n\x08\x45ncoding\x12\x30\n\tprecision\x18\x01 \x01(\x0e\x32\x1d.tidemill.params.v1.Precision\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"\xd5\x01\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x04\x12\x15\n\rfencing_token\x18\x03 \x01(\x04\x12+\n\x07\x63reated\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x08metadata\x18\x05 \x01(\x0b\x32\x1c.tidemill.params.v1.Metadata\x12/\n\tencodings\x18\x06 \x03(\x0b\x32\x1c.tidemill.params.v1.Encoding\"y\n\x1a\x41\x63quireFencingTokenRequest\x12\x11\n\tpublisher\x18\x01 \x01(\t\x12\x18\n\x10last_known_token\x18\x02 \x01(\x04\x12\x1a\n\x12last_known_version\x18\x03 \x01(\x04\x12\x12\n\nheld_token\x18\x04 \x01(\x04\"L\n\x1b\x41\x63quireFencingTokenResponse\x12\x15\n\rfencing_token\x18\x01 \x01(\x04\x12\x16\n\x0elatest_version\x18\x02 \x01(\x04\"a\n\x0ePublishRequest\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.tidemill.params.v1.PublishHeaderH\x00\x12\x0f\n\x05piece\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"\x9d\x01\n\rPublishHeader\x12\x15\n\rfencing_token\x18\x01 \x01(\x04\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x04\x12.\n\x08metadata\x18\x03 \x01(\x0b\x32\x1c.tidemill.params.v1.Metadata\x12/\n\tencodings\x18\x04 \x03(\x0b\x32\x1c.tidemill.params.v1.Encoding\"\"\n\x0fPublishResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\xf5\x01\n\x0c\x46\x65tchRequest\x12\x11\n\x07version\x18\x01 \x01(\x04H\x00\x12\r\n\x03tag\x18\x02 \x01(\tH\x00\x12\x12\n\nnewer_than\x18\x03 \x01(\x04\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\x12\x30\n\tprecision\x18\x05 \x01(\x0e\x32\x1d.tidemill.params.v1.Precision\x12\x14\n\x0c\x61\x63\x63\x65pts_file\x18\x06 \x01(\x08\x12\x13\n\x0bsees_folder\x18\x07 \x01(\x08\x12\x36\n\x12newer_than_created\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\n\n\x08selector\"^\n\rFetchResponse\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32\x1f.tidemill.params.v1.FetchHeaderH\x00\x12\x0f\n\x05piece\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"\x8c\x01\n\x0b\x46\x65tchHeader\x12\x11\n\tnot_newer\x18\x01 \x01(\x08\x12,\n\x07version\x18\x02 \x01(\x0b\x32\x1b.tidemill.params.v1.Version\x12.\n\x08\x65ncoding\x18\x03 \x01(\x0b\x32\x1c.tidemill.params.v1.Encoding\x12\x0c\n\x04\x66ile\x18\x04 \x01(\t\"/\n\x0cWatchRequest\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x12\n\nnewer_than\x18\x02 \x01(\x04\"=\n\rWatchResponse\x12,\n\x07version\x18\x01 \x01(\x0b\x32\x1b.tidemill.params.v1.Version\"\x15\n\x13ListVersionsRequest\"\xcb\x01\n\x14ListVersionsResponse\x12-\n\x08versions\x18\x01 \x03(\x0b\x32\x1b.tidemill.params.v1.Version\x12@\n\x04tags\x18\x02 \x03(\x0b\x32\x32.tidemill.params.v1.ListVersionsResponse.TagsEntry\x12\x15\n\rfencing_token\x18\x03 \x01(\x04\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"-\n\rSetTagRequest\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\x10\n\x0eSetTagResponse*N\n\tPrecision\x12\x19\n\x15PRECISION_UNSPECIFIED\x10\x00\x12\x12\n\x0ePRECISION_FULL\x10\x01\x12\x12\n\x0ePRECISION_HALF\x10\x02\x32\xb0\x04\n\x0cParamService\x12v\n\x13\x41\x63quireFencingToken\x12..tidemill.params.v1.AcquireFencingTokenRequest\x1a/.tidemill.params.v1.AcquireFencingTokenResponse\x12T\n\x07Publish\x12\".tidemill.params.v1.PublishRequest\x1a#.tidemill.params.v1.PublishResponse(\x01\x12N\n\x05\x46\x65tch\x12 .tidemill.params.v1.FetchRequest\x1a!.tidemill.params.v1.FetchResponse0\x01\x12N\n\x05Watch\x12 .tidemill.params.v1.WatchRequest\x1a!.tidemill.params.v1.WatchResponse0\x01\x12\x61\n\x0cListVersions\x12\'.tidemill.params.v1.ListVersionsRequest\x1a(.tidemill.params.v1.ListVersionsResponse\x12O\n\x06SetTag\x12!.tidemill.params.v1.SetTagRequest\x1a\".tidemill.params.v1.SetTagResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LISTVERSIONSRESPONSE_TAGSENTRY']._loaded_options = None
   _globals['_LISTVERSIONSRESPONSE_TAGSENTRY']._serialized_options = b'8\001'
-  _globals['_PRECISION']._serialized_start=1827
-  _globals['_PRECISION']._serialized_end=1905
+  _globals['_PRECISION']._serialized_start=1903
+  _globals['_PRECISION']._serialized_end=1981
   _globals['_METADATA']._serialized_start=88
   _globals['_METADATA']._serialized_end=198
   _globals['_ENCODING']._serialized_start=200
@@ -43,35 +43,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERSION']._serialized_start=299
   _globals['_VERSION']._serialized_end=512
   _globals['_ACQUIREFENCINGTOKENREQUEST']._serialized_start=514
-  _globals['_ACQUIREFENCINGTOKENREQUEST']._serialized_end=615
-  _globals['_ACQUIREFENCINGTOKENRESPONSE']._serialized_start=617
-  _globals['_ACQUIREFENCINGTOKENRESPONSE']._serialized_end=693
-  _globals['_PUBLISHREQUEST']._serialized_start=695
-  _globals['_PUBLISHREQUEST']._serialized_end=792
-  _globals['_PUBLISHHEADER']._serialized_start=795
-  _globals['_PUBLISHHEADER']._serialized_end=952
-  _globals['_PUBLISHRESPONSE']._serialized_start=954
-  _globals['_PUBLISHRESPONSE']._serialized_end=988
-  _globals['_FETCHREQUEST']._serialized_start=991
-  _globals['_FETCHREQUEST']._serialized_end=1180
-  _globals['_FETCHRESPONSE']._serialized_start=1182
-  _globals['_FETCHRESPONSE']._serialized_end=1276
-  _globals['_FETCHHEADER']._serialized_start=1279
-  _globals['_FETCHHEADER']._serialized_end=1419
-  _globals['_WATCHREQUEST']._serialized_start=1421
-  _globals['_WATCHREQUEST']._serialized_end=1468
-  _globals['_WATCHRESPONSE']._serialized_start=1470
-  _globals['_WATCHRESPONSE']._serialized_end=1531
-  _globals['_LISTVERSIONSREQUEST']._serialized_start=1533
-  _globals['_LISTVERSIONSREQUEST']._serialized_end=1554
-  _globals['_LISTVERSIONSRESPONSE']._serialized_start=1557
-  _globals['_LISTVERSIONSRESPONSE']._serialized_end=1760
-  _globals['_LISTVERSIONSRESPONSE_TAGSENTRY']._serialized_start=1717
-  _globals['_LISTVERSIONSRESPONSE_TAGSENTRY']._serialized_end=1760
-  _globals['_SETTAGREQUEST']._serialized_start=1762
-  _globals['_SETTAGREQUEST']._serialized_end=1807
-  _globals['_SETTAGRESPONSE']._serialized_start=1809
-  _globals['_SETTAGRESPONSE']._serialized_end=1825
-  _globals['_PARAMSERVICE']._serialized_start=1908
-  _globals['_PARAMSERVICE']._serialized_end=2468
+  _globals['_ACQUIREFENCINGTOKENREQUEST']._serialized_end=635
+  _globals['_ACQUIREFENCINGTOKENRESPONSE']._serialized_start=637
+  _globals['_ACQUIREFENCINGTOKENRESPONSE']._serialized_end=713
+  _globals['_PUBLISHREQUEST']._serialized_start=715
+  _globals['_PUBLISHREQUEST']._serialized_end=812
+  _globals['_PUBLISHHEADER']._serialized_start=815
+  _globals['_PUBLISHHEADER']._serialized_end=972
+  _globals['_PUBLISHRESPONSE']._serialized_start=974
+  _globals['_PUBLISHRESPONSE']._serialized_end=1008
+  _globals['_FETCHREQUEST']._serialized_start=1011
+  _globals['_FETCHREQUEST']._serialized_end=1256
+  _globals['_FETCHRESPONSE']._serialized_start=1258
+  _globals['_FETCHRESPONSE']._serialized_end=1352
+  _globals['_FETCHHEADER']._serialized_start=1355
+  _globals['_FETCHHEADER']._serialized_end=1495
+  _globals['_WATCHREQUEST']._serialized_start=1497
+  _globals['_WATCHREQUEST']._serialized_end=1544
+  _globals['_WATCHRESPONSE']._serialized_start=1546
+  _globals['_WATCHRESPONSE']._serialized_end=1607
+  _globals['_LISTVERSIONSREQUEST']._serialized_start=1609
+  _globals['_LISTVERSIONSREQUEST']._serialized_end=1630
+  _globals['_LISTVERSIONSRESPONSE']._serialized_start=1633
+  _globals['_LISTVERSIONSRESPONSE']._serialized_end=1836
+  _globals['_LISTVERSIONSRESPONSE_TAGSENTRY']._serialized_start=1793
+  _globals['_LISTVERSIONSRESPONSE_TAGSENTRY']._serialized_end=1836
+  _globals['_SETTAGREQUEST']._serialized_start=1838
+  _globals['_SETTAGREQUEST']._serialized_end=1883
+  _globals['_SETTAGRESPONSE']._serialized_start=1885
+  _globals['_SETTAGRESPONSE']._serialized_end=1901
+  _globals['_PARAMSERVICE']._serialized_start=1984
+  _globals['_PARAMSERVICE']._serialized_end=2544
 # @@protoc_insertion_point(module_scope)

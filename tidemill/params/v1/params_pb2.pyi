@@ -178,6 +178,7 @@ class AcquireFencingTokenRequest(_message.Message):
     PUBLISHER_FIELD_NUMBER: _builtins.int
     LAST_KNOWN_TOKEN_FIELD_NUMBER: _builtins.int
     LAST_KNOWN_VERSION_FIELD_NUMBER: _builtins.int
+    HELD_TOKEN_FIELD_NUMBER: _builtins.int
     publisher: _builtins.str
     """Name of the caller for the server's log, e.g. host name and process id."""
     last_known_token: _builtins.int
@@ -189,16 +190,21 @@ class AcquireFencingTokenRequest(_message.Message):
     greater, even if the server has lost its versions, so readers who wait for a newer one get it. At most 2^62 above the
     server's own numbers.
     """
+    held_token: _builtins.int
+    """Fencing token that the caller already has and is given again; 0: give it a new one. At most 2^62 above the server's own
+    count.
+    """
     def __init__(
         self,
         *,
         publisher: _builtins.str = ...,
         last_known_token: _builtins.int = ...,
         last_known_version: _builtins.int = ...,
+        held_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_known_token", b"last_known_token", "last_known_version", b"last_known_version", "publisher", b"publisher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_token", b"held_token", "last_known_token", b"last_known_token", "last_known_version", b"last_known_version", "publisher", b"publisher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -333,12 +339,13 @@ class FetchRequest(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     ACCEPTS_FILE_FIELD_NUMBER: _builtins.int
     SEES_FOLDER_FIELD_NUMBER: _builtins.int
+    NEWER_THAN_CREATED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """By number."""
     tag: _builtins.str
     """By tag, e.g. `latest`."""
     newer_than: _builtins.int
-    """Send the version only if its number is greater than this; 0 means any."""
+    """Send the version only if its number is greater than this; 0 means any. See also `newer_than_created`."""
     wait_s: _builtins.float
     """Seconds to wait for such a version, 0 .. 300; 0 means no wait."""
     precision: Global___Precision.ValueType
@@ -347,6 +354,12 @@ class FetchRequest(_message.Message):
     """Whether a caller on the server's machine prefers to read the encoding's file."""
     sees_folder: _builtins.bool
     """Whether the caller has the server's folder mounted. `accepts_file` then applies on any machine."""
+    @_builtins.property
+    def newer_than_created(self) -> _timestamp_pb2.Timestamp:
+        """`created` of the version `newer_than`. A version created later is then newer, whatever its number: a server that was
+        started with another folder numbers from 1 again. Absent: numbers alone decide.
+        """
+
     def __init__(
         self,
         *,
@@ -357,10 +370,11 @@ class FetchRequest(_message.Message):
         precision: Global___Precision.ValueType = ...,
         accepts_file: _builtins.bool = ...,
         sees_folder: _builtins.bool = ...,
+        newer_than_created: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector", "tag", b"tag", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["newer_than_created", b"newer_than_created", "selector", b"selector", "tag", b"tag", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_file", b"accepts_file", "newer_than", b"newer_than", "precision", b"precision", "sees_folder", b"sees_folder", "selector", b"selector", "tag", b"tag", "version", b"version", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepts_file", b"accepts_file", "newer_than", b"newer_than", "newer_than_created", b"newer_than_created", "precision", b"precision", "sees_folder", b"sees_folder", "selector", b"selector", "tag", b"tag", "version", b"version", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_selector: _TypeAlias = _typing.Literal["version", "tag"]  # noqa: Y015
     _WhichOneofArgType_selector: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015

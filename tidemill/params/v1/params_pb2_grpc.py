@@ -75,7 +75,10 @@ class ParamServiceServicer:
         """Makes the caller the only publisher and returns a fencing token greater than all earlier ones. Publishers with older
         tokens are refused from then on, and a publish of theirs in progress ends. Never blocks. The token is durable before
         the answer. A retry is safe and only uses up another fencing token.
-        INVALID_ARGUMENT: a field is out of range.
+
+        A publisher whose server has lost versions, or was restored from an older backup, sets `held_token`. It keeps its
+        token, and later versions get greater numbers than the one that it knows.
+        INVALID_ARGUMENT: a field is out of range. FAILED_PRECONDITION: `held_token` was superseded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

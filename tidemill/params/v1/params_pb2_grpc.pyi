@@ -46,7 +46,10 @@ class ParamServiceStub:
     """Makes the caller the only publisher and returns a fencing token greater than all earlier ones. Publishers with older
     tokens are refused from then on, and a publish of theirs in progress ends. Never blocks. The token is durable before
     the answer. A retry is safe and only uses up another fencing token.
-    INVALID_ARGUMENT: a field is out of range.
+
+    A publisher whose server has lost versions, or was restored from an older backup, sets `held_token`. It keeps its
+    token, and later versions get greater numbers than the one that it knows.
+    INVALID_ARGUMENT: a field is out of range. FAILED_PRECONDITION: `held_token` was superseded.
     """
     Publish: _grpc.StreamUnaryMultiCallable[_params_pb2.PublishRequest, _params_pb2.PublishResponse]
     """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
@@ -90,7 +93,10 @@ class ParamServiceAsyncStub(ParamServiceStub):
     """Makes the caller the only publisher and returns a fencing token greater than all earlier ones. Publishers with older
     tokens are refused from then on, and a publish of theirs in progress ends. Never blocks. The token is durable before
     the answer. A retry is safe and only uses up another fencing token.
-    INVALID_ARGUMENT: a field is out of range.
+
+    A publisher whose server has lost versions, or was restored from an older backup, sets `held_token`. It keeps its
+    token, and later versions get greater numbers than the one that it knows.
+    INVALID_ARGUMENT: a field is out of range. FAILED_PRECONDITION: `held_token` was superseded.
     """
     Publish: _aio.StreamUnaryMultiCallable[_params_pb2.PublishRequest, _params_pb2.PublishResponse]  # type: ignore[assignment]
     """Stores a new version: first a header, then the bytes of its encodings in order, in pieces of at most 1 MiB.
@@ -136,7 +142,10 @@ class ParamServiceServicer:
         """Makes the caller the only publisher and returns a fencing token greater than all earlier ones. Publishers with older
         tokens are refused from then on, and a publish of theirs in progress ends. Never blocks. The token is durable before
         the answer. A retry is safe and only uses up another fencing token.
-        INVALID_ARGUMENT: a field is out of range.
+
+        A publisher whose server has lost versions, or was restored from an older backup, sets `held_token`. It keeps its
+        token, and later versions get greater numbers than the one that it knows.
+        INVALID_ARGUMENT: a field is out of range. FAILED_PRECONDITION: `held_token` was superseded.
         """
 
     def Publish(

@@ -132,9 +132,10 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
             join: With several tables, makes the columns of a batch of those that `transform` returned for the items of
                 each table; called in the thread that takes the batch. None joins arrays.
             decoding: Threads that decode ahead of use, and what they decode.
-            prefetch: Samples of each table that may be under way or waiting. 0 draws one when a batch is taken, without
-                decoding threads or a schedule: where several processes share a queue, none holds what another needs. A
-                call that timed out still waits for its batch, which may come, and be held, before the next call.
+            prefetch: Samples of each table that may be under way or waiting. The first are drawn as soon as the table
+                has `min_size` items. 0 draws one when a batch is taken, without decoding threads or a schedule: where
+                several processes share a queue, none holds what another needs. A call that timed out still waits for
+                its batch, which may come, and be held, before the next call.
             batches_per_sample: Batches that come as one: small ones are then several times cheaper, and wait longer, so
                 that their priorities are older. Tables with `max_times_sampled` give them one by one all the same.
             without_replacement: Whether no item may come twice in a sample.
@@ -167,7 +168,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
                 columns or longest item, or a name is to be created.
             TypeError: An argument is of another type.
             NotFound: No server has the table, and `create` is False.
-            Unavailable: No server answered within 10 s, and `create` is False.
+            Unavailable: A server did not answer within 10 s, no other has the table, and `create` is False.
         """
         check_number("timeout_s", timeout_s, or_none=True)
         check_integer("prefetch", prefetch)
@@ -211,6 +212,7 @@ class ReplayDataset(Reopened, Closing, Iterator[ReplayBatch], AsyncIterator[Repl
             encoded=decoding.encoded,
             history=decoding.history,
             keeps_rest=allow_smaller,
+            whole_samples=schedule is not None,
         )
         feed = partial(
             TableFeed,

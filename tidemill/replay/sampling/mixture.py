@@ -80,7 +80,7 @@ def read_parts(
         InvalidArgument: There is no table, the fractions or the batch size do not fit, or tables cannot be mixed.
         TypeError: A table is of another type.
         NotFound: No server has a table.
-        Unavailable: No server answered within 10 s.
+        Unavailable: A server did not answer within 10 s, and no other has the table.
     """
     instead = "a TableConfig, the name of a table, or a dict with several and their fractions"
     check_type("tables", tables, (TableConfig, str, Mapping), instead)
@@ -91,7 +91,7 @@ def read_parts(
     for each in fractions:
         if isinstance(each, TableAt):
             others = addresses_of(each.addresses)
-            found.append((read_table(others, each.table, create=False), others, True))
+            found.append((read_table(others, each.table, create=False, must_exist=True), others, True))
         else:
             found.append((read_table(servers, each, create=create), servers, False))
     first = found[0][0]

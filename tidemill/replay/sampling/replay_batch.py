@@ -15,7 +15,7 @@ from tidemill.replay.columns import ItemColumns, Per, joined, per_item
 from tidemill.replay.writing.steps import nest
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class ReplayBatch(ItemColumns):
     """B items of L steps, ready to use; an item of fewer steps repeats its first one in front.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tidemill.errors import FatalError, NotFound
+from tidemill.logger import LateLogger
 from tidemill.replay.batch import EpochPlace
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.reconnecting_call import ReconnectingCall
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 _SETTLE_S = 0.5
 """How long a server may take to hear which batches were handed on, when a call is closed."""
 
+_ASK_AGAIN_S = 5.0
+"""Pause between two questions for a table that is never created here."""
+
+_RETURN_S = 300.0
+"""How long a table is waited for once no listed server has it, in seconds: a restarted one may be listed again."""
+
+_log = LateLogger()
+
 _NO_KEYS = np.zeros(0, np.uint64)
 
 
@@ -35,7 +44,7 @@ class SampleCall:
         client: Of the same server; closed with the call.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one decision of the caller
         self,
         name: str,
         address: str,
@@ -45,6 +54,7 @@ class SampleCall:
         *,
         deadline_s: float = DEADLINE_S,
         must_exist: bool = False,
+        came_later: bool = False,
         fencing_token: int = 0,
     ) -> None:
         """Prepare; `start` starts the thread.
@@ -58,15 +68,19 @@ class SampleCall:
             owner: Sends, and takes the answers; its `opened`, `answered`, `lost` and `failed` are called in the call's
                 thread.
             deadline_s: Of the client's calls, in seconds.
-            must_exist: Whether the table is never created: a server that has none ends the calls.
+            must_exist: Whether the table is never created: a server that had it and has it no more ends the calls,
+                one that never had it is asked again and again.
+            came_later: Whether the server came once the owner had found the table. If it lacks the table, and no
+                server that had it has been listed for five minutes, it replaced one that had it.
             fencing_token: Of the learner that samples, which the server is told before each call; 0 for none.
         """
         self.name, self._table, self._owner = name, table, owner
         self._address, self._must_exist, self._fencing_token = address, must_exist, fencing_token
+        self._came_later = came_later
         self._opening = pb.SampleOpen()
         self._opening.CopyFrom(opening)
         self._parts: list[bytes] = []
-        self._created = self._is_first = False
+        self._created = self._is_first = self._was_there = False
         self._settled_by_s: float | None = None  # since the first `stop`, so that calls are waited for together
         self.client = ReplayClient(address, deadline_s=deadline_s)
         self._call = ReconnectingCall[pb.SampleRequest, pb.SampleResponse](
@@ -122,16 +136,33 @@ class SampleCall:
 
     def _create_table(self) -> None:
         if self._must_exist:
-            try:
-                self.client.describe_table(self._table.name)
-            except NotFound as error:
-                raise FatalError(
-                    f"the replay server at {self._address} has lost table {self._table.name!r}: fill it again"
-                ) from error
+            self._await_table()
             return
         self._created = self.client.create_table(self._table)
         if self._fencing_token:  # without keys: the server refuses older learners though no priorities have come yet
             self.client.update_priorities(self._table.name, _NO_KEYS, (), self._fencing_token)
+
+    def _await_table(self) -> None:
+        """Wait until the server has the table. FatalError: it had it before, or the one that it replaced did."""
+        name, told = self._table.name, ""
+        while not self._call.closed.is_set():
+            try:
+                self.client.describe_table(name)
+                self._was_there = True
+                return
+            except NotFound as error:
+                missing_s = self._owner.missing_s() if self._came_later else None
+                if self._was_there or (missing_s is not None and missing_s > _RETURN_S):
+                    how = "has lost" if self._was_there else "replaced one that had"
+                    raise FatalError(
+                        f"the replay server at {self._address} {how} table {name!r}: fill it again"
+                    ) from error
+            what = "sampling the others" if missing_s is None else "waiting for the one that had it"
+            if what != told:
+                log = _log.warning if self._came_later else _log.info
+                log(f"replay server without the table, {what}", address=self._address, table=name)
+            told = what
+            self._call.closed.wait(_ASK_AGAIN_S)
 
     def _opened(self) -> None:
         self._is_first = True

@@ -111,6 +111,7 @@ class SampleDecoder:
         casts: Mapping[str, np.dtype[Any]] | None = None,
         history: int = 0,
         keeps_rest: bool = False,
+        whole_samples: bool = False,
         at_once_bytes: int = AT_ONCE_BYTES,
         decoded_at_once_bytes: int = DECODED_AT_ONCE_BYTES,
     ) -> None:
@@ -129,6 +130,7 @@ class SampleDecoder:
             casts: Columns of batches and their types, where the table has others besides; None for the table's own.
             history: See `ReplayBatch.first_versions`.
             keeps_rest: Whether the last items of a sample that is smaller are a batch.
+            whole_samples: Whether a sample of which a mirror has lost a part gives no batch, as it is drawn again.
             at_once_bytes: Of the batches that are gathered from a mirror together.
             decoded_at_once_bytes: Of the batches whose blocks are decoded together.
         """
@@ -136,6 +138,7 @@ class SampleDecoder:
         self._exponent, self._number, self._mirror, self._transform = exponent, number, mirror, transform or _arrays
         self._encoded, self._casts = encoded if mirror is None and casts is None else "", casts
         self._history, self._keeps_rest = history, keeps_rest
+        self._whole_samples = whole_samples
         self._at_once_bytes, self._decoded_at_once_bytes = at_once_bytes, decoded_at_once_bytes
         ragged = ragged_columns(table.signature) if transform is None else ()
         lengths = {name: f"{name}{SEPARATOR}{LENGTH}" for name in ragged}
@@ -202,7 +205,7 @@ class SampleDecoder:
         return self._corrupt.replace(sample, wrong, f"a payload has not {size} bytes")
 
     def _batches(self, sample: SampledBatch, splits: int, taken_at: float) -> list[ReplayBatch]:
-        """Return the batches of a sample; none if a mirror has none of its items.
+        """Return the batches of a sample, without those whose rows a mirror has lost.
 
         Raises:
             CorruptBlocks: Items cannot be decoded.
@@ -220,7 +223,10 @@ class SampleDecoder:
             if count < splits:
                 items = slice(first * size, (first + count) * size)
                 part, own = sample.take(items), replace(rows, index=rows.index[items])
-            batches += self._gather(part, own, count, taken_at, decode_s)
+            gathered = self._gather(part, own, count, taken_at, decode_s)
+            if not gathered and self._whole_samples:
+                return []
+            batches += gathered
             decode_s = 0.0
         return batches
 

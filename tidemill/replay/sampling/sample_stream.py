@@ -162,7 +162,8 @@ class SampleStream:
         self._underway: list[PendingBatch] = []
         self._ready: deque[PendingBatch] = deque()
         self._lent: dict[PendingBatch, Lease] = {}
-        self._reconnects = 0
+        self._reconnects, self._was_found = 0, False  # was_found: the table, on any server
+        self._missing_at_s: float | None = None  # when a server first lacked it, with none listed that had it
         self._error: BaseException | None = None
         self._closed = threading.Event()
         self._open_at_s: float | None = None  # until then all shards are waited for
@@ -234,6 +235,7 @@ class SampleStream:
                 (shard,) = self._shards.values()
                 if shard.connected:
                     shard.next_request.smaller = True
+                    shard.next_request.smaller_after = shard.newest
                     shard.send()
 
     def client_of(self, incarnation: int) -> ReplayClient | None:
@@ -336,6 +338,7 @@ class SampleStream:
                 shard.incarnation = self._new_incarnation(call.name)  # keys of a table that it lost are not its own
             self._reconnects += shard.was_connected
             shard.connected, shard.was_connected, shard.heard_s = True, True, self._clock()
+            self._was_found, self._missing_at_s = True, None
             if self._one is not None:
                 # batches that are ready are kept: what follows them is drawn by another seed, or behind their place
                 seed = None if self._seed is None or self._epoch is not None else seed_of(self._seed, self._reconnects)
@@ -356,6 +359,7 @@ class SampleStream:
                 return  # given up, and drawn again
             draw, pending = shard.asked.popleft()
             shard.heard_s, shard.stored = self._clock(), batch.stored[""]
+            shard.newest = batch.number
             shard.samples += len(batch.keys)
             if batch.epoch is not None:
                 self._epoch = batch.epoch
@@ -378,6 +382,19 @@ class SampleStream:
                 _log.warning("replay shard lost, sampling from the others", shard=call.name, address=shard.address)
             self._end_call(shard)
             self._advance()
+
+    def missing_s(self) -> float | None:
+        """Return for how many seconds servers have lacked the table while none that had it was listed; None: one is.
+
+        The first answer after one was listed is 0. A server that is listed may only be away for a while.
+        """
+        with self._changed:
+            if any(shard.was_connected for shard in self._shards.values()):
+                self._missing_at_s = None
+                return None
+            now_s = self._clock()
+            self._missing_at_s = now_s if self._missing_at_s is None else self._missing_at_s
+            return now_s - self._missing_at_s
 
     def failed(self, error: BaseException) -> None:
         """Keep what ended the calls to a server for good; `take` raises it."""
@@ -552,6 +569,7 @@ class SampleStream:
             self,
             deadline_s=deadline_s,
             must_exist=self._must_exist,
+            came_later=self._was_found,
             fencing_token=self._fencing_token,
         )
         self._shards[name] = Shard(address, call, self._new_incarnation(name), mirror_part=mirror_part)

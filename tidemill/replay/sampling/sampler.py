@@ -94,7 +94,7 @@ class ReplaySampler(Reopened, Closing, Iterator[SampledBatch]):
                 `seed`, `allow_smaller` or `by_epoch` is given.
             TypeError: An argument is of another type.
             NotFound: No server has the table, and `create` is False.
-            Unavailable: No server answered within 10 s, and `create` is False.
+            Unavailable: A server did not answer within 10 s, no other has the table, and `create` is False.
         """
         self._owner = OwnerProcess("ReplaySampler")
         servers = read_servers(addresses)

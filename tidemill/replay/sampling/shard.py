@@ -25,6 +25,7 @@ class Shard:
         live: Whether it has answered in this call.
         asked: What is not answered, and for which batch.
         heard_s: When it answered last, or was asked the first thing that is not answered.
+        newest: Number of the batch that it gave last in this call; 0 before the first.
         samples: Items it has given.
         stored: Decisions stored for its table since that was created or reset; None before its first answer.
         mirror_part: Which part of the sampler's mirror is for its chunks, from 0.
@@ -39,6 +40,7 @@ class Shard:
     live: bool = False
     asked: deque[tuple[Draw, PendingBatch | None]] = field(default_factory=deque)
     heard_s: float = 0.0
+    newest: int = 0
     samples: int = 0
     stored: StoredSteps | None = None
     mirror_part: int = 0
@@ -60,7 +62,7 @@ class Shard:
     def end_call(self) -> list[tuple[PendingBatch, list[Draw]]]:
         """Forget what was asked; return the draws that batches wait for and will not get."""
         self.connected = self.live = False
-        self.request = None
+        self.request, self.newest = None, 0
         asked, self.asked = self.asked, deque()
         lost: dict[int, tuple[PendingBatch, list[Draw]]] = {}
         for draw, pending in asked:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
-from tidemill.errors import InvalidArgument
+from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.rpc.addresses import host_and_port, joined
-from tidemill.rpc.fork import Reopened
+from tidemill.rpc.fork import OwnerProcess, Reopened
 
 _DNS = "dns:///"
 _EVERY_S = 5.0
+_AGAIN_S = 0.5  # between two questions for a name that is not known yet
 _JOIN_S = 1.0
 
 Resolve = Callable[[str], Sequence[str]]
@@ -29,12 +31,31 @@ def resolve_now(name: str) -> list[str]:
     return sorted({joined(str(entry[4][0]), port) for entry in found})
 
 
+def servers_now(addresses: Sequence[str], timeout_s: float) -> tuple[str, ...]:
+    """Return the address of each server behind a list of addresses, or behind a DNS name now.
+
+    Raises:
+        Unavailable: The resolver did not know the name within `timeout_s` seconds.
+    """
+    if not addresses[0].startswith(_DNS):
+        return tuple(addresses)
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return tuple(resolve_now(addresses[0].removeprefix(_DNS)))
+        except (OSError, ValueError) as error:
+            if (left_s := deadline_s - time.monotonic()) <= 0:
+                raise Unavailable(f"cannot resolve {addresses[0]}: {error}") from error
+        time.sleep(min(left_s, _AGAIN_S))
+
+
 class ShardDirectory(Reopened):
     """The shards behind a list of addresses, or behind one DNS name whose answer may change.
 
     A listed shard is named by its place in the list, which outlives a change of its address, and a server that stands
     alone by nothing; one that a DNS name stands for by its address. A thread asks for the name again and again; while
-    it gets no answer, the last one holds.
+    it gets no answer, the last one holds. `current` and `known` raise
+    FailedPrecondition in a forked process, which lacks the thread.
 
     Attributes:
         addresses: What it was made of.
@@ -61,9 +82,11 @@ class ShardDirectory(Reopened):
         self._resolve, self._every_s = resolve or resolve_now, every_s
         self._closed, self._known = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        self._owner: OwnerProcess | None = None
         self._current: Mapping[str, str] = {}
         if addresses[0].startswith(_DNS):
             name = addresses[0].removeprefix(_DNS)
+            self._owner = OwnerProcess("ShardDirectory")
             self._thread = threading.Thread(target=self._follow, args=(name,), name=f"resolve-{name}", daemon=True)
             self._thread.start()
         elif self.is_sharded:
@@ -81,11 +104,14 @@ class ShardDirectory(Reopened):
     @property
     def current(self) -> Mapping[str, str]:
         """Address of each shard by name; empty before the first answer."""
+        if self._owner is not None:
+            self._owner.check()
         return self._current
 
     def known(self, timeout_s: float) -> Mapping[str, str]:
         """Wait for the first answer, at most `timeout_s` seconds; return `current` then, empty without one."""
-        self._known.wait(timeout_s)
+        if not self.current:
+            self._known.wait(timeout_s)
         return self._current
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,11 @@ from tidemill.errors import InvalidArgument
 from tidemill.replay.table_config import TableConfig
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.writing.steps import SEPARATOR
+
+Form = Literal["env", "run", "flat"]
+"""How observations and actions are stored: as the environment has them, as a run does, or as one with `env.flatten`."""
+
+FORMS: tuple[Form, ...] = get_args(Form)
 
 Ranges = list[tuple[int, int]]
 

@@ -7,6 +7,7 @@ of their insertion, as rows of these; `manifest.json` has the table's configurat
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -140,6 +141,8 @@ class FolderWriter:
         path = self._temporary / name
         try:
             save_file(arrays, path, metadata={"format": FORMAT, "version": str(VERSION)})
+            with contextlib.suppress(OSError):  # some disks keep no modes; safetensors lets only the owner read
+                path.chmod(self._temporary.stat().st_mode & 0o666)
             with path.open("rb+") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 linux.sync(file.fileno())

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tidemill.arrays import Array
 from tidemill.errors import InvalidArgument, NotFound
+from tidemill.observation_parts import part_name
 from tidemill.replay.table_config import SelectorConfig
 from tidemill.replay.transfer.filling import Rows, fill_table
 
@@ -71,7 +72,7 @@ def import_lerobot(  # noqa: PLR0913 - each is a separate choice
         folder: Of the dataset, with `meta` and `data`; format v2 or v3.
         table: Name of the table; must not exist.
         observations: Features that make up the observation, such as `observation.state`; empty takes all that are
-            numbers. One alone is the column `observation`, several are `observation__NAME`.
+            numbers. One alone is the column `observation`, several are `observation__NAME`, in lower case with `_`.
         final_reward: Reward of each episode's last step if the dataset has no `next.reward`; other steps get 0.
         action_bounds: Lowest and highest action, one number for all dimensions or one for each, of the environment
             to train in; actions are scaled from them to [-1, 1] and clipped. None leaves actions as they are.
@@ -205,7 +206,7 @@ class _Dataset:
         done, truncated = columns.get(_DONE, no), columns.get(_TRUNCATED, no)
         reward = columns.get(_REWARD)
         for i in range(count):
-            seen = {name.removeprefix(_OBSERVATION).replace(".", "_"): columns[name][i] for name in self.observations}
+            seen = {_part(name): columns[name][i] for name in self.observations}
             frame = {
                 "observation": next(iter(seen.values())) if len(seen) == 1 else seen,
                 _ACTION: action[i],
@@ -238,6 +239,9 @@ class _Dataset:
                 raise InvalidArgument(f"observations has {name!r}, which is {kind}, allowed: {allowed}")
         if not (chosen := tuple(observations) or tuple(numbers)):
             raise InvalidArgument(f"{self._folder} has no feature `observation.*` of numbers; videos are not read")
+        parts = [_part(name) for name in chosen]
+        if alike := [name for name, part in zip(chosen, parts, strict=True) if parts.count(part) > 1]:
+            raise InvalidArgument(f"observations has {alike}, which are one column {_part(alike[0])!r}: choose one")
         return chosen
 
     def _check(self, name: str) -> None:
@@ -259,6 +263,11 @@ class _Dataset:
                 f"action_bounds is {list(low)}, {list(high)}, allowed: finite numbers, low below high, one or {shape}"
             )
         return bounds
+
+
+def _part(feature: str) -> str:
+    """Return the name of the part of the observation that a feature becomes, which a column may have."""
+    return part_name(feature.removeprefix(_OBSERVATION))
 
 
 def _info(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +13,16 @@ import numpy as np
 from tidemill.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.table_config import SelectorConfig, TableConfig
-from tidemill.replay.transfer.episodes import ACTION, OBSERVATION, Episodes, check_columns
+from tidemill.replay.transfer.episodes import ACTION, OBSERVATION, Episodes, Form, check_columns, columns_of
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.transfer.exporting import export_table
 from tidemill.replay.transfer.filling import fill_table
-from tidemill.replay.writing.steps import flatten, nest
+from tidemill.replay.writing.steps import nest
 from tidemill.temporary_folder import temporary_folder
 from tidemill.types import ColumnSpec
 
 if TYPE_CHECKING:
-    from gymnasium import Space
+    from tidemill.replay.transfer.env_columns import EnvColumns
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,14 @@ class MinariReport:
         table: Name of the table.
         episodes: Episodes, those that are there in part included.
         steps: Steps of all of them, final observations not counted.
+        notes: Remarks for a person: what was left out, and what a run would store otherwise.
     """
 
     dataset_id: str
     table: str
     episodes: int
     steps: int
+    notes: tuple[str, ...] = ()
 
 
 def export_minari(  # noqa: PLR0913 - each is a separate condition
@@ -48,6 +50,7 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
     dataset_id: str,
     *,
     env: str | None = None,
+    form: Form | None = None,
     newest: int | None = None,
     since_s: float | None = None,
     until_s: float | None = None,
@@ -66,7 +69,11 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
         address: Of the server.
         table: Name of the table.
         dataset_id: Name of the dataset, such as `walks/random-v0`; must not exist.
-        env: Id of a gymnasium environment whose spaces the dataset has; None makes boxes of the columns' shapes.
+        env: Id of a gymnasium environment whose spaces the dataset has, without parts that are text; None makes boxes
+            of the columns' shapes.
+        form: Form of the table's observations and actions: `run` as a run stores them, which are converted to those of
+            `env`; `flat` as a run with `env.flatten`; `env` as the environment has them, which are kept. None finds out
+            by the columns, if they fit one form alone.
         newest: Only so many of the newest items; None means all.
         since_s: Only items that came at this Unix time, in seconds, or later; None means any (see `export_table`).
         until_s: Only items that came before this one; None means any.
@@ -74,7 +81,8 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
         timeout_s: Longest wait for the server's next part, in seconds.
 
     Raises:
-        InvalidArgument: `minari` is not installed, the table lacks a column, has no step, or does not fit the spaces.
+        InvalidArgument: `minari` is not installed, the table lacks a column, has no step, or does not fit the spaces;
+            or `form` must be given, because actions may be in either unit.
         AlreadyExists: There is a dataset of that name.
         NotFound: No such table.
         FatalError: `folder` cannot be written to.
@@ -86,22 +94,22 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
     with ReplayClient(address, deadline_s=timeout_s) as client:
         config = client.describe_table(table).config
     check_columns(config)
-    spaces = _spaces(config, env)  # before an export that may take hours
+    columns = _columns(config, env, form)  # before an export that may take hours
     with temporary_folder("minari", folder) as temporary:
         files = Path(temporary) / "table"
         export_table(address, table, files, newest=newest, since_s=since_s, until_s=until_s, timeout_s=timeout_s)
         exported = ExportedTable(files)
         if not exported.items:
             raise InvalidArgument(f"table {table!r} has no such items to make episodes of")
-        counted = _Counted(Episodes(exported), *spaces)
+        counted = _Counted(Episodes(exported), columns)
         _check_free(path, dataset_id)  # again, after what may have taken hours: what is there from here on is removed
         try:
             minari.create_dataset_from_buffers(
                 dataset_id,
                 counted,  # read one by one
                 env=env,
-                observation_space=spaces[0],
-                action_space=spaces[1],
+                observation_space=columns.spaces[0],
+                action_space=columns.spaces[1],
                 description=f"Table {table!r} of a Tidemill replay server.",
                 jpeg_encoding=False,
             )
@@ -110,7 +118,7 @@ def export_minari(  # noqa: PLR0913 - each is a separate condition
             if isinstance(error, OSError):
                 raise ResourceExhausted(f"cannot write {path}: {error}") from error
             raise
-    return MinariReport(dataset_id, table, counted.episodes, counted.steps)
+    return MinariReport(dataset_id, table, counted.episodes, counted.steps, columns.notes)
 
 
 def _check_free(path: Path, dataset_id: str) -> None:
@@ -123,6 +131,7 @@ def import_minari(
     dataset_id: str,
     table: str,
     *,
+    form: Form = "env",
     item_steps: int = 2,
     history: int = 0,
     sampler: SelectorConfig | None = None,
@@ -132,31 +141,39 @@ def import_minari(
 
     Each step is a row of `observation`, `action`, `reward`, `terminated`, `truncated` and `is_first`, as Tidemill's
     actors write them: the reward is what followed the action; after an episode's last step comes a row with its last
-    observation, whose action and reward are 0. Every step starts an item of `item_steps` consecutive rows. Rows after
-    the end of an episode belong to the next one, or repeat the last row of all with `is_first`.
+    observation, whose action and reward are 0. Parts of the observation that are text are left out. Every step starts
+    an item of `item_steps` consecutive rows. Rows after the end of an episode belong to the next one, or repeat the
+    last row of all with `is_first`.
 
     Args:
         address: Of the server.
         dataset_id: Name of the dataset, as `minari list local` shows it.
         table: Name of the table; must not exist.
+        form: `env` keeps the dataset's observations and actions as they are; `run` stores them as a run of its
+            environment does: continuous actions scaled to [-1, 1] and clipped, discrete ones from 0, discrete parts of
+            an observation one-hot; `flat` as a run with `env.flatten`.
         item_steps: Rows of an item: 2 for transitions, n + 1 for n steps. With 1 every row is an item.
         history: Rows before these that an item has besides, where observations are stacked: one less than the stack.
         sampler: How items are drawn; None is uniformly.
         timeout_s: Longest wait for the server, in seconds.
 
     Raises:
-        InvalidArgument: `minari` is not installed, or the dataset has no step, or one that no column can hold.
+        InvalidArgument: `minari` is not installed, or the dataset has no step, or one that no column can hold, or that
+            `form` does not go with.
         NotFound: There is no such dataset on this machine.
         AlreadyExists: The server has a table of that name; nothing was written.
         Unavailable: The server cannot be reached, or took nothing for `timeout_s`.
     """
     minari = _minari()
+    from tidemill.replay.transfer.env_columns import EnvColumns, form_of_runs
+
     path = minari.storage.get_dataset_path(dataset_id)
     if not path.exists():
         raise NotFound(f"no dataset {dataset_id!r} in {path.parent}: `minari download {dataset_id}` fetches it")
     dataset = minari.load_dataset(dataset_id)
     steps, episodes = int(dataset.total_steps), int(dataset.total_episodes)
-    rows = (row for episode in dataset.iterate_episodes() for row in _rows(episode))
+    columns = EnvColumns(dataset.observation_space, dataset.action_space, form)
+    rows = (row for episode in dataset.iterate_episodes() for row in _rows(episode, columns))
     fill_table(
         address,
         table,
@@ -168,24 +185,27 @@ def import_minari(
         sampler=sampler,
         timeout_s=timeout_s,
     )
-    return MinariReport(dataset_id, table, episodes, steps)
+    notes = columns.notes
+    if form == "env" and (other := form_of_runs(columns)):
+        notes += (f"a run stores such observations or actions differently: as its prior data choose form {other}",)
+    return MinariReport(dataset_id, table, episodes, steps, notes)
 
 
 class _Counted:
     """Episodes as Minari takes them, one at a time, and how many there were."""
 
-    def __init__(self, episodes: Episodes, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        self._all, self._spaces = episodes, (observation_space, action_space)
+    def __init__(self, episodes: Episodes, columns: EnvColumns) -> None:
+        self._all, self._columns = episodes, columns
         self.episodes = self.steps = 0
 
     def __iter__(self) -> Iterator[Any]:
-        buffer = _minari().data_collector.EpisodeBuffer
+        buffer, columns = _minari().data_collector.EpisodeBuffer, self._columns
         for episode in self._all:
             self.episodes += 1
             self.steps += len(episode.rewards)
             yield buffer(
-                observations=_as_in(self._spaces[0], nest(episode.observations)[OBSERVATION]),
-                actions=_as_in(self._spaces[1], nest(episode.actions)[ACTION]),
+                observations=columns.returned(episode.observations),
+                actions=columns.taken(episode.actions),
                 rewards=episode.rewards,
                 terminations=episode.terminated,
                 truncations=episode.truncated,
@@ -193,17 +213,18 @@ class _Counted:
             )
 
 
-def _rows(episode: Any) -> Iterator[tuple[dict[str, Any], bool]]:  # noqa: ANN401 - Minari's
+def _rows(episode: Any, columns: EnvColumns) -> Iterator[tuple[dict[str, Any], bool]]:  # noqa: ANN401 - Minari's
     """Yield the rows of an episode of Minari, and whether each is the last."""
     count = len(episode.rewards)
+    observations, actions = columns.observations(episode.observations), columns.actions(episode.actions)
     for i in range(count + 1):
         at = min(i, count - 1)
         is_cut = i == count - 1 and not episode.terminations[at]  # items continue behind it, returns must not
-        action = _entry(episode.actions, at)
+        taken = {name: values[at] if i < count else np.zeros_like(values[at]) for name, values in actions.items()}
+        row = {name: values[i] for name, values in observations.items()} | taken
         yield (
             {
-                OBSERVATION: _entry(episode.observations, i),
-                ACTION: action if i < count else _mapped(action, np.zeros_like),
+                **nest({name: np.asarray(value) for name, value in row.items()}),  # a float64 is a float of Python's
                 "reward": np.asarray(episode.rewards[at] * (i < count)),
                 "terminated": np.bool_(i < count and episode.terminations[at]),
                 "truncated": np.bool_(i < count and (episode.truncations[at] or is_cut)),
@@ -213,53 +234,31 @@ def _rows(episode: Any) -> Iterator[tuple[dict[str, Any], bool]]:  # noqa: ANN40
         )
 
 
-def _entry(values: Any, index: int) -> Any:  # noqa: ANN401 - a nest of arrays
-    """Return one entry of each array of a nest."""
-    return _mapped(values, lambda array: np.asarray(array[index]))  # a float64 would be taken for a float of Python's
-
-
-def _mapped(values: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a nest of arrays
-    """Return a nest of what a function returns for each array."""
-    if isinstance(values, dict):
-        return {key: _mapped(value, function) for key, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_mapped(value, function) for value in values)
-    return function(values)
-
-
-def _spaces(config: TableConfig, env: str | None) -> tuple[Space[Any], Space[Any]]:
-    """Return the spaces of observation and action, an environment's or boxes. InvalidArgument: they do not fit."""
-    import gymnasium
+def _columns(config: TableConfig, env: str | None, form: Form | None) -> EnvColumns:
+    """Return the conversion of a table's columns. InvalidArgument: they do not fit the environment, or its form."""
+    from tidemill.replay.transfer.env_columns import EnvColumns, as_space, form_of
 
     if env is None:
-        return _boxes(config.signature, OBSERVATION), _boxes(config.signature, ACTION)
+        if form:
+            raise InvalidArgument(f"form is {form!r}, but env is not given: name the environment whose form it is")
+        boxes = {column.name: _box(column) for column in config.signature}
+        parts = [{name: boxes[name] for name in columns_of(list(boxes), part)} for part in (OBSERVATION, ACTION)]
+        return EnvColumns(as_space(nest(parts[0])[OBSERVATION]), as_space(nest(parts[1])[ACTION]), "env")
+    import gymnasium
+
     try:
         made = gymnasium.make(env)
     except (gymnasium.error.Error, ImportError) as error:
         raise InvalidArgument(f"env is {env!r}, which gymnasium does not make: {error}") from error
     spaces = made.observation_space, made.action_space
     made.close()
-    columns = {column.name: column.shape for column in config.signature}
-    for part, space in zip((OBSERVATION, ACTION), spaces, strict=True):
-        wanted = {name: np.shape(value) for name, value in flatten({part: space.sample()}).items()}
-        found = {name: shape for name, shape in columns.items() if name == part or name.startswith(part + "__")}
-        if wanted != found:
-            raise InvalidArgument(f"env is {env!r}, whose {part} has columns {wanted}, the table has {found}")
-    return spaces
-
-
-def _boxes(signature: Sequence[ColumnSpec], part: str) -> Space[Any]:
-    """Return a space of boxes that hold whatever the columns of a part can."""
-    columns = {column.name: _box(column) for column in signature}
-    names = [name for name in columns if name == part or name.startswith(part + "__")]
-    space: Space[Any] = _dict_space(nest({name: columns[name] for name in names})[part])
-    return space
-
-
-def _dict_space(values: Any) -> Any:  # noqa: ANN401 - a nest of spaces
-    from gymnasium.spaces import Dict
-
-    return Dict({key: _dict_space(value) for key, value in values.items()}) if isinstance(values, dict) else values
+    shapes = {column.name: column.shape for column in config.signature}
+    found = [{name: shapes[name] for name in columns_of(list(shapes), part)} for part in (OBSERVATION, ACTION)]
+    columns = EnvColumns(*spaces, form) if form else form_of(*spaces, found[0] | found[1])
+    for part, wanted, has in zip((OBSERVATION, ACTION), columns.shapes, found, strict=True):
+        if wanted != has:
+            raise InvalidArgument(f"env is {env!r}, whose {part} has columns {wanted}, the table has {has}")
+    return columns
 
 
 def _box(column: ColumnSpec) -> Any:  # noqa: ANN401 - a space
@@ -270,15 +269,6 @@ def _box(column: ColumnSpec) -> Any:  # noqa: ANN401 - a space
         return MultiBinary(column.shape or 1)
     low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return Box(low, high, column.shape, dtype.type)
-
-
-def _as_in(space: Any, values: Any) -> Any:  # noqa: ANN401 - a nest
-    """Return a nest whose tuples became dicts with tuples again, where the space has them."""
-    from gymnasium.spaces import Dict, Tuple
-
-    if isinstance(space, Tuple):
-        return tuple(_as_in(part, values[str(i)]) for i, part in enumerate(space.spaces))
-    return {key: _as_in(space[key], value) for key, value in values.items()} if isinstance(space, Dict) else values
 
 
 def _minari() -> Any:  # noqa: ANN401 - the module

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.arrays import Array, Ints
+from tidemill.awake_clock import AwakeTimer
 from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.replay.argument_types import check_range
 from tidemill.replay.codec import decode_chunks
@@ -151,8 +152,7 @@ def _within(call: Any, address: str, timeout_s: float) -> Iterator[pb.ExportResp
         call.cancel()
 
     while True:
-        timer = threading.Timer(timeout_s, end)
-        timer.daemon = True
+        timer = AwakeTimer(timeout_s, end)
         timer.start()
         try:
             with translated():

@@ -289,6 +289,11 @@ class CreateTableRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONFIG_FIELD_NUMBER: _builtins.int
+    REDECLARE_FIELD_NUMBER: _builtins.int
+    redeclare: _builtins.bool
+    """Whether the call may change an existing table as the first call after a restart may: a learner's start does, whose
+    settings may have been edited. Values that UpdateTable changed stay where `config` has the value from before.
+    """
     @_builtins.property
     def config(self) -> Global___TableConfig:
         """Configuration of the table."""
@@ -297,10 +302,11 @@ class CreateTableRequest(_message.Message):
         self,
         *,
         config: Global___TableConfig | None = ...,
+        redeclare: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "redeclare", b"redeclare"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1094,11 +1100,16 @@ class SampleRequest(_message.Message):
     TAKEN_FIELD_NUMBER: _builtins.int
     RETURNED_FIELD_NUMBER: _builtins.int
     SMALLER_FIELD_NUMBER: _builtins.int
+    SMALLER_AFTER_FIELD_NUMBER: _builtins.int
     credit: _builtins.int
     """Number of further batches that the caller is ready to take; 0 grants none."""
     smaller: _builtins.bool
     """With `allow_smaller`: send the batch that waits for items now, with the items that the table has. Ignored for an empty
     table.
+    """
+    smaller_after: _builtins.int
+    """With `smaller`: `number` of the newest batch that the caller has received in this call, 0 if it has received none. The
+    request is ignored if the server has sent another batch since then: that one answers it. Unset: it is not ignored.
     """
     @_builtins.property
     def open(self) -> Global___SampleOpen:
@@ -1127,12 +1138,15 @@ class SampleRequest(_message.Message):
         taken: _abc.Iterable[_builtins.int] | None = ...,
         returned: _abc.Iterable[_builtins.int] | None = ...,
         smaller: _builtins.bool = ...,
+        smaller_after: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_smaller_after", b"_smaller_after", "open", b"open", "smaller_after", b"smaller_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "draws", b"draws", "open", b"open", "returned", b"returned", "smaller", b"smaller", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_smaller_after", b"_smaller_after", "credit", b"credit", "draws", b"draws", "open", b"open", "returned", b"returned", "smaller", b"smaller", "smaller_after", b"smaller_after", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__smaller_after: _TypeAlias = _typing.Literal["smaller_after"]  # noqa: Y015
+    _WhichOneofArgType__smaller_after: _TypeAlias = _typing.Literal["_smaller_after", b"_smaller_after"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__smaller_after) -> _WhichOneofReturnType__smaller_after | None: ...
 
 Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
 
@@ -1396,7 +1410,9 @@ class SampleResponse(_message.Message):
     """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Key of the item, for UpdatePriorities; never 0."""
+        """Key of the item, for UpdatePriorities; never 0. Of the keys with the same lower 32 bits, at most one is in
+        the table at a time.
+        """
 
     @_builtins.property
     def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:

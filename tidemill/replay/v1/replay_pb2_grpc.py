@@ -111,8 +111,8 @@ class ReplayServiceServicer:
 
         After a restart from disk, the first call that names a table may change its `max_items`, `max_bytes`, `rate_limiter`
         and `max_times_sampled`. The remover evicts items beyond the new capacity, and a changed rate limiter starts balanced.
-        Keys may change with max_items. Later calls with other values are refused, as before the restart. The fields that define
-        an item (signature, selectors, max_item_steps, payload_bytes) never change.
+        Keys may change with max_items. Later calls with other values are refused, as before the restart, unless they set
+        `redeclare`. The fields that define an item (signature, selectors, max_item_steps, payload_bytes) never change.
 
         A change by UpdateTable is kept: for each field a call may give the value before the change or the one after it.
 

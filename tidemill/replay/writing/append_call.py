@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.awake_clock import AwakeClock
 from tidemill.errors import FailedPrecondition, Reason, TidemillError, Unavailable
 from tidemill.logger import LateLogger
 from tidemill.replay import wire
@@ -40,10 +41,12 @@ class AppenderState:
     Attributes:
         epoch: Epoch of the streams; 0 if the server has not named one.
         unacknowledged: The messages that were not acknowledged, in order, as bytes.
+        next_steps: The step of each stream that follows what is acknowledged and these messages; empty if not known.
     """
 
     epoch: int
     unacknowledged: tuple[bytes, ...]
+    next_steps: tuple[int, ...] = ()
 
 
 class AppendCall:
@@ -52,9 +55,10 @@ class AppendCall:
     A `ReconnectingCall` holds the connection. When it is opened again, the server's first answer names the steps that
     are missing, and only those are sent again. The owner calls every method from one thread.
 
-    When the server no longer knows the streams (one that keeps its tables in memory was restarted), everything
-    unacknowledged is dropped and counted in `dropped_chunks`, `restarts` grows, and the next `append` raises
-    `StreamRestarted` once, having taken nothing: from then on the owner numbers the steps of every stream from 0.
+    When the server no longer knows the streams (one that keeps its tables in memory was restarted), or has lost
+    acknowledged steps of them (by a power failure), everything unacknowledged is dropped and counted in
+    `dropped_chunks`, `restarts` grows, and the next `append` raises `StreamRestarted` once, having taken nothing: from
+    then on the owner numbers the steps of every stream from 0.
 
     Errors that a retry cannot cure (a malformed chunk, a signature that is not the table's, another actor of the
     same name) are raised by the next call of any method.
@@ -98,10 +102,10 @@ class AppendCall:
         self._limit, self._stop = max_in_flight_chunks, stop or threading.Event()
         self._max_request_bytes = 0
         self._changed = threading.Condition()  # guards everything below
+        self._is_open = False  # the server has named the epoch
         self._connected = self._restarted = False  # connected: the present call is given all that is pending
         self._superseded_epoch = self._env_steps = self._restarts = self._dropped_chunks = 0
         self._blocked_s, self._blocked_since = 0.0, float("inf")
-        self._next_steps: NDArray[np.int64] | None = None  # as the server said last; None before the first connection
         self._error: BaseException | None = None
         self._take(state or AppenderState(0, ()))
         self._call = ReconnectingCall[pb.AppendRequest, pb.AppendResponse](
@@ -144,11 +148,9 @@ class AppendCall:
         """
         closed = self._call.closed
         with self._changed:
-            is_open = self._changed.wait_for(
-                lambda: self._next_steps is not None or self._error or closed.is_set(), timeout_s
-            )
+            is_open = self._changed.wait_for(lambda: self._is_open or self._error or closed.is_set(), timeout_s)
             self._raise()
-            return bool(is_open) and self._next_steps is not None
+            return bool(is_open) and self._is_open
 
     def state(self) -> AppenderState:
         """Return where it is now."""
@@ -157,9 +159,8 @@ class AppendCall:
 
     @property
     def next_steps(self) -> NDArray[np.int64]:
-        """The step of each stream that the server wants next, as it said last, int64 [N]; 0 before it answered."""
-        found = self._next_steps
-        return np.zeros(self._env_count, dtype=np.int64) if found is None else found
+        """First step of each stream that is not acknowledged, int64 [N]; before the server answers, by the state."""
+        return self._next_steps
 
     @property
     def max_request_bytes(self) -> int:
@@ -233,9 +234,14 @@ class AppendCall:
         self._epoch = state.epoch
         self._pending = deque(map(AppendMessage.parse, state.unacknowledged))  # in order
         self._pending_chunks = sum(message.chunks for message in self._pending)
+        self._next_steps = np.array(state.next_steps or [0] * self._env_count, dtype=np.int64)
+        for message in reversed(self._pending):
+            for chunk in reversed(message.request.data.chunks):
+                self._next_steps[chunk.env_index] = chunk.first_step
 
     def _wait_for_room(self, chunks: int, timeout_s: float | None) -> bool:
         started = self._blocked_since = time.monotonic()
+        clock = AwakeClock(_POLL_S)
         try:
             while True:
                 self._raise()
@@ -246,7 +252,7 @@ class AppendCall:
                     return True
                 if self._stop.is_set() or self._call.closed.is_set():
                     return False
-                waited_s = time.monotonic() - started
+                waited_s = clock()
                 if timeout_s is not None and waited_s >= timeout_s:
                     raise AppendOverdue(
                         f"the replay service did not acknowledge {self._pending_chunks} chunks within {timeout_s:g} s"
@@ -292,11 +298,15 @@ class AppendCall:
     def _acknowledge(self, response: pb.AppendResponse) -> None:
         next_steps = np.array(response.next_steps, dtype=np.int64)
         with self._changed:
+            if not self._connected and self._has_lost(response.epoch, next_steps):
+                self._begin_again()
+                return
             if self._epoch not in (0, response.epoch):
                 self._drop_streams()
-            if self._epoch == 0:
+            if self._epoch == 0 and not self._restarts:
                 self._superseded_epoch = response.superseded_epoch
             self._epoch, self._env_steps, self._next_steps = response.epoch, response.env_steps, next_steps
+            self._is_open = True
             self._max_request_bytes = response.max_request_bytes
             while self._pending and self._pending[0].is_stored(next_steps):
                 message = self._pending.popleft()
@@ -306,6 +316,17 @@ class AppendCall:
                 self._connected = True
                 self._send(self._pending)
             self._changed.notify_all()
+
+    def _has_lost(self, epoch: int, next_steps: NDArray[np.int64]) -> bool:
+        """True if the first answer of a call shows that the server has lost steps that it had acknowledged."""
+        return self._epoch in (0, epoch) and bool((next_steps < self._next_steps).any())
+
+    def _begin_again(self) -> None:
+        """Open another call for a new epoch: in this one, whatever comes next would leave a gap."""
+        self._drop_streams()
+        self._epoch, self._next_steps, self._is_open = 0, np.zeros_like(self._next_steps), False
+        self._changed.notify_all()
+        self._call.cut()
 
     def _drop_streams(self) -> None:
         self._restarts += 1

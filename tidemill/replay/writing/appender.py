@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.awake_clock import AwakeClock
 from tidemill.closing import Closing
 from tidemill.errors import FailedPrecondition, InvalidArgument, TidemillError, Unavailable
 from tidemill.logger import LateLogger
@@ -152,7 +153,7 @@ class StreamAppender(Closing):
 
     def append_messages(self, messages: Sequence[AppendMessage], timeout_s: float | None = None) -> bool:
         """Queue messages that were packed before, as `append` does with those it packs; see there."""
-        started_s = time.monotonic()
+        clock = AwakeClock(_LEAVE_S)
         while not self._closed.is_set():
             self._steer(_LEAVE_S if timeout_s is None else min(timeout_s, _LEAVE_S))
             if self._has_moved:
@@ -160,7 +161,7 @@ class StreamAppender(Closing):
                 raise StreamRestarted(f"this actor's streams continue at replay shard {self._placement.shard}")
             if self._is_alone and self._appender is not None:
                 return self._appender.append_messages(messages, timeout_s)
-            left_s = None if timeout_s is None else max(started_s + timeout_s - time.monotonic(), 0.0)
+            left_s = None if timeout_s is None else max(timeout_s - clock(), 0.0)
             wait_s = min(_WAIT_S, _WAIT_S if left_s is None else left_s)
             if self._appender is not None:
                 try:
@@ -198,10 +199,10 @@ class StreamAppender(Closing):
 
         May leave a dead shard, whose chunks are dropped; the next `append` then raises StreamRestarted.
         """
-        deadline_s = time.monotonic() + timeout_s
+        clock = AwakeClock(_WAIT_S)
         while True:
             self._steer(0.0)
-            left_s = max(deadline_s - time.monotonic(), 0.0)
+            left_s = max(timeout_s - clock(), 0.0)
             if self._appender is None or self._appender.flush(min(left_s, _WAIT_S)):
                 return True
             if not left_s or self._closed.is_set():
@@ -229,7 +230,7 @@ class StreamAppender(Closing):
 
     @property
     def next_steps(self) -> NDArray[np.int64]:
-        """The step of each stream that the present server wants next, int64 [N]; 0 before it answered."""
+        """The step of each stream that the present server wants next, int64 [N]; before it answers, by the state."""
         return self._appender.next_steps if self._appender else np.zeros(self._env_count, np.int64)
 
     @property

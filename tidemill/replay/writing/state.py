@@ -89,7 +89,8 @@ def unpack_writer(
     rows.restore({"params_versions": np.array(document["params_version"], np.uint64)} | arrays)
     items.restore(document["items"], arrays["next_start"])
     ends, messages = np.cumsum([0, *document["sizes"]]).tolist(), arrays["messages"].tobytes()
-    return document["name"], AppenderState(document["epoch"], tuple(messages[a:b] for a, b in pairwise(ends)))
+    unacknowledged = tuple(messages[a:b] for a, b in pairwise(ends))
+    return document["name"], AppenderState(document["epoch"], unacknowledged, tuple(rows.first_step.tolist()))
 
 
 def _pack(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:

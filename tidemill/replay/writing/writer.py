@@ -325,7 +325,7 @@ class ReplayWriter(Reopened):
         Args:
             table: Name of its table.
             last: How many steps, at most those of the episode and `max_item_steps` of the table; right after `flush`
-                one less, if that is more than 1.
+                one less, if that is more than 1, and none after a `push` that has sent the newest step.
             priority: Its first priority, at most 1e39. With a prioritized selector at least 0, which is never sampled;
                 otherwise at least -1e39.
             payload: Opaque bytes that come back with it, as many as the table says.
@@ -340,6 +340,8 @@ class ReplayWriter(Reopened):
         envs = self._envs_of(env)
         steps = self._rows.available(envs)
         if not steps:
+            if self._rows.episode_steps[envs].all():
+                raise FailedPrecondition("an item needs a step that was not sent: call `create_item` before `push`")
             raise FailedPrecondition("an item needs a step: the episode has none yet")
         check_integer("last", last)
         most = min(steps, config.max_item_steps)
@@ -381,7 +383,8 @@ class ReplayWriter(Reopened):
         Raises:
             Unavailable: The server has not acknowledged everything within `timeout_s` seconds; nothing is lost by that.
             DataLoss: Before the server acknowledged all that was sent, it lost the streams, as one in memory that is
-                restarted, or another took its place; said once, and what comes after it is stored.
+                restarted, another took its place, or the table was dropped; said once, and what comes after it is
+                stored.
             FailedPrecondition: It holds its messages: see `take_held`.
         """
         self._check_open()
@@ -479,7 +482,10 @@ class ReplayWriter(Reopened):
 
     @property
     def next_steps(self) -> NDArray[np.int64]:
-        """Number in its stream of each environment's next step, [N]: all before it were given to a writer."""
+        """Number in its stream of each environment's next step, [N]: all before it were given to a writer.
+
+        Not how many were appended: a flush pads what is not full, and numbers the steps that it repeats again.
+        """
         steps: NDArray[np.int64] = self._rows.first_step + self._rows.filled
         return steps
 
@@ -621,9 +627,8 @@ class ReplayWriter(Reopened):
         if kept and not known and not self._rows.stream_steps.any():
             self._begin_beside(kept, batch)
         if kept.keys() != known.keys():
-            raise InvalidArgument(
-                f"beside has columns {sorted(kept)}, must have {sorted(known)} as with the first step"
-            )
+            given, missed = (sorted(columns.keys() - {PAYLOAD}) for columns in (kept, known))
+            raise InvalidArgument(f"beside has columns {given}, must have {missed} as with the first step")
         for name, values in kept.items():
             if values.shape != (*batch, *known[name].shape[2:]):
                 wanted = (*batch, *known[name].shape[2:])
@@ -782,7 +787,7 @@ class ReplayWriter(Reopened):
             raise DataLoss(
                 f"{lost} chunks of up to {self._rows.chunk_length} steps may be lost: the replay server at "
                 f"{' or '.join(self._addresses)} had not acknowledged them when it lost the streams or was "
-                "replaced; a server with a folder keeps them across restarts"
+                "replaced, or their table was dropped; a server with a folder keeps them across restarts"
             )
 
     def _overdue(self, timeout_s: float) -> Unavailable:

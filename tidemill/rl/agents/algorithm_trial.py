@@ -58,6 +58,7 @@ def try_algorithm(
     _check_sides(config, env_spec, agent, policy)
     _try_parameters(config, agent, policy)
     _check_finite(config, "state_dict", _try_state(config, agent))
+    _check_copies(config, agent)
     output = _try_acting(config, env_spec, policy, evaluation=False)
     _try_acting(config, env_spec, policy, evaluation=True)
     if with_priority:
@@ -107,6 +108,18 @@ def _try_state(config: AgentConfig, agent: Agent) -> dict[str, Tensor]:
     with _calling(config, "load_state_dict (of what state_dict returned)"):
         agent.load_state_dict(unflatten(document, tensors))
     return tensors
+
+
+def _check_copies(config: AgentConfig, agent: Agent) -> None:
+    """Raise ConfigError for parameters that the next update would change while they are being published."""
+    # kept until the end, so that no copy gets their memory
+    published = [agent.policy_state() for _ in range(2)]  # it may take two in turn
+    own = [value for state in (flatten(agent.state_dict())[1], *published) for value in state.values()]
+    kept = {tensor.untyped_storage().data_ptr() for tensor in own}
+    for name, value in agent.policy_state().items():
+        if value.numel() and value.untyped_storage().data_ptr() in kept:
+            found = f"policy_state returned {name!r} in memory that the agent keeps"
+            raise _wrong(config, f"{found}, must be a copy: .detach().clone()")
 
 
 def _check_finite(config: AgentConfig, method: str, tensors: Mapping[str, Tensor]) -> None:

@@ -65,6 +65,14 @@ def observation_columns_of(agent: Agent) -> tuple[str, ...]:
     return tuple(getattr(agent, "observation_columns", ()))
 
 
+def sees_rewards(policy: Policy) -> bool:
+    """Return True if the actions of a policy depend on the rewards of an episode so far.
+
+    A policy may have an attribute `sees_rewards` that says so. Without it recurrent policies count as such.
+    """
+    return bool(getattr(policy, "sees_rewards", policy.recurrent_state_size))
+
+
 class Agent(Protocol):
     """Owns networks and optimizers; computes updates. One thread at a time, except `decode`.
 
@@ -129,6 +137,9 @@ class Agent(Protocol):
 
 class Policy(Protocol):
     """Chooses actions. Its recurrent state travels with its inputs and outputs, not in the policy.
+
+    If it is recurrent and ignores rewards, set an attribute `sees_rewards = False`, so that `TrainedPolicy.act` does
+    not demand them.
 
     Example:
         >>> import numpy as np

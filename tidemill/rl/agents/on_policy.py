@@ -182,6 +182,7 @@ class ActorCriticPolicy:
     """
 
     priority_uses_params = False
+    sees_rewards = False
 
     def __init__(self, settings: ActorCriticSettings, env_spec: EnvSpec, context: PolicyContext) -> None:
         self._rewards = ActedRewards(settings)

@@ -3,7 +3,7 @@
 A recording repeats the same kernels, on the same memory, with the numbers that Python gave them when it was made. An
 update that is recorded therefore
 - takes tensors from its batch, which is copied into memory of the recording, and from its agent, which it changes in
-  place, and from nowhere else;
+  place, and from nowhere else; a network that puts another tensor in place of a buffer is refused;
 - never waits for the device;
 - decides nothing in Python but by what its caller calls its `kind`: each kind has a separate recording.
 
@@ -160,13 +160,28 @@ class RecordedUpdates:
         """Make and record an update; return also what it reported, whose memory each repetition writes."""
         group = self._state.group
         recording = _Recording(self._recorder, group)
+        before = self._tensors()
         self._state.group = recording
         try:
             with recording.made():
                 update = self._run(self._batch, weight)
         finally:
             self._state.group = group
+        for name, tensor in self._tensors().items():
+            if name not in before or tensor.data_ptr() != before[name].data_ptr():
+                raise RuntimeError(
+                    f"an update put another tensor in place of {name!r}, which a recording would not read: "
+                    f"change it in place, as by copy_ or lerp_"
+                )
         return recording, update
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return parameters and buffers by name; holding them keeps their memory from others."""
+        return {
+            f"{network}.{name}": tensor.detach()
+            for network, module in self._state.networks.items()
+            for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        }
 
     def _can_record(self, batch: Mapping[str, Tensor], weight: Tensor) -> bool:
         if self._weight is None:

@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 from typing import Protocol, cast, runtime_checkable
 
-from tidemill.errors import ConfigError, FailedPrecondition
+from tidemill.errors import ConfigError, described
 from tidemill.rl.networks.torsos import AUTO, MLP, chosen_torso
 from tidemill.settings.check import nearest
 from tidemill.settings.user_code import import_user_module, user_object
@@ -134,8 +134,9 @@ def config_class(algorithm: str) -> type[AgentConfig]:
     name = f"{algorithm}.config"
     try:
         module = import_user_module(name)
-    except (ImportError, FailedPrecondition) as error:
-        raise ConfigError(f"agent.algorithm is {algorithm!r}, but importing {name} failed: {error}") from error
+    except Exception as error:  # whatever the module does when it is imported
+        reason = f"importing {name} failed: {described(error)}"
+        raise ConfigError(f"agent.algorithm is {algorithm!r}, but {reason}") from error
     for value in vars(module).values():
         is_settings = isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == name
         if is_settings and getattr(value, "algorithm", None) == algorithm:

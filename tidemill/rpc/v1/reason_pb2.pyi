@@ -67,7 +67,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_VERSION_REMOVED: _Reason.ValueType  # 18
     """UNAVAILABLE, Fetch: the version was removed while it was being sent. Fetch again."""
     REASON_DEPENDENCY_UNAVAILABLE: _Reason.ValueType  # 19
-    """UNAVAILABLE, Play and Evaluate: a service that this one needs does not answer. Sample and Export: the disk does not.
+    """UNAVAILABLE, Play and Evaluate: a service that this one needs does not answer. Sample, Export, Publish: the disk does not.
     Call again.
     """
     REASON_TOO_MANY_TABLES: _Reason.ValueType  # 20
@@ -141,7 +141,7 @@ REASON_BUSY: Reason.ValueType  # 17
 REASON_VERSION_REMOVED: Reason.ValueType  # 18
 """UNAVAILABLE, Fetch: the version was removed while it was being sent. Fetch again."""
 REASON_DEPENDENCY_UNAVAILABLE: Reason.ValueType  # 19
-"""UNAVAILABLE, Play and Evaluate: a service that this one needs does not answer. Sample and Export: the disk does not.
+"""UNAVAILABLE, Play and Evaluate: a service that this one needs does not answer. Sample, Export, Publish: the disk does not.
 Call again.
 """
 REASON_TOO_MANY_TABLES: Reason.ValueType  # 20

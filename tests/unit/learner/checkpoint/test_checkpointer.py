@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 
 from tests.support.clock import Clock
 from tests.support.naming import naming
@@ -93,6 +94,13 @@ def test_checkpoint_without_a_new_step_is_not_due(scene: _Scene) -> None:
     scene.clock.now_s += 60
     scene.poll()
     assert scene.captures == 0
+
+
+def test_restored_checkpoint_is_the_newest_one(tmp_path: Path) -> None:
+    """A learner that has just started seemed to have none, until it wrote another."""
+    store = _Store(tmp_path)
+    Checkpointer(store, lambda: Checkpoint("", {}, "", {}, {}, {}), every_s=0.0, steps=50, clock=Clock()).close()
+    assert REGISTRY.get_sample_value("tidemill_learner_checkpoint_steps") == 50
 
 
 def test_request_is_answered_when_on_disk(scene: _Scene) -> None:

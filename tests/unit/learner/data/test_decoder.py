@@ -147,10 +147,11 @@ class _Mirror:
         return self._intact >= 0
 
 
-def _gathered(mirror: _Mirror, at_once_bytes: int) -> list[dict[str, object]]:
+def _gathered(mirror: _Mirror, at_once_bytes: int, **more: bool) -> list[dict[str, object]]:
     settings = TableSettings(sampler="prioritized")
     found = dataclasses.replace(sample(_REWARDS), probabilities=np.arange(1, 7) / 21)
-    decoder = _decoder(settings=settings, splits=3, mirror=mirror, options={"at_once_bytes": at_once_bytes})
+    options = {"at_once_bytes": at_once_bytes, **more}
+    decoder = _decoder(settings=settings, splits=3, mirror=mirror, options=options)
     return [
         {
             "keys": batch.keys.tolist(),
@@ -198,3 +199,9 @@ def test_batches_that_were_gathered_before_a_mirror_was_written_over_stay() -> N
     """Of three, the first two were read in time."""
     found = _gathered(_Mirror(intact=2), 1)
     assert [batch["keys"] for batch in found] == [[1, 4], [2, 5]]
+
+
+def test_sample_that_is_drawn_again_gives_no_batch_before() -> None:
+    """In lock-step, which has no other sample in place of what is missing."""
+    assert _gathered(_Mirror(intact=2), 1, whole_samples=True) == []
+    assert len(_gathered(_Mirror(intact=3), 1, whole_samples=True)) == 3

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from prometheus_client import REGISTRY
 
+from retrace.config import RetraceConfig
+from tests.support.demonstrations import demonstrations
 from tests.support.learner_fakes import FakeAgent
 from tests.support.naming import naming
+from tidemill.config.sections import LearnerConfig
+from tidemill.config.services import LearnerSettings
 from tidemill.config.sources import SourceSettings
 from tidemill.errors import ConfigError
 from tidemill.learner.status import SourceStatus
 from tidemill.replay.sampling.replay_batch import ReplayBatch
 from tidemill.replay.sampling.sample_decoder import ItemRows
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.rl.transitions import FRAMES, ROWS
+from tidemill.services.learner.data import dataset
 from tidemill.services.learner.data.decoder import DEVICE_BATCH, WEIGHT, Batch, ToDevice
 from tidemill.services.learner.data.device import DeviceBatch
-from tidemill.services.learner.data.sources import SourceReports, joined_columns, refusing_undecided
+from tidemill.services.learner.data.sources import SourceReports, joined_columns, refusing_actions, refusing_undecided
+from tidemill.types import WindowSpec
 
 _FRAMES = torch.arange(60.0).reshape(20, 3)
 
@@ -99,14 +108,17 @@ _LAST_OBSERVATION = 3
 """Row of it in two episodes of three and two decisions: 0 1 2 (3) 4 5 (6)."""
 
 
+_ENDS = {
+    "terminated": np.array([0, 0, 1, 0, 0, 0, 0], np.bool_),
+    "truncated": np.array([0, 0, 0, 0, 0, 1, 0], np.bool_),
+    "is_first": np.array([1, 0, 0, 0, 1, 0, 0], np.bool_),
+}
+
+
 def _items(table: int, *first_rows: int) -> ItemRows:
     """Return items of three rows from each of some rows on; from -1 on one that is padded where its stream starts."""
     return ItemRows(
-        columns={
-            "terminated": np.array([0, 0, 1, 0, 0, 0, 0], np.bool_),
-            "truncated": np.array([0, 0, 0, 0, 0, 1, 0], np.bool_),
-            "is_first": np.array([1, 0, 0, 0, 1, 0, 0], np.bool_),
-        },
+        columns=_ENDS,
         index=np.maximum(np.array(first_rows)[:, None] + np.arange(3), 0),
         weights=np.ones(len(first_rows), np.float32),
         payloads=(),
@@ -145,3 +157,95 @@ def test_items_without_a_history_are_not_looked_at() -> None:
     transform = ToDevice(FakeAgent(), torch.device("cpu"))
     assert refusing_undecided(transform, ("demos",), 0) is transform
     assert refusing_undecided(transform, (), 3) is transform
+
+
+@pytest.mark.parametrize("table", [0, 1])
+@pytest.mark.parametrize(
+    "options, wrong, says",
+    [
+        ((), np.array([[0, 1], [-1, 1.5]], np.float32), "1.5 [-1, 1]"),
+        ((), np.array([[0, 1], [-1, np.nan]], np.float32), "nan [-1, 1]"),
+        ((3,), np.array([0, 3]), "3 [0, 2]"),
+        ((3,), np.array([-1, 2]), "-1 [0, 2]"),
+        ((2, 4), np.array([[1, 3], [2, 3]]), "2 [0, 1]"),
+    ],
+)
+def test_action_of_a_source_that_no_agent_takes_is_refused(
+    table: int, options: tuple[int, ...], wrong: np.ndarray[Any, Any], says: str
+) -> None:
+    """Such as one in the environment's own unit; the run's own items are not looked at."""
+    transform = refusing_actions(lambda rows: {"index": rows.index}, ("demos",), options, slice(1))
+    rows = dataclasses.replace(_items(table, 0), columns=_ENDS | {"action": wrong}, index=np.array([[0, 1], [1, 0]]))
+    if table == 0:
+        assert transform(rows)["index"] is rows.index
+        return
+    with pytest.raises(ConfigError, match=naming(f"learner.sources.demos {says}")):
+        transform(rows)
+    good = dataclasses.replace(rows, columns=_ENDS | {"action": np.repeat(wrong[:1] * (wrong[0] > 0), 2, axis=0)})
+    assert transform(good)["index"] is rows.index
+
+
+def test_action_that_no_agent_learns_from_may_be_anything() -> None:
+    """That of an episode's last observation, and of a row in no item; a recurrent agent learns from all rows."""
+    action = np.array([0.5, np.nan, 9.0], np.float32)
+    rows = dataclasses.replace(_items(1, 0), columns=_ENDS | {"action": action}, index=np.array([[0, 1]]))
+    first, every = (refusing_actions(lambda rows: {"index": rows.index}, ("demos",), (), at) for at in (slice(1), None))
+    assert first(rows)["index"] is rows.index
+    with pytest.raises(ConfigError, match="nan"):
+        every(rows)
+
+
+@pytest.mark.parametrize(
+    "agent, first_row, wrong_row, is_refused",
+    [
+        (RetraceConfig(), 0, 2, True),
+        (RetraceConfig(), 0, 0, False),  # before the first action
+        (RetraceConfig(), _LAST_OBSERVATION - 2, _LAST_OBSERVATION, False),
+        (RetraceConfig(), _LAST_OBSERVATION, _LAST_OBSERVATION + 2, True),
+        (DQNConfig(), 0, 2, False),
+    ],
+)
+def test_every_action_is_checked_for_an_algorithm_of_the_users(
+    agent: Any,  # noqa: ANN401 - settings of any algorithm
+    first_row: int,
+    wrong_row: int,
+    is_refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Retrace trains on later actions of an item, too; the project's agents without memory on the first alone."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(dataset, "ReplayDataset", lambda *_, **settings: given.update(settings))
+    monkeypatch.setattr(dataset, "ToDevice", lambda *_: lambda rows: {"index": rows.index})
+    own, unused = demonstrations(), cast(Any, SimpleNamespace(fencing_token=0))
+    dataset.open_dataset(
+        LearnerConfig(agent=agent, learner=LearnerSettings(sources={"demos": SourceSettings(0.5)})),
+        cast(Any, SimpleNamespace(window=WindowSpec(history=1, steps=1), recurrent_state_size=0)),
+        own,
+        torch.device("cpu"),
+        batch_size=4,
+        splits=1,
+        threads=0,
+        in_flight=1,
+        decoded=1,
+        counters=unused,
+        learner_steps=lambda: 0,
+        directory=unused,
+        rank=unused,
+        group=unused,
+        action_options=(2,),
+    )
+    rows = _items(1, first_row)
+    rows = dataclasses.replace(rows, columns=_ENDS | {"action": 2 * (np.arange(7) == wrong_row)})
+    with pytest.raises(ConfigError, match=naming("2 [0, 1]")) if is_refused else nullcontext():
+        assert given["transform"](rows)["index"] is rows.index
+
+
+def test_gaussian_of_the_users_may_have_drawn_an_action_beyond_the_bounds() -> None:
+    """Its run has stored it so; NaN it has not."""
+    transform = refusing_actions(lambda rows: {"index": rows.index}, ("demos",), (), slice(1), may_exceed=True)
+    rows = dataclasses.replace(
+        _items(1, 0), columns=_ENDS | {"action": np.array([[1.7]], np.float32)}, index=np.array([[0]])
+    )
+    assert transform(rows)["index"] is rows.index
+    with pytest.raises(ConfigError, match="nan"):
+        transform(dataclasses.replace(rows, columns=_ENDS | {"action": np.array([[np.nan]], np.float32)}))

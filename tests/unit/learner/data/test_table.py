@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.support.learner_fakes import FakeAgent
 from tests.support.naming import naming
-from tests.support.replay_service import local_server
+from tests.support.replay_service import local_server, open_appender, write
+from tests.support.replay_streams import make_config
+from tests.support.waiting import WAIT_S, wait_until
+from tidemill.config.load import load_config
+from tidemill.config.sections import LearnerConfig
 from tidemill.config.services import LearnerSettings
 from tidemill.config.sources import SourceSettings
 from tidemill.config.table import TableSettings
 from tidemill.errors import AlreadyExists, FatalError, Unavailable
 from tidemill.replay.client import ReplayClient
+from tidemill.replay.sampling.sampler import ReplaySampler
 from tidemill.replay.shards.directory import ShardDirectory
-from tidemill.replay.table_config import SelectorKind, TableConfig, shard_config
+from tidemill.replay.table_config import RateLimiterConfig, SelectorKind, TableConfig, TableUpdate, shard_config
+from tidemill.rl.settings.q_learning import DQNConfig
 from tidemill.services.learner.data import table as table_module
 from tidemill.services.learner.data.table import batches_per_sample, create_table, create_tables, table_config
+from tidemill.services.learner.distributed.learner_group import RankInfo
+from tidemill.services.learner.status.counters import Counters
+from tidemill.services.learner.training.pace import FreeRunning
 from tidemill.types import EnvSpec, WindowSpec, signature_of
 
 _SPEC = EnvSpec((8,), "float32", action_shape=(2,))
@@ -99,6 +110,20 @@ def test_share_of_a_source_counts_among_the_steps_of_a_call() -> None:
     assert batches_per_sample(TableSettings(), learner, signature_of(_SPEC), 256, 1_001) == 4
 
 
+def test_table_is_the_same_for_every_number_of_learners() -> None:
+    """Of 256 items 179 are the table's own, of two halves 90 each: a run continues with more learners or fewer."""
+    sources = {"demos": SourceSettings(fraction=0.3)}
+    config = LearnerConfig(
+        agent=DQNConfig(batch_size=256),
+        table=TableSettings(max_items=100_000),
+        learner=LearnerSettings(updates_per_env_step=0.25, sources=sources),
+    )
+    tables = {
+        FreeRunning(config, Counters(), RankInfo(0, size, 0)).table(_Agent(), signature_of(_SPEC)) for size in (1, 2, 4)
+    }
+    assert len(tables) == 1
+
+
 def test_no_ratio_means_no_buffer() -> None:
     """`updates_per_env_step` 0 trains as fast as possible once `min_size` is reached."""
     limiter = _config(TableSettings(), LearnerSettings(updates_per_env_step=0)).rate_limiter
@@ -157,8 +182,73 @@ def test_name_of_shards_that_stays_unknown_is_told(monkeypatch: pytest.MonkeyPat
         create_tables(directory, _config(TableSettings(), LearnerSettings()))
 
 
+def _on_policy(actors: int, **table: Any) -> TableConfig:  # noqa: ANN401 - what the section takes
+    config = load_config(
+        {"agent": {"algorithm": "ppo"}, "env": {"num_envs": 128}, "actor": {"count": actors}, "table": table}
+    )
+    return _config(config.table, config.learner, batch_size=config.agent.batch_size)
+
+
+def test_changed_number_of_actors_changes_the_table_of_an_on_policy_run() -> None:
+    """Its default batch follows the number, and the table the batch, on all shards, there and back."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(local_server()) for _ in range(2)]
+        clients = [stack.enter_context(ReplayClient(server.address)) for server in servers]
+        directory = stack.enter_context(closing(ShardDirectory([server.address for server in servers])))
+        for actors, batch in ((2, 256), (4, 512), (2, 256)):
+            table = _on_policy(actors)
+            create_tables(directory, table)
+            assert (table.rate_limiter.min_size, table.max_items) == (batch, 4 * batch)
+            assert [client.describe_table(table.name).config for client in clients] == [shard_config(table, 2)] * 2
+        with pytest.raises(AlreadyExists):
+            clients[0].create_table(shard_config(_on_policy(4), 2))  # by any other client it is refused
+
+
+def test_start_of_a_learner_keeps_what_was_changed_in_use() -> None:
+    """A limit that an operator changed stays until the run's settings give another one."""
+    with (
+        local_server() as server,
+        ReplayClient(server.address) as client,
+        closing(ShardDirectory([server.address])) as directory,
+    ):
+        table = _on_policy(2)
+        create_tables(directory, table)
+        client.update_table(table.name, TableUpdate(max_items=700))
+        create_tables(directory, table)
+        assert client.describe_table(table.name).config == replace(table, max_items=700)
+        create_tables(directory, _on_policy(2, min_size=200))
+        changed = client.describe_table(table.name).config
+        assert (changed.max_items, changed.rate_limiter.min_size) == (700, 200)
+        for max_items in (2048, 1500, 2048):  # as an operator tried it, and back to what the table has had
+            create_tables(directory, _on_policy(2, max_items=max_items))
+            assert client.describe_table(table.name).config.max_items == max_items
+            client.update_table(table.name, TableUpdate(max_items=1500))
+        with pytest.raises(FatalError, match=naming("max_item_steps table.name")):
+            create_tables(directory, replace(table, max_item_steps=9))
+
+
+def test_waiting_sample_is_admitted_by_the_limits_of_the_learners_start() -> None:
+    """On a server without a log, too."""
+    with (
+        local_server() as server,
+        ReplayClient(server.address) as client,
+        closing(ShardDirectory([server.address])) as directory,
+    ):
+        config = make_config(limiter=RateLimiterConfig(min_size=12))
+        create_tables(directory, config)
+        with open_appender(server.address) as appender:
+            write(appender, range(8))
+            assert appender.flush(WAIT_S)
+        with ReplaySampler([server.address], config, 1) as sampler:
+            table = server.replay.find(config.name)
+            wait_until(lambda: server.admission.waiting(table, "sample") > 0, "the sampler to wait")
+            create_tables(directory, make_config(limiter=RateLimiterConfig(min_size=1)))
+            assert sampler.take(WAIT_S) is not None
+            assert client.describe_table(config.name).config.rate_limiter.min_size == 1
+
+
 class _TakenName:
-    def create_table(self, config: TableConfig) -> bool:
+    def create_table(self, config: TableConfig, *, redeclare: bool) -> bool:
         raise AlreadyExists("table 'replay' has other columns")
 
 

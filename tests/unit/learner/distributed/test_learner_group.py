@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from torch import Tensor
 
 from tests.support.clock import Clock
-from tests.support.learner_fakes import FakeAgent, FakePriorities, FakeSource, batch
+from tests.support.learner_fakes import FakeAgent, FakePriorities, FakePublisher, FakeSource, batch
 from tests.support.naming import naming
+from tidemill.config.load import from_document
 from tidemill.config.run import RunSettings
 from tidemill.config.sections import LearnerConfig
 from tidemill.config.services import LearnerSettings
 from tidemill.config.sources import SourceSettings
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, Unavailable
 from tidemill.rl.agents.interface import Update
 from tidemill.rl.process_group import SINGLE_PROCESS, draw_normal, draw_uniform
 from tidemill.rl.settings.on_policy import PPOConfig
 from tidemill.rl.settings.soft_actor_critic import SACConfig
 from tidemill.services.learner.data.decoder import Batch
 from tidemill.services.learner.data.device import DeviceBacklog, resolve_device
-from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote
+from tidemill.services.learner.distributed.learner_group import RankInfo, SingleLearner, StepVote, joined_group
 from tidemill.services.learner.learner import Learner
 from tidemill.services.learner.status.control import Control
 from tidemill.services.learner.status.counters import Counters
@@ -69,12 +74,19 @@ def _batch(largest_weight: float = 1.0) -> Batch:
 
 
 def _trainer(
-    ranks: _Others, agent: FakeAgent, batches: list[Batch], steps: int, control: Control | None = None
+    ranks: _Others,
+    agent: FakeAgent,
+    batches: list[Batch],
+    steps: int,
+    control: Control | None = None,
+    clock: Clock | None = None,
+    publisher: FakePublisher | None = None,
 ) -> Trainer:
-    counters, clock = Counters(), Clock()
+    counters, clock = Counters(), clock or Clock()
     progress = Progress(counters, log_every_s=1e9, clock=clock)
-    control, outputs = control or Control(threading.Event()), TrainerOutputs(FakePriorities(), group=ranks)
-    return Trainer(agent, FakeSource(*batches), outputs, control, counters, progress, Limits(steps), clock)
+    outputs, limits = TrainerOutputs(FakePriorities(), publisher, group=ranks), Limits(steps, publish_every=1)
+    control = control or Control(threading.Event())
+    return Trainer(agent, FakeSource(*batches), outputs, control, counters, progress, limits, clock)
 
 
 def test_no_step_is_taken_while_another_rank_lacks_a_batch() -> None:
@@ -86,11 +98,39 @@ def test_no_step_is_taken_while_another_rank_lacks_a_batch() -> None:
     assert ranks.heard[-1].stop
 
 
+def test_policy_lag_leaves_out_the_version_of_the_update_itself() -> None:
+    """Which may be acknowledged while the ranks vote on the next; that has no item of a version."""
+    agent = FakeAgent()
+    publisher = FakePublisher(agent)
+    publisher.publish()
+    newest = Batch(replace(_batch().replay, first_versions=np.ones(2, np.uint64)))
+    trainer = _trainer(_Others(), agent, [newest, _batch()], 2, publisher=publisher)
+    trainer.run()
+    assert trainer._progress.policy_lag == 0.0
+
+
 def test_rank_stops_when_another_one_must() -> None:
     """Before its own limit, and without a step."""
     agent = FakeAgent()
     reason = _trainer(_Others(_NOTHING._replace(stop=True)), agent, [_batch()], 5).run()
     assert (reason, agent.batches) == ("another rank stopped", [])
+
+
+@pytest.mark.parametrize("interface", ["", "eth0"])
+@pytest.mark.parametrize("met", ["remote=[127.0.1.1]:15758$0", "Connect timeout [none]"], ids=["refused", "silent"])
+def test_machines_that_cannot_connect_are_told_to_name_the_interface(
+    met: str, interface: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is named: gloo announces the address of the machine's name, on Debian one that others cannot reach."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if interface:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    failure = Mock(side_effect=RuntimeError(f"Gloo connectFullMesh failed with {met}"))
+    monkeypatch.setattr("tidemill.services.learner.distributed.learner_group._join", failure)
+    with pytest.raises(Unavailable) as raised, joined_group(RankInfo(1, 2), torch.device("cpu"), 60.0):
+        pass
+    assert met in str(raised.value)
+    assert ("set GLOO_SOCKET_IFNAME" in str(raised.value)) == (not interface)
 
 
 @pytest.mark.parametrize("asked", [None, "a caller asked"])
@@ -131,6 +171,24 @@ def test_rank_pauses_with_the_others() -> None:
     agent = FakeAgent()
     _trainer(_Others(_NOTHING._replace(pause=True)), agent, [_batch()], 1).run()
     assert len(agent.batches) == 1
+
+
+def test_wait_while_another_rank_is_paused_is_a_pause() -> None:
+    """Only the first rank hears a caller; the others wait for its votes, and are paused as it is."""
+    clock = Clock()
+
+    class Slow(_Others):
+        def all_agree(self, word: StepVote) -> StepVote:
+            clock.now_s += 0.2
+            return super().all_agree(word)
+
+    def waited() -> list[float]:
+        name = "tidemill_learner_wait_seconds_total"
+        return [REGISTRY.get_sample_value(name, {"what": what}) or 0.0 for what in ("pause", "ranks")]
+
+    before, paused = waited(), _NOTHING._replace(pause=True)
+    _trainer(Slow(*[paused] * 10), FakeAgent(), [_batch()], 1, clock=clock).run()
+    assert [now - then for now, then in zip(waited(), before, strict=True)] == pytest.approx([2.0, 0.4])
 
 
 def test_weights_are_divided_by_the_largest_of_all_ranks() -> None:
@@ -269,3 +327,22 @@ def test_every_rank_draws_its_rows_of_the_whole_batchs_noise(draw: Callable[...,
     halves = [draw((2, 4, 5), Half(index), generators[1 + index], cpu, dim=1) for index in range(2)]
     assert torch.equal(torch.cat(halves, dim=1), whole)
     assert len({generator.get_state().numpy().tobytes() for generator in generators}) == 1
+
+
+@pytest.mark.parametrize(
+    "replay, message",
+    [(["a:1", "b:1"], "2 replay shards 2 learners"), (["dns:///replay:1"], "table.min_size 4 2 dns:///replay:1")],
+)
+def test_ranks_that_would_wait_for_each_others_items_refuse(replay: list[str], message: str) -> None:
+    """Where torchrun says how many there are, as the launcher does before anything starts."""
+    document = {
+        "env": {"id": "CartPole-v1", "num_envs": 4},
+        "agent": {"algorithm": "ppo", "unroll": 31, "batch_size": 4},
+        "table": {"sampler": "fifo", "min_size": 4, "max_items": 64, "chunk_length": 16},
+        "learner": {"updates_per_env_step": 0, "publish_every": 1, "max_policy_lag": 0},
+        "cluster": {"replay": replay},
+    }
+    config = from_document(LearnerConfig, document)
+    assert RankInfo(0, 1).local_batch_size(config) == 4
+    with pytest.raises(ConfigError, match=naming(message)):
+        RankInfo(0, 2).local_batch_size(config)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import io
+import logging
 import re
 import signal
 import weakref
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.distributed import DistNetworkError
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from tests.support.naming import naming
@@ -59,6 +67,22 @@ def test_rendezvous_outlives_ranks_that_were_signalled(monkeypatch: pytest.Monke
     monkeypatch.setattr(torchrun, "run_ranks", signalled)
     assert not run_agent(argparse.Namespace(max_restarts=0), [], {}, None)
     assert held[0]() is not None
+
+
+def test_machine_that_ends_before_another_has_heard_of_it_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners of several machines meet at the end in a store, which ends with its machine."""
+    logger, handler = logging.getLogger(SimpleElasticAgent.__module__), logging.StreamHandler(said := io.StringIO())
+    logger.addHandler(handler)
+    store = Mock(timeout=None)
+    store.wait.side_effect = DistNetworkError("connection reset by peer")
+    group = SimpleNamespace(state="SUCCEEDED", group_world_size=2)
+    agent: Any = SimpleNamespace(_worker_group=group, _store=store, _exit_barrier_timeout=1.0)
+    monkeypatch.setattr(torchrun, "run_ranks", lambda _: LocalElasticAgent._exit_barrier(agent))
+    assert run_agent(argparse.Namespace(max_restarts=0), [], {}, None)
+    assert store.wait.called
+    logger.warning("another message")
+    logger.removeHandler(handler)
+    assert said.getvalue() == "another message\n"
 
 
 @pytest.mark.parametrize("words", [(), ("4",), ("four", "3"), ("auto", "3"), ("0", "3"), ("4", "--config")], ids=str)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tidemill.config.lock_step import LockStep
-from tidemill.errors import Unavailable, Unimplemented
+from tidemill.errors import Reason, ResourceExhausted, Unavailable, Unimplemented
 from tidemill.replay.chunk import SMALLEST_PRIORITY
 from tidemill.replay.client import ReplayClient
 from tidemill.replay.sampling.priorities import PrioritySender
@@ -41,6 +41,12 @@ class _Server:
     def __init__(self, away: int = 0, *, has_log: bool = True) -> None:
         self.priorities: dict[int, float] = {}
         self.snapshots = 0
+        self.killed_in = 0
+        """Call that ends the server, 1 the next; at once there is another, without priorities. 0 means none."""
+        self.full_for = 0
+        """Snapshots for which its disk has no room."""
+        self.sent = 0
+        """Priorities that it was sent."""
         self._away, self._has_log = away, has_log
 
     def update_priorities(self, table: str, keys: Any, priorities: Any, fencing_token: int) -> None:  # noqa: ANN401
@@ -52,12 +58,24 @@ class _Server:
         if self._away:
             self._away -= 1
             raise Unavailable("away")
+        self._arrive()
+        self.sent += len(keys)
         self.priorities.update(zip(keys.tolist(), priorities.tolist(), strict=True))
 
     def checkpoint(self) -> None:
         if not self._has_log:
             raise Unimplemented("no log")
+        self._arrive()
+        if self.full_for:
+            self.full_for -= 1
+            raise ResourceExhausted("full", reason=Reason.DISK_FULL)
         self.snapshots += 1
+
+    def _arrive(self) -> None:
+        self.killed_in -= 1
+        if self.killed_in == 0:
+            self.priorities.clear()
+            raise Unavailable("killed")
 
 
 def _priorities(server: _Server | None = None) -> tuple[RoundPriorities, PrioritySender]:
@@ -102,6 +120,48 @@ def test_server_that_lost_its_priorities_gets_those_since_its_snapshot(has_log: 
     restarted = _Server()
     priorities.send_again(_client(restarted))
     assert restarted.priorities == {key: server.priorities[key] for key in (16, 17, 18, 1000)}
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_snapshot_has_all_its_rounds_if_the_server_was_killed_as_the_last_one_ended(call: int) -> None:
+    """The sample call, which sends them again, may find the new server only after the snapshot."""
+    server = _Server()
+    priorities, sender = _priorities(server)
+    _play(priorities, sender, server, range(15))
+    server.killed_in = call
+    _play(priorities, sender, server, range(15, 16))
+    assert server.snapshots == 1
+    assert server.priorities.keys() == {*range(16), 1000}
+    assert server.priorities[1000] == 15.5 + SMALLEST_PRIORITY
+
+
+def test_full_disk_of_the_server_costs_no_more_with_each_round() -> None:
+    """The run continues, keeps the newest priority of each slot of the table, and asks for a snapshot now and then."""
+    server = _Server()
+    server.full_for = 1000
+    priorities, sender = _priorities(server)
+
+    def play(numbers: range) -> list[int]:
+        keys = [number << 32 | 1 + number % 4 for number in numbers]
+        for key, number in zip(keys, numbers, strict=True):
+            sender.send(np.array([key], np.uint64), torch.tensor([float(number)]))
+            priorities.end_round()
+            priorities.deliver(_client(server))
+        return keys
+
+    keys = play(range(300))
+    assert 10 < 1000 - server.full_for <= 20
+    assert server.sent < 900
+    assert len(priorities.state()["keys"]) < 20
+    restarted = _Server()
+    priorities.send_again(_client(restarted))
+    assert [restarted.priorities[key] for key in keys[-4:]] == [
+        number + SMALLEST_PRIORITY for number in range(296, 300)
+    ]
+    server.full_for = 0
+    play(range(300, 316))
+    assert server.snapshots == 1
+    assert len(priorities.state()["sizes"]) < 16
 
 
 def test_checkpoint_holds_what_the_server_may_lose() -> None:

@@ -24,6 +24,7 @@ from tests.support.replay_streams import (
 from tests.unit.replay.logs import open_log
 from tidemill.errors import FatalError
 from tidemill.replay.table_config import RateLimiterConfig, SelectorConfig, SelectorKind
+from tidemill.services.replay.leases import Leases
 from tidemill.services.replay.log.segments import LogFolder
 from tidemill.services.replay.log.snapshot import (
     ITEM_STATE,
@@ -162,6 +163,28 @@ def test_restart_has_priorities_counts_and_counters_of_the_snapshot(tmp_path: Pa
     left = 3 * 3 - (9 - 1)  # the item of priority 0 was sampled once and cannot be any more
     assert restored.has_draws(left)
     assert not restored.has_draws(left + 1)
+    again.crash()
+
+
+@pytest.mark.parametrize("caller_settles", [True, False])
+def test_items_of_a_settled_batch_are_gone_after_a_kill_before_any_insert(caller_settles: bool, tmp_path: Path) -> None:
+    """They do not wait for an insert to be logged: a learner that paces its actors has trained on them."""
+    log = open_log(tmp_path)
+    log.replay.create_table(make_config(sampler=SelectorConfig(SelectorKind.FIFO), max_times_sampled=1))
+    table = log.replay.find("t")
+    items = make_items(0, [(0, i, 1) for i in range(4)])
+    append(log.replay, open_streams(log.replay), [make_chunk(0, 0, 0, 4)], [items])
+    leases = Leases(table, lambda: None, log.replay.log_removed, caller_settles=caller_settles)
+    drawn = table.draw(2)
+    number = leases.sent(drawn.batch, drawn.eras, 2)
+    if caller_settles:
+        leases.settle(number, returned=False)
+    left = table.items.keys(table.items.live()).tolist()
+    log.crash()
+    again = open_log(tmp_path)
+    restored = again.replay.find("t")
+    assert len(left) == 2
+    assert restored.items.keys(restored.items.live()).tolist() == left
     again.crash()
 
 

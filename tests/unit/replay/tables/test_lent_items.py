@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import numpy as np
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from tests.support.replay_streams import append, make_chunk, make_config, make_items, make_replay, open_streams
 from tidemill.replay.table_config import SelectorConfig, SelectorKind, TableUpdate
+from tidemill.services.replay.admission import AdmissionQueue
+from tidemill.services.replay.metrics import ReplayCollector
 from tidemill.services.replay.tables.sampled_items import SampledItems
 from tidemill.services.replay.tables.table import Table
 
@@ -245,3 +248,23 @@ def test_priority_of_an_item_that_is_used_up_is_unknown() -> None:
     assert scene.table.counters.unknown_keys == 1
     scene.come_back(0)
     scene.check()
+
+
+def test_metrics_do_not_fall_when_a_batch_comes_back() -> None:
+    """A counter that falls is taken for one of a process that was restarted; after a reset it counts from 0."""
+    scene = Scene(SelectorKind.FIFO, 1)
+    collector = ReplayCollector(scene.replay, AdmissionQueue(time.monotonic))
+
+    def samples() -> float:
+        (found,) = [each for each in collector.collect() if each.name == "tidemill_replay_samples"]
+        return found.samples[0].value
+
+    scene.insert(4)
+    scene.draw(3)
+    assert samples() == 3
+    scene.come_back(0)
+    assert samples() == 3
+    scene.draw(4)
+    assert samples() == 4
+    scene.replay.reset(scene.table)
+    assert samples() == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -99,6 +101,32 @@ def test_table_that_bytes_keep_below_min_size_is_full() -> None:
     assert not table.can_insert()
     table.delete(table.items.keys(table.items.live()))
     assert table.can_insert()
+
+
+def test_table_that_bytes_keep_below_min_size_stays_full_when_its_limiter_changes() -> None:
+    """Filled while the limiter is off, and at each change after that, until it has room for more bytes or is reset."""
+    _, table, _ = filled(make_config(), 4)
+    limiter = RateLimiterConfig(min_size=30, samples_per_insert=1.0, error_buffer=8.0)
+    config = make_config(max_bytes=3 * table.held_bytes, limiter=limiter)
+    replay, table, session = filled(config, 0)
+    table.reconfigure(config, limiter_is_on=False)
+    extend(replay, session, 0, 40)
+    assert table.size < 30
+    for is_on in (True, False, True):
+        table.reconfigure(config, limiter_is_on=is_on)
+        assert table.can_sample()
+    assert table.can_insert()
+    extend(replay, session, 40, 12)
+    assert not table.can_insert()
+    table.reconfigure(replace(config, rate_limiter=replace(limiter, min_size=20)), limiter_is_on=True)
+    assert table.can_sample()
+    table.reconfigure(replace(config, max_bytes=2 * config.max_bytes), limiter_is_on=True)
+    assert not table.can_sample()
+    table.reset()
+    table.reconfigure(replace(config, max_bytes=2 * config.max_bytes), limiter_is_on=False)
+    table.reconfigure(replace(config, max_bytes=2 * config.max_bytes), limiter_is_on=True)
+    extend(replay, session, 52, 4)
+    assert not table.can_sample()
 
 
 def test_queue_hands_out_each_item_once_in_order() -> None:

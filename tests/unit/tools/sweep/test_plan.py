@@ -14,9 +14,10 @@ from tidemill.errors import ConfigError
 from tidemill.services.tools.sweep.command import journal_of
 from tidemill.services.tools.sweep.plan import read_sweep
 
+_END = {"run.max_env_steps": 1000}
 _FILE: dict[str, Any] = {
     "base": "cartpole_dqn",
-    "settings": {"run.max_env_steps": 1000},
+    "settings": _END,
     "space": {"agent.learning_rate": {"log": [1e-5, 1e-2]}},
 }
 
@@ -81,12 +82,37 @@ def test_grid_has_as_many_trials_as_combinations(tmp_path: Path) -> None:
         ),
         ({"share_replay": True, "space": {"replay": [{"max_streams": 1}]}}, "replay.max_streams share_replay"),
         ({"share_replay": True, "settings": {"replay.shards": 2}}, "replay.shards 2 1 share_replay"),
+        (
+            {"parallel": 2, "settings": _END | {"launcher.status_page_port": 8080}},
+            "launcher.status_page_port '127.0.0.1:8080' parallel 2 0",
+        ),
+        (
+            {"parallel": 2, "settings": _END | {"replay.server.metrics_address": "127.0.0.1:9101"}},
+            "replay.server.metrics_address '127.0.0.1:9101' parallel 2 0",
+        ),
+        (
+            {"parallel": 2, "settings": _END | {"learner.server.address": "unix:///tmp/l.sock"}},
+            "learner.server.address 'unix:///tmp/l.sock' parallel 2",
+        ),
     ],
 )
 def test_wrong_file_is_refused_before_any_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     """With the name of what is wrong."""
     with pytest.raises(ConfigError, match=naming(message)):
         read_sweep(_written(tmp_path, changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel": 1, "settings": _END | {"launcher.status_page_port": 8080}},
+        {"parallel": 2, "settings": _END | {"learner.server.metrics_address": "127.0.0.1:0"}},
+        {"parallel": 2, "share_replay": True, "settings": _END | {"replay.server.metrics_address": "127.0.0.1:9101"}},
+    ],
+)
+def test_port_that_no_two_runs_share_is_taken(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Of one run at a time, a free one of each, and of the replay service that all use."""
+    read_sweep(_written(tmp_path, changes))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tidemill.scores import COLUMNS, Score
 from tidemill.services.tools.sweep import command
 from tidemill.services.tools.sweep.command import sweep
 from tidemill.services.tools.sweep.journal import Trial
-from tidemill.services.tools.sweep.runs import Run, run_folder, stop
+from tidemill.services.tools.sweep.runs import Run, run_folder, score_of, stop
 
 Runs = list[tuple[int, int]]
 """Number of the trial and seed of each run that was started."""
@@ -43,6 +43,7 @@ def _swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
         *,
         fails: Callable[[int, int], bool],
         diverges: bool = False,
+        ends: bool = False,
         share_replay: bool = False,
     ) -> tuple[int, Runs]:
         settings, space = {"run.max_learner_steps": 60}, {"agent.n_step": list(range(1, trials + 1))}
@@ -53,7 +54,8 @@ def _swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
         def start(folder: Path, trial: Trial, seed: int, slot: int, *_: object) -> Run:
             started.append((trial.number, seed))
             has_failed = fails(trial.number, seed)
-            _write_run(run_folder(folder, trial, seed), ends=not has_failed or diverges, diverges=has_failed)
+            has_result = not has_failed or diverges or ends
+            _write_run(run_folder(folder, trial, seed), ends=has_result, diverges=has_failed and diverges)
             poll = Mock(side_effect=chain([None], repeat(int(has_failed))))
             return Run(trial, seed, slot, Mock(poll=poll, returncode=int(has_failed)))
 
@@ -63,16 +65,32 @@ def _swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     return run
 
 
+def _csv(*means: float) -> str:
+    """Return the text of a scores.csv, of the versions 0, 1 and so on."""
+    lines = [",".join(COLUMNS)]
+    for version, mean in enumerate(means):
+        score = dataclasses.asdict(Score(1.5, 200, 400, version, 10, mean, 1.0, 11.0, 14.0, 12.0, 50.0))
+        lines.append(",".join("" if score[name] is None else str(score[name]) for name in COLUMNS))
+    return "\n".join(lines) + "\n"
+
+
 def _write_run(folder: Path, *, ends: bool, diverges: bool) -> None:
     """Write what a run leaves: an evaluation, the result if it ends with one, and the note if it has diverged."""
     folder.mkdir(parents=True, exist_ok=True)
-    score = dataclasses.asdict(Score(1.5, 200, 400, 3, 10, 12.5, 1.0, 11.0, 14.0, 12.0, 50.0))
-    row = ",".join("" if score[name] is None else str(score[name]) for name in COLUMNS)
-    (folder / "scores.csv").write_text(",".join(COLUMNS) + f"\n{row}\n")
+    (folder / "scores.csv").write_text(_csv(12.5))
     if ends:
         (folder / "result.json").write_text(json.dumps({"format": 1, "solved": False}))
     if ends and diverges:
         note_divergence(folder, "update 7")
+
+
+@pytest.mark.parametrize("objective, expected", [("last", 40.0), ("best", 60.0), ("mean", 65.0)])
+def test_best_score_is_no_more_than_its_confirmation(tmp_path: Path, objective: str, expected: float) -> None:
+    """95 was luck: fresh episodes of that version gave 50."""
+    _write_run(tmp_path, ends=True, diverges=False)
+    (tmp_path / "scores.csv").write_text(_csv(60.0, 95.0, 40.0))
+    (tmp_path / "confirmations.csv").write_text("\n".join(_csv(0.0, 50.0).splitlines()[::2]) + "\n")
+    assert score_of(tmp_path, objective) == expected
 
 
 def test_runs_that_failed_are_run_again(
@@ -109,6 +127,20 @@ def test_run_that_diverged_stays_failed(
     capsys.readouterr()
     assert swept(2, [1], fails=lambda *_: False) == (0, [])
     assert "trial 0 of 2, seed 1: failed" in capsys.readouterr().out
+
+
+def test_run_that_ended_without_its_learner_stays_failed(
+    swept: Callable[..., tuple[int, Runs]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its result is that of an untrained policy, and it is past its limit; without its folder it is run again."""
+    assert swept(2, [1], fails=lambda trial, _: trial == 0, ends=True) == (0, [(0, 1), (1, 1)])
+    for _ in range(2):
+        capsys.readouterr()
+        assert swept(2, [1], fails=lambda *_: False) == (0, [])
+        assert "trial 0 of 2, seed 1: failed" in capsys.readouterr().out
+    shutil.rmtree(run_folder(Path("sweeps/sizes"), Trial(0, {}), 1))
+    assert swept(2, [1], fails=lambda *_: False) == (0, [(0, 1)])
+    assert swept(2, [1], fails=lambda *_: False) == (0, [])
 
 
 def test_runs_of_an_earlier_session_that_diverged_do_not_end_the_next(swept: Callable[..., tuple[int, Runs]]) -> None:

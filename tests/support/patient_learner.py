@@ -1,0 +1,12 @@
+"""A learner that waits for the parameter server to acknowledge its last version, however busy the machine is."""
+
+from __future__ import annotations
+
+from tests.support.waiting import WAIT_S
+from tidemill.process import leave
+from tidemill.services.learner import learner
+from tidemill.services.learner.__main__ import main
+
+if __name__ == "__main__":
+    learner._LAST_PUBLISH_S = WAIT_S
+    leave(main())
