@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tidemill.errors import ConfigError, InvalidArgument
 
@@ -15,16 +15,24 @@ _MAX_JOINT_ACTIONS = 65_536
 _LARGEST_BOUND = 1e9  # beyond it a bound stands for none: the largest number of its type, for one
 
 
-def check_shape(action: NDArray[Any], shape: tuple[int, ...]) -> None:
-    """Raise InvalidArgument if a batch of actions has another shape."""
-    if action.shape != shape:
-        raise InvalidArgument(f"action has shape {action.shape}, allowed: {shape}")
+def as_batch(action: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return a batch of actions as an array; raises InvalidArgument if it has another shape."""
+    batch = np.asarray(action)
+    if batch.shape != shape:
+        raise InvalidArgument(f"action has shape {batch.shape}, allowed: {shape}")
+    return batch
 
 
-def check_within(action: NDArray[Any], num_actions: int) -> None:
-    """Raise InvalidArgument if one of a batch of discrete actions is not in 0 .. num_actions - 1."""
-    if action.min() < 0 or action.max() >= num_actions:
-        raise InvalidArgument(f"actions are {action.tolist()}, allowed: 0 to {num_actions - 1}")
+def as_choices(action: NDArray[Any], largest: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a batch of discrete actions as int64; bools are 0 and 1.
+
+    Raises:
+        InvalidArgument: One is not an integer from 0 to `largest`.
+    """
+    if action.dtype.kind not in "biu" or (action < 0).any() or (action > largest).any():
+        allowed = np.asarray(largest).tolist()
+        raise InvalidArgument(f"actions are {action.tolist()}, allowed: integers from 0 to {allowed}")
+    return action.astype(np.int64, copy=False)
 
 
 class ActionAdapter(Protocol):
@@ -123,8 +131,7 @@ class _Discrete:
         self.sizes: tuple[int, ...] = ()
 
     def convert(self, action: NDArray[Any]) -> NDArray[Any]:
-        check_within(action, self.num_actions)
-        taken: NDArray[Any] = self._table[action]
+        taken: NDArray[Any] = self._table[as_choices(action, self.num_actions - 1)]
         return taken
 
 
@@ -139,9 +146,7 @@ class _Choices:
         self._space_shape, self._dtype = radices.shape, space.dtype
 
     def convert(self, action: NDArray[Any]) -> NDArray[Any]:
-        if (action < 0).any() or (action > self._largest).any():
-            raise InvalidArgument(f"actions are {action.tolist()}, allowed: from 0 to {self._largest.tolist()}")
-        taken: NDArray[Any] = (action + self._start).astype(self._dtype)
+        taken: NDArray[Any] = (as_choices(action, self._largest) + self._start).astype(self._dtype)
         return taken.reshape(len(action), *self._space_shape)
 
 

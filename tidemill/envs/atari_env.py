@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.envs.actions import check_shape, check_within
+from tidemill.envs.actions import as_batch, as_choices
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.settings import EnvSettings
@@ -143,8 +143,8 @@ class AleVectorEnv:
 
     def step(self, action: NDArray[Any]) -> VectorStep:
         """Act in every game, or reset it if it had ended; see `VectorEnv.step`."""
-        check_shape(action, self._ended.shape)
-        check_within(action, self.spec.num_actions)  # ale-py would silently play no-ops
+        action = as_batch(action, self._ended.shape)
+        action = as_choices(action, self.spec.num_actions - 1)  # ale-py would silently play no-ops
         is_reset_step = self._ended
         stacked, raw_reward, game_over, truncated, info = self._ale.step(action)
         if self._camera is not None:

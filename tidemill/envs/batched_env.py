@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from tidemill.envs.action_mask import ActionMasks, info_key
-from tidemill.envs.actions import action_adapter, check_shape
+from tidemill.envs.actions import action_adapter, as_batch
 from tidemill.envs.checks import FAILURES, as_float32, failed, fault
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorEnv, VectorStep
@@ -117,7 +117,7 @@ class BatchedEnv:
 
     def step(self, action: NDArray[Any]) -> VectorStep:
         """Act in every environment, or reset it if it had ended; see `VectorEnv.step`."""
-        check_shape(action, (self.num_envs, *self._actions.shape))
+        action = as_batch(action, (self.num_envs, *self._actions.shape))
         is_reset_step = self._ended
         command = self._actions.convert(action)
         if self._masks is not None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.envs.action_mask import ActionMasks
-from tidemill.envs.actions import action_adapter, check_shape
+from tidemill.envs.actions import action_adapter, as_batch
 from tidemill.envs.checks import BOOLS, FAILURES, as_float32, failed, fault, is_flag, place
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.envs.interface import VectorStep
@@ -159,7 +159,7 @@ class GymnasiumVectorEnv:
 
     def step(self, action: NDArray[Any]) -> VectorStep:
         """Act in every environment, or reset it if it had ended; see `VectorEnv.step`."""
-        check_shape(action, self._action_shape)
+        action = as_batch(action, self._action_shape)
         is_reset_step = self._ended
         converted = self._actions.convert(action)
         commands: list[Any] = list(converted)

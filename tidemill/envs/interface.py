@@ -113,7 +113,7 @@ class VectorEnv(Protocol):
                 in [-1, 1], scaled to the bounds of the action space; values outside are clipped to them.
 
         Raises:
-            InvalidArgument: The action batch has another shape.
+            InvalidArgument: The action batch has another shape, or discrete actions are not integers in their range.
             EnvFailed: An environment raised, or returned a non-finite observation or reward.
         """
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.arrays import Array, Bools
-from tidemill.envs.actions import check_shape
+from tidemill.envs.actions import as_batch
 from tidemill.envs.failures import Restarts
 from tidemill.envs.interface import VectorStep
 from tidemill.envs.parts import Part
@@ -96,7 +96,7 @@ class SurvivingEnv:
 
     def step(self, action: Array) -> VectorStep:
         """Act in every environment that is up, or reset it if it had ended; see `VectorEnv.step`."""
-        check_shape(action, (self.num_envs, *self.spec.action_shape))
+        action = as_batch(action, (self.num_envs, *self.spec.action_shape))
         was_down = None if self._is_up.all() else ~self._is_up
         for part, envs in zip(self._parts, self._ranges, strict=True):
             part.begin(action[envs])

@@ -301,6 +301,43 @@ def test_choice_outside_the_space_is_refused() -> None:
         make_env(EnvSettings("tests.support.envs:switchboard", joint_actions=True), 1, training=True)
 
 
+def test_bools_are_the_discrete_actions_0_and_1() -> None:
+    """A comparison, such as `observation[:, 2] > 0`, chooses them, whether N is the number of actions or not."""
+    for num_envs in (2, 3):
+        env = make_env(EnvSettings("tests.support.envs:offset"), num_envs, training=True)
+        env.reset(0)
+        assert env.step(np.ones(num_envs, np.bool_)).observation.tolist() == [[6]] * num_envs
+    env = make_env(EnvSettings("tests.support.envs:binary"), 1, training=True)
+    env.reset(0)
+    assert env.step(np.array([[True, False, True]])).observation.tolist() == [[1, 0, 1]]
+
+
+def test_actions_may_be_a_list() -> None:
+    """It is taken as an array; one of another length is refused."""
+    env = make_env(EnvSettings("tests.support.envs:offset"), 2, training=True)
+    env.reset(0)
+    assert env.step([2, 0]).observation.tolist() == [[7], [5]]  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=naming("(1,) (2,)")):
+        env.step([2])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name, action, message",
+    [
+        ("offset", [0.7], "[0.7] integers 0 2"),
+        ("offset", [np.nan], "[nan] integers 0 2"),
+        ("joint", [[0.7, 1.0]], "[0.7, 1.0] integers 0 [1, 2]"),
+        ("joint", [[0.0, np.nan]], "[0.0, nan] integers 0 [1, 2]"),
+    ],
+)
+def test_discrete_action_that_is_not_an_integer_is_refused(name: str, action: list[Any], message: str) -> None:
+    """It is not cut to an integer, and not blamed on the environment."""
+    env = make_env(EnvSettings(f"tests.support.envs:{name}"), 1, training=True)
+    env.reset(0)
+    with pytest.raises(InvalidArgument, match=naming(message)):
+        env.step(np.array(action))
+
+
 @pytest.mark.parametrize("action", [-1, 3])
 def test_discrete_action_outside_the_space_is_refused(action: int) -> None:
     """An action that does not exist is refused with its value and the range, instead of wrapping around."""
