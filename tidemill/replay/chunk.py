@@ -69,8 +69,19 @@ def check_priorities(priorities: NDArray[np.float64], first: int = 0, *, least: 
         first: Place of the first of them, if they are part of a longer list.
         least: `TableConfig.least_priority` of their table.
     """
-    right = (priorities >= least) & (priorities <= MAX_PRIORITY)
+    right = are_priorities(priorities, least)
     if not right.all():
         at = int(right.argmin())
-        allowed = "finite and not negative, at most" if least == 0 else f"finite, {least:g} to"
-        raise InvalidArgument(f"priorities[{first + at}] is {priorities[at]}, must be {allowed} {MAX_PRIORITY:g}")
+        raise InvalidArgument(f"priorities[{first + at}] is {priorities[at]}, must be {allowed_priorities(least)}")
+
+
+def are_priorities(priorities: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
+    """Whether each of some numbers can be the priority of an item, [N]; for `least` see `check_priorities`."""
+    right: NDArray[np.bool_] = (priorities >= least) & (priorities <= MAX_PRIORITY)
+    return right
+
+
+def allowed_priorities(least: float) -> str:
+    """The numbers that can be priorities, for messages."""
+    allowed = "finite and not negative, at most" if least == 0 else f"finite, {least:g} to"
+    return f"{allowed} {MAX_PRIORITY:g}"

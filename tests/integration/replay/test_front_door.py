@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -437,6 +438,47 @@ def test_priorities_never_reach_the_next_item_of_a_slot(server: LocalServer) -> 
         assert client.describe_table("t").total_weight == 7.0
         with pytest.raises(InvalidArgument, match=naming("priorities 2 1")):
             dataset.update_priorities(new, [1.0, 2.0])
+
+
+_NUMBERS = TableConfig(
+    "t", signature_like({"number": 0}), SelectorConfig(SelectorKind.PRIORITIZED), max_items=100, max_item_steps=1
+)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, -1.0, 1e40])
+def test_item_without_a_priority_is_left_out_of_its_message(server: LocalServer, wrong: float) -> None:
+    """The error names table, value and environment, once; all steps and the other items are stored."""
+    window = ItemWindow(1, priority=lambda steps: np.where(steps["number"][0] == 12, wrong, 1.0))
+    with ReplayWriter(server.address, _NUMBERS, num_envs=2, chunk_length=4, windows=window) as writer:
+        for number in range(4):
+            writer.append({"number": [number, 10 + number]})
+        with pytest.raises(InvalidArgument, match=naming(f"table 't' {wrong} environment 1 1e+39 1")):
+            writer.append({"number": [4, 14]})
+        writer.append({"number": [4, 14]})
+        writer.flush(WAIT_S)
+        assert writer.dropped_items == 1
+    with ReplayClient(server.address) as client:
+        assert (client.describe_table("t").items, server.replay.env_steps) == (9, 10)
+
+
+@pytest.mark.parametrize("returned", [ZeroDivisionError(), np.ones((2, 4)), "x"])
+def test_writer_continues_after_an_error_of_a_priority_function(server: LocalServer, returned: object) -> None:
+    """The items that it was called for are left out, also by `state`."""
+    for call in ("flush", "state"):
+        priority = Mock(side_effect=[returned, np.ones(1)])
+        table = replace(_NUMBERS, name=call)
+        with ReplayWriter(server.address, table, windows=ItemWindow(1, priority=priority)) as writer:
+            for number in range(4):
+                writer.append({"number": number})
+            with pytest.raises((ZeroDivisionError, InvalidArgument, ValueError)):
+                getattr(writer, call)()
+            getattr(writer, call)()
+            writer.append({"number": 4})
+            writer.flush(WAIT_S)
+            assert writer.dropped_items == 4
+        with ReplayClient(server.address) as client:
+            assert client.describe_table(call).items == 1
+    assert server.replay.env_steps == 10
 
 
 def test_weights_follow_the_probabilities(server: LocalServer) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from tidemill.arrays import Array, Ints
 from tidemill.errors import InvalidArgument
 from tidemill.replay.argument_types import check_integer, check_number, check_type
-from tidemill.replay.chunk import ItemBatch, check_priorities
+from tidemill.replay.chunk import ItemBatch, allowed_priorities, are_priorities, check_priorities
 from tidemill.replay.limits import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS, payload_room
 from tidemill.replay.table_config import MAX_PRIORITY, TableConfig
 from tidemill.replay.writing.stream_rows import StreamRows
@@ -33,7 +33,9 @@ class ItemWindow:
         stride: Distance between the starts of two neighbouring items of an episode, in steps.
         priority: First priority of the items, or what computes it for all windows of a message at once: a function of
             their columns, by name, each [length, K, ...], that returns [K]. It is given every column of the steps and
-            of `beside` in `ReplayWriter.append`, each copied when it is asked for, without the history.
+            of `beside` in `ReplayWriter.append`, each copied when it is asked for, without the history. An item for
+            which it returns NaN or another number that cannot be a priority is left out, with an `InvalidArgument`; so
+            are all that it was called for if it raises.
         partial: Fewest steps of the shorter items that `end_episode` makes, one from every start behind the last whole
             item's: 2 for n-step returns over steps that hold one observation each, 1 where a step holds a transition.
             0: none.
@@ -128,7 +130,8 @@ class StreamItems:
     Windows are found when the items are needed, those of all streams together: appending a row costs nothing.
 
     Attributes:
-        dropped: Items that were not sent because the server had lost some of their steps.
+        dropped: Items that were not sent because the server had lost some of their steps, or because their window
+            computed no priority for them.
     """
 
     def __init__(
@@ -257,25 +260,35 @@ class StreamItems:
         """Return the items that end in the chunks of some streams, those of a table in order of their last steps.
 
         What would begin before step 0 of its stream, one that had to restart, is left out and counted.
+
+        Raises:
+            InvalidArgument: A window computed no priority for some items; they are left out and counted, and the next
+                call returns the others. So it does after an error that the window's function raises.
         """
         self.find()
         self._reach_back = 0
         places = np.full(len(self._rows.all), -1, np.int64)
         places[envs] = np.arange(len(envs))
-        batches = [self._batch(table, parts, places) for table, parts in self._pending.items() if parts]
+        batches = [self._batch(table, places) for table, parts in self._pending.items() if parts]
         return [batch for batch in batches if len(batch.lengths)]
 
     def state(self) -> tuple[list[list[tuple[int, int, int, float, str]]], Ints]:
-        """Return the items that wait, by stream, payloads in hexadecimal, and where windows begin next."""
+        """Return the items that wait, by stream, payloads in hexadecimal, and where windows begin next.
+
+        Raises:
+            InvalidArgument: As of `batches`.
+        """
         self.find()
         waiting: list[list[tuple[int, int, int, float, str]]] = [[] for _ in self._rows.all]
         for table, parts in self._pending.items():
-            for part in parts:
-                found = self._computed(table, part)
-                payloads = [row.tobytes().hex() for row in found.payload]
-                columns = (found.env, found.last_offset, found.length, found.priority)
-                for env, *numbers, payload in zip(*(each.tolist() for each in columns), payloads, strict=True):
-                    waiting[env].append((table, *numbers, payload))
+            if not parts:
+                continue
+            items = self._joined(table)
+            found = self._computed(table, items, np.arange(len(items.env)))
+            payloads = [row.tobytes().hex() for row in found.payload]
+            columns = (found.env, found.last_offset, found.length, found.priority)
+            for env, *numbers, payload in zip(*(each.tolist() for each in columns), payloads, strict=True):
+                waiting[env].append((table, *numbers, payload))
         return waiting, self._next_start
 
     def restore(self, waiting: Sequence[Sequence[tuple[int, int, int, float, str]]], next_start: Ints) -> None:
@@ -342,8 +355,30 @@ class StreamItems:
         self._ends += ends
         self._payload_sizes += ends * self._tables[table].payload_bytes
 
-    def _computed(self, table: int, items: _Items) -> _Items:
-        """Return items with the priorities and payloads of windows."""
+    def _joined(self, table: int) -> _Items:
+        """Return the items of a table that wait, which are then one part."""
+        parts = self._pending[table]
+        items = parts[0] if len(parts) == 1 else _Items(*map(np.concatenate, zip(*parts, strict=True)))
+        self._pending[table] = [items]
+        return items
+
+    def _leave_out(self, table: int, which: Ints) -> None:
+        """Forget some of the items of `_joined`, by their places, and count them."""
+        items = self._joined(table)
+        self.dropped += len(which)
+        ends = np.bincount(items.env[which], minlength=len(self._ends))
+        self._ends -= ends
+        self._payload_sizes -= ends * self._tables[table].payload_bytes
+        self._pending[table] = [items.taken(np.delete(np.arange(len(items.env)), which))]
+
+    def _computed(self, table: int, items: _Items, places: Ints) -> _Items:
+        """Return items with the priorities and payloads of windows; raises as `batches`.
+
+        Args:
+            table: Whose items they are.
+            items: Some of those that wait.
+            places: Theirs among those of `_joined`, [K].
+        """
         window, rows = self._windows.get(table), self._rows
         if window is None or not len(items.env):
             return items
@@ -352,24 +387,43 @@ class StreamItems:
             priority = priority.copy()
             for length in _distinct(items.window):
                 which = np.flatnonzero(items.window == length)
-                columns = WindowColumns(rows, items.env[which], items.last_offset[which], length)
-                computed = np.asarray(window.priority(columns), np.float64)
-                if computed.shape != which.shape:
-                    raise InvalidArgument(
-                        f"priority of the window of table {self._tables[table].name!r} returned shape "
-                        f"{computed.shape}, must return {which.shape}: one for each window"
-                    )
-                priority[which] = computed
-            check_priorities(priority, least=self._tables[table].least_priority)
+                env = items.env[which]
+                columns = WindowColumns(rows, env, items.last_offset[which], length)
+                priority[which] = self._first_priorities(table, window.priority, columns, env, places[which])
         if self._tables[table].payload_bytes:
             payload, by_window = payload.copy(), items.window > 0
             env, first = items.env[by_window], (items.last_offset - items.window + 1)[by_window]
             payload[by_window] = rows.column(PAYLOAD)[env, rows.rows_of(env, first)]
         return items._replace(priority=priority, payload=payload)
 
-    def _batch(self, table: int, parts: Sequence[_Items], places: Ints) -> ItemBatch:
+    def _first_priorities(
+        self, table: int, compute: FirstPriority, columns: WindowColumns, envs: Ints, places: Ints
+    ) -> NDArray[np.float64]:
+        """Return a window's priorities of items of one length, [K], at `places` of `_joined`; raises as `batches`."""
+        config = self._tables[table]
+        named, least = f"priority of the window of table {config.name!r}", config.least_priority
+        is_right = np.zeros(len(places), np.bool_)
+        try:
+            priority = np.asarray(compute(columns), np.float64)
+            if priority.shape != places.shape:
+                raise InvalidArgument(
+                    f"{named} returned shape {priority.shape}, must return {places.shape}: one for each window"
+                )
+            is_right = are_priorities(priority, least)
+            if not is_right.all():
+                at = int(is_right.argmin())
+                raise InvalidArgument(
+                    f"{named} returned {priority[at]} for environment {envs[at]}, must be {allowed_priorities(least)}; "
+                    f"items left out: {np.count_nonzero(~is_right)}"
+                )
+        except Exception:
+            self._leave_out(table, places[~is_right])
+            raise
+        return priority
+
+    def _batch(self, table: int, places: Ints) -> ItemBatch:
         """Return the items of a table whose streams have a place among the chunks."""
-        items = parts[0] if len(parts) == 1 else _Items(*map(np.concatenate, zip(*parts, strict=True)))
+        items = self._joined(table)
         place = places[items.env]
         reach = self._rows.first_step[items.env] + items.last_offset + 1  # rows of the stream up to the last one
         length, window = items.length, self._windows.get(table)
@@ -379,7 +433,8 @@ class StreamItems:
         may_go = is_sent & (length <= reach)
         self._reach_back += int(np.count_nonzero(is_sent) - np.count_nonzero(may_go))
         order = np.lexsort((place, items.last_offset))  # stable: those of one row as they came
-        items = self._computed(table, items._replace(length=length).taken(order[may_go[order]]))
+        sent = order[may_go[order]]
+        items = self._computed(table, items._replace(length=length).taken(sent), sent)
         return ItemBatch(
             table_index=table,
             chunk_indices=places[items.env],

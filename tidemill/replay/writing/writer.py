@@ -245,7 +245,8 @@ class ReplayWriter(Reopened):
         Raises:
             Unavailable: `timeout_s` passed, or `stop` was set while it waited; the step was not taken.
             InvalidArgument: A column is missing, unknown, or has another shape or dtype, the step is too large for a
-                message, or `params_version` is out of range; the step was not taken.
+                message, or `params_version` is out of range; or a window computed no priority for items of earlier
+                steps, which are left out (`dropped_items`). The step was not taken.
         """
         self._check_open()
         began_s, envs = time.monotonic(), self._envs_of(env)
@@ -536,7 +537,7 @@ class ReplayWriter(Reopened):
 
     @property
     def dropped_items(self) -> int:
-        """Items that were not sent because the server had lost some of their steps."""
+        """Items that were not sent: the server had lost some of their steps, or their window computed no priority."""
         return self._items.dropped
 
     def close(self) -> None:
