@@ -29,6 +29,7 @@ from tidemill.replay import (
 )
 from tidemill.replay.transfer.exported_table import ExportedTable
 from tidemill.replay.writing import state as writer_state
+from tidemill.types import ColumnSpec
 
 _TABLE = TableConfig(
     "t", signature_like({"number": 0}), SelectorConfig(SelectorKind.UNIFORM), max_items=1000, max_item_steps=4
@@ -253,6 +254,23 @@ def test_windows_with_priorities_and_payloads_continue(server: LocalServer, tmp_
         found.append(sorted(zip(items, priorities.tolist(), map(bytes, payloads), strict=True)))
     assert found[0] == found[1]
     assert len(found[0]) == 16 + 19
+
+
+def test_integers_of_numpy_are_those_of_python(server: LocalServer) -> None:
+    """A writer that was given NumPy's has a state, which one that is given Python's continues."""
+
+    def open_writer(integer: Callable[[int], Any], state: bytes | None = None) -> ReplayWriter:
+        two, four = integer(2), integer(4)
+        columns = (ColumnSpec("number", "int64", (two,)),)
+        table = replace(_TABLE, signature=columns, max_item_steps=four, payload_bytes=four)
+        window = ItemWindow(two, stride=integer(1), priority=integer(2), history=integer(1))
+        return ReplayWriter(server.address, table, num_envs=two, windows=window, chunk_length=four, state=state)
+
+    with closing(open_writer(np.int64)) as first:
+        first.append({"number": [[1, 2], [3, 4]]}, payload=np.zeros((2, 1), np.int32))
+        state = first.state()
+    with open_writer(int, state) as second:
+        assert second.episode_steps() == 1
 
 
 @pytest.mark.parametrize(

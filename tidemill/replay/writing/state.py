@@ -35,12 +35,15 @@ def new_name() -> str:
 def arguments_of(
     batch: tuple[int, ...], chunk_length: int, tables: Sequence[TableConfig], windows: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The arguments that a continuing writer must share with the earlier one, as a JSON document."""
+    """The arguments that a continuing writer must share with the earlier one, as a JSON document.
+
+    Integers may be NumPy's, which JSON lacks.
+    """
     return {
-        "num_envs": batch[0] if batch else None,
-        "chunk_length": chunk_length,
-        "tables": [[table.name, table.max_item_steps, table.payload_bytes] for table in tables],
-        "signature": [[c.name, c.dtype, list(c.shape), c.codec.value] for c in tables[0].signature],
+        "num_envs": int(batch[0]) if batch else None,
+        "chunk_length": int(chunk_length),
+        "tables": [[table.name, int(table.max_item_steps), int(table.payload_bytes)] for table in tables],
+        "signature": [[c.name, c.dtype, list(map(int, c.shape)), c.codec.value] for c in tables[0].signature],
         "windows": dict(windows),
     }
 

@@ -72,7 +72,8 @@ class ItemWindow:
     def __str__(self) -> str:
         """The window's settings as text, the same in every process; callables are shown as `...`."""
         given = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        shown = [(name, "..." if callable(value) else repr(value)) for name, value in given]
+        plain = [(name, value.item() if isinstance(value, np.generic) else value) for name, value in given]
+        shown = [(name, "..." if callable(value) else repr(value)) for name, value in plain]
         always = ("length", "stride", "priority", "partial")
         unlike = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
         return f"ItemWindow({', '.join(f'{name}={text}' for name, text in shown if name in {*always, *unlike})})"
