@@ -262,6 +262,33 @@ def test_recurrent_policy_wants_the_rewards_that_it_was_trained_with(algorithm: 
     assert len(policy(seen, [1.0, 2.0])) == 2
 
 
+@pytest.mark.parametrize("reward", [np.nan, [1.0, np.inf], 1e39])
+def test_recurrent_policy_refuses_a_reward_that_is_not_finite(reward: object, tmp_path: Path) -> None:
+    """Its state would be NaN to the end of the episode; the refused call is not remembered."""
+    settings, spec = _recurrent("r2d2")
+    _bundle(tmp_path, settings, spec)
+    fresh, policy = (tidemill.load_policy(tmp_path / "bundle") for _ in range(2))
+    seen = np.random.default_rng(0).normal(size=(3, 2, *spec.observation_shape)).astype(np.float32)
+    wanted = [fresh.act(rows, reward=1.0) for rows in seen]
+    found = [policy.act(seen[0], reward=1.0)]
+    with pytest.raises(InvalidArgument, match=naming("reward", np.asarray(reward).tolist(), "0")):
+        policy.act(seen[1], reward=reward)  # type: ignore[arg-type]
+    found += [policy.act(rows, reward=1.0) for rows in seen[1:]]
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["reward", "is_first"])
+def test_reward_and_beginning_are_of_one_or_each_environment(name: str, tmp_path: Path) -> None:
+    """Another number of them, or a column, is refused with both shapes, also at the first call."""
+    _bundle(tmp_path)
+    policy = tidemill.load_policy(tmp_path / "bundle")
+    for _ in range(2):
+        for shape in ((2, 1), (3,)):
+            with pytest.raises(InvalidArgument, match=naming(name, shape, "(2,)")):
+                policy.act(np.zeros((2, 3)), **{name: np.zeros(shape)})  # type: ignore[arg-type]
+        policy.act(np.zeros((2, 3)), **{name: np.zeros(2)})  # type: ignore[arg-type]
+
+
 def test_policy_plays_by_its_card_as_in_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recurrent policy, too: the loop hands on the rewards that it looks at."""
     settings, spec = _recurrent("sac")

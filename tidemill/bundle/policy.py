@@ -154,9 +154,9 @@ class TrainedPolicy:
             floats in [-1, 1], as `make_env` takes them.
 
         Raises:
-            InvalidArgument: The observation or the mask has another shape, the observation numbers of another kind or
-                range than those that were trained with or an option that a discrete part lacks, a recurrent policy
-                gets no reward, or N changed without a `reset`.
+            InvalidArgument: An argument has another shape, the observation numbers of another kind or range than those
+                that were trained with or an option that a discrete part lacks, a recurrent policy gets no reward or
+                one that is not finite, or N changed without a `reset`.
         """
         parts = self.env_spec.observation_parts
         key = self._config.env.action_mask.removeprefix("observation.")
@@ -180,9 +180,7 @@ class TrainedPolicy:
                 "`step.reward`, or 0 if it is unknown; where an episode begins, call `reset()` or give `is_first`; in "
                 "a Policy of your own that ignores rewards, set `sees_rewards = False`"
             )
-        gained = None if reward is None else np.full(len(rows), reward, np.float32)
-        if gained is not None and self._config.env.clips_rewards:
-            gained = np.sign(gained)  # as in training
+        gained = self._gained(reward, len(rows))
         seen_rows = stored(rows, self.env_spec.observation_dtype)
         seen_parts = parts_of(parts, seen_rows) if parts else {"": seen_rows}
         for name, values in seen_parts.items():
@@ -231,9 +229,24 @@ class TrainedPolicy:
         return mask
 
     def _is_first(self, is_first: ArrayLike | None, num_envs: int) -> NDArray[np.bool_]:
-        if self._builder is None:
-            return np.ones(num_envs, np.bool_)
-        return np.full(num_envs, False if is_first is None else is_first, np.bool_)
+        given = np.asarray(False if is_first is None else is_first, np.bool_)
+        if given.shape not in ((), (num_envs,)):
+            raise InvalidArgument(f"is_first has shape {given.shape}, allowed: (), or ({num_envs},)")
+        return np.full(num_envs, self._builder is None or given, np.bool_)
+
+    def _gained(self, reward: ArrayLike | None, num_envs: int) -> NDArray[np.float32] | None:
+        if reward is None:
+            return None
+        with np.errstate(over="ignore"):  # told below
+            given = np.asarray(reward, np.float32)
+        if given.shape not in ((), (num_envs,)):
+            raise InvalidArgument(f"reward has shape {given.shape}, allowed: (), or ({num_envs},)")
+        if self._config.env.clips_rewards:
+            given = np.sign(given)  # as in training
+        if sees_rewards(self._policy) and not np.isfinite(given).all():
+            found = np.asarray(reward).tolist()
+            raise InvalidArgument(f"reward is {found}, allowed: finite numbers; give 0 if it is unknown")
+        return np.full(num_envs, given, np.float32)
 
     def _builder_for(self, num_envs: int) -> PolicyInputBuilder:
         if self._builder is None:
