@@ -193,6 +193,16 @@ def test_actions_fit_the_users_environment(tmp_path: Path) -> None:
         tidemill.load_policy(tmp_path / "bundle", action_space=gymnasium.spaces.Discrete(3))
 
 
+def test_exploring_action_is_within_its_bounds(tmp_path: Path) -> None:
+    """Most draws of PPO's wide Gaussian are beyond -1 and 1: they are returned as the environment would take them."""
+    settings, _ = _recurrent("ppo")
+    settings |= {"env": _SETTINGS["env"], "agent": settings["agent"] | {"initial_log_std": 3.0}}
+    _bundle(tmp_path, settings)
+    action = tidemill.load_policy(tmp_path / "bundle").act(np.zeros((100, 3)), explore=True)
+    assert action.dtype == np.float32
+    assert (action.min(), action.max()) == (-1.0, 1.0)
+
+
 @pytest.mark.parametrize("shape, stack", [((3, 84, 84), 1), ((12, 84, 84), 1), ((4, 84, 84, 3), 1), ((3, 84, 84), 2)])
 def test_policy_of_images_with_their_channels_first_still_acts(
     shape: tuple[int, ...], stack: int, tmp_path: Path

@@ -194,7 +194,13 @@ class TrainedPolicy:
         output = self._policy.act(policy_input, 2**62, evaluation=not explore)  # long after every schedule's end
         builder.record(output)
         # The builder keeps the policy's own array for the next input, and the caller may change this one.
-        action = np.array(output.action) if self._actions is None else self._actions.convert(output.action)
+        action: NDArray[Any]
+        if self._actions is not None:
+            action = self._actions.convert(output.action)
+        elif self.env_spec.action_options:
+            action = np.array(output.action)
+        else:
+            action = np.clip(output.action, -1.0, 1.0)  # a Gaussian's draw has no bounds
         return action[0] if is_single else action
 
     @property
