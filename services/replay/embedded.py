@@ -24,6 +24,7 @@ Ack = Literal["write", "fsync"]
 
 _GRACE_S = 0.5
 _CLOSE_S = 60.0
+_INTERRUPTED_S = 2.0  # the restoring of a table cannot be interrupted, and ends by itself
 
 
 class Server(Closing):
@@ -80,10 +81,15 @@ class Server(Closing):
         )
         self._error: BaseException | None = None
         started: Future[str] = Future()
+        self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
         # a daemon, since the program may end without `close`: what is registered below then still saves the priorities
         self._thread = threading.Thread(target=self._run, args=(settings, started), name="replay-server", daemon=True)
-        self._thread.start()
-        self._address = started.result()  # without a bound: a large folder takes as long as its disk does
+        try:
+            self._thread.start()
+            self._address = started.result()  # without a bound: a large folder takes as long as its disk does
+        except BaseException:
+            self._end(_INTERRUPTED_S)
+            raise
         # not atexit, which comes when threads can no longer be given work, such as writing a snapshot
         cast(Any, threading)._register_atexit(_end, weakref.ref(self))
 
@@ -108,15 +114,16 @@ class Server(Closing):
         if error is not None:
             raise error
 
-    def _end(self) -> None:
+    def _end(self, timeout_s: float = _CLOSE_S) -> None:
         if self._owner.is_here and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(_CLOSE_S)
+            self._thread.join(timeout_s)
 
     def _run(self, settings: ReplaySettings, started: Future[str]) -> None:
         try:
-            asyncio.run(self._serve(settings, started))
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve(settings, started))
         except BaseException as error:  # handed to the owner, who raises it
             if started.done():
                 self._error = error
@@ -124,7 +131,6 @@ class Server(Closing):
                 started.set_exception(error)
 
     async def _serve(self, settings: ReplaySettings, started: Future[str]) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         server = ReplayServer(settings)
         with serving():
             try:

@@ -218,3 +218,40 @@ def test_keys_of_a_server_that_starts_empty_are_not_those_of_the_one_before() ->
             if len(keys) == 2:
                 assert client.update_priorities(table.name, keys[0], np.full(50, 9.0)) == 0
                 assert client.update_priorities(table.name, keys[1], np.full(50, 9.0)) == 50
+
+
+def test_start_that_is_interrupted_leaves_the_folder_to_the_next_one(tmp_path: Path) -> None:
+    """As in a notebook, whose kernel lives on: what is restored at that moment is not served, but let go."""
+    code = """
+import signal, sys, threading
+from tests.integration.replay.test_embedded import _items, _write
+from tidemill.replay import Server
+from tidemill.services.replay import embedded
+
+restored = embedded.ReplayServer
+is_interrupted = threading.Event()
+
+class SlowlyRestored(restored):
+    def __init__(self, settings):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert is_interrupted.wait(60)
+        super().__init__(settings)
+
+def interrupt(*_):
+    is_interrupted.set()
+    raise KeyboardInterrupt
+
+with Server(sys.argv[1]) as server:
+    _write(server.address, 3)
+signal.signal(signal.SIGINT, interrupt)
+embedded.ReplayServer = SlowlyRestored
+try:
+    Server(sys.argv[1])
+except KeyboardInterrupt:
+    embedded.ReplayServer = restored
+with Server(sys.argv[1]) as server:
+    print(_items(server.address))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[3]\n", "")
