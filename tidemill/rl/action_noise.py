@@ -31,15 +31,18 @@ class HeldActions:
         self._left = np.zeros(0, dtype=np.int64)
         self._held: Floats = np.zeros((0, 0), dtype=np.float32)
 
-    def replace(self, action: Floats, may_hold: NDArray[np.bool_]) -> Floats:
+    def replace(self, action: Floats, may_hold: NDArray[np.bool_], is_first: NDArray[np.bool_] | None = None) -> Floats:
         """Return the actions of one step, with those held in place of the policy's.
 
         Args:
             action: The policy's, [N, A].
             may_hold: Environments that explore in this way, [N].
+            is_first: Where an episode begins, [N], and a hold of the one before ends. None: nowhere.
         """
         if len(self._left) != len(action):
             self._left, self._held = np.zeros(len(action), dtype=np.int64), np.zeros_like(action)
+        if is_first is not None:
+            self._left[is_first] = 0
         begins = may_hold & (self._left == 0) & (self._rng.random(len(action)) < self._probability)
         count = int(np.count_nonzero(begins))
         shortest = max(self._steps // 3, 1)
@@ -67,7 +70,8 @@ class NoiseConfig:
     hold_probability: float = 0.0
     """Probability per step that an environment with noise starts to hold one uniformly random action. 0: never."""
     hold_steps: int = 60
-    """Longest hold, in steps, at least 1. The shortest is a third of it (Dabney et al. 2021)."""
+    """Longest hold, in steps, at least 1. The shortest is a third of it (Dabney et al. 2021). A hold ends with its
+    episode."""
 
     def __post_init__(self) -> None:
         require(self.kind in ("gaussian", "ou"), "noise.kind", self.kind, "'gaussian' or 'ou'")
@@ -114,14 +118,14 @@ class ActionNoise:
 
         Args:
             action: The policy's, [N, A].
-            is_first: Where an episode begins, [N], and an OU process with it. None: nowhere.
+            is_first: Where an episode begins, [N]: an OU process starts from 0, and a hold ends. None: nowhere.
         """
         shape = (len(action), action.shape[1])
         noise = self._process.next(shape, is_first) if self._config.kind == "ou" else self._white(shape)
         noisy = np.arange(len(action)) >= self._slot.first_of(self._config.greedy_fraction, len(action))
         noisy_action = np.where(noisy[:, None], action + noise, action)
         if self._config.hold_probability:
-            noisy_action = self._held.replace(noisy_action, may_hold=noisy)
+            noisy_action = self._held.replace(noisy_action, noisy, is_first)
         return np.clip(noisy_action, -1.0, 1.0).astype(np.float32, copy=False)
 
     def uniform(self, shape: tuple[int, int]) -> Floats:

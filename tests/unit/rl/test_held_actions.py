@@ -50,6 +50,19 @@ def test_environments_that_may_not_hold_act_by_the_policy() -> None:
     assert (actions[:, 16:] != 2.0).any()
 
 
+def test_hold_ends_with_its_episode() -> None:
+    """Where another episode begins, the action is one that is drawn there; elsewhere the hold continues."""
+    held = HeldActions(1.0, 1_000, np.random.default_rng(3))
+    policy, everywhere = np.full((_N, 2), 2.0, np.float32), np.ones(_N, np.bool_)
+    before = held.replace(policy, everywhere)
+    is_first = np.arange(_N) < 16
+    after = held.replace(policy, everywhere, is_first)
+    assert (after != 2.0).all()
+    assert (after[:16] != before[:16]).all()
+    np.testing.assert_array_equal(after[16:], before[16:])
+    assert (held.replace(policy, ~everywhere, is_first)[:16] == 2.0).all()
+
+
 def test_policy_holds_in_its_noisy_environments_only() -> None:
     """With a certain hold, noisy environments repeat their action while greedy ones follow the observation."""
     config = SACConfig(hidden_sizes=(8,), start_steps=0, greedy_fraction=0.5, hold_probability=1.0, hold_steps=30)
@@ -58,6 +71,17 @@ def test_policy_holds_in_its_noisy_environments_only() -> None:
     first, second = (policy.act(policy_input(rng.normal(size=(4, 3)).astype(np.float32)), 1).action for _ in range(2))
     assert (first[2:] == second[2:]).all()
     assert (first[:2] != second[:2]).all()
+
+
+def test_policy_begins_an_episode_without_the_hold_of_the_one_before() -> None:
+    """It draws another action there, in training and for whoever explores with a trained policy."""
+    config = SACConfig(hidden_sizes=(8,), start_steps=0, hold_probability=1.0, hold_steps=1_000)
+    policy = build_policy(config, EnvSpec((3,), "float32", action_shape=(2,)), seed=0)
+    observation = np.zeros((4, 3), np.float32)
+    is_first = np.array([True, False, False, True])
+    before = policy.act(policy_input(observation), 1).action
+    after = policy.act(policy_input(observation, is_first), 1).action
+    assert (before != after).all(axis=1).tolist() == is_first.tolist()
 
 
 def test_bounded_critic_gradient_stops_at_its_bound() -> None:

@@ -80,6 +80,14 @@ def test_share_of_the_environments_acts_without_noise() -> None:
     np.testing.assert_array_equal(first[1:], second[1:])  # a hold is one constant action
 
 
+def test_hold_ends_where_an_episode_begins() -> None:
+    """Elsewhere it continues."""
+    noise = ActionNoise(NoiseConfig(std=0.0, hold_probability=1.0, hold_steps=30), seed=0)
+    is_first = np.arange(N) < N // 2
+    before, after = noise.add_noise(ZEROS), noise.add_noise(ZEROS, is_first)
+    np.testing.assert_array_equal((before != after).all(axis=1), is_first)
+
+
 def test_noise_follows_its_seed() -> None:
     """The same seed repeats it; another differs."""
     one, same, other = (

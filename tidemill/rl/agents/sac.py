@@ -341,7 +341,7 @@ class SACPolicy:
         noise[:quiet] = 0.0
         action = torch.tanh(torch.addcmul(mean, log_std.exp(), noise)).cpu().numpy()
         if self._config.hold_probability:
-            action = self._held.replace(action, may_hold=np.arange(len(action)) >= quiet)
+            action = self._held.replace(action, np.arange(len(action)) >= quiet, policy_input.is_first)
         return PolicyOutput(action.reshape(shape), recurrent_state=recurrent_state, extras=extras)
 
     def _next_noise(self, shape: torch.Size, is_first: NDArray[np.bool_]) -> Tensor:

@@ -114,7 +114,8 @@ class SACConfig(SoftSettings, SequenceSettings):
     hold_probability: float = 0.0
     """Probability per step that an environment with noise starts to hold one uniformly random action. 0: never."""
     hold_steps: int = 60
-    """Longest hold, in steps, at least 1. The shortest is a third of it (Dabney et al. 2021)."""
+    """Longest hold, in steps, at least 1. The shortest is a third of it (Dabney et al. 2021). A hold ends with its
+    episode."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
