@@ -304,6 +304,7 @@ def model_card(  # noqa: PLR0913 - each is a part of the card
             is_discrete=bool(bundle.env_spec.action_options),
             frame_stack=bundle.env_spec.frame_stack,
             has_env=has_env,
+            is_joint=config.env.joint_actions,
         ),
         sources="".join(f" --learner.sources.{name}.replay ADDRESS" for name in sources),
         tables=", where ADDRESS is of a replay service with the table of the source" if sources else "",
@@ -330,16 +331,23 @@ def _describe_code(named: Mapping[str, str]) -> str:
     )
 
 
-def _describe_onnx(onnx: OnnxReport, *, is_discrete: bool, frame_stack: int, has_env: bool = True) -> str:
+def _describe_onnx(
+    onnx: OnnxReport, *, is_discrete: bool, frame_stack: int, has_env: bool = True, is_joint: bool = False
+) -> str:
     """Return the paragraph on policy.onnx, or on why there is none."""
     if onnx.reason:
         return f"There is no `{NAME}`: {onnx.reason}."
     agreed = "chose the actions that torch chose"
     if not is_discrete:
         agreed = f"and torch differed by at most {onnx.difference:.1e}"
-    scaled = "" if is_discrete else "; actions lie in [-1, 1]"
-    if scaled and has_env:
-        scaled += ", which `make_env` scales to the environment's bounds"
+        numbers = "actions lie in [-1, 1]" + ", which `make_env` scales to the environment's bounds" * has_env
+    elif is_joint:
+        numbers = (
+            "an action is the number of a combination of choices (`env.joint_actions`), from which "
+            "`numpy.unravel_index(action, sizes)` computes each choice, from 0"
+        )
+    else:
+        numbers = "actions count from 0" + ", whatever the `start` of the environment's action space" * has_env
     stacked = (
         f" Stack the last {frame_stack} observations, oldest first; at the start of an episode repeat the first one."
         if frame_stack > 1
@@ -349,7 +357,7 @@ def _describe_onnx(onnx: OnnxReport, *, is_discrete: bool, frame_stack: int, has
     given = f"a stack of what {source} gives" if stacked else f"as {source} gives it"
     return (
         f"`{NAME}` is the policy for programs without torch: `observation` {onnx.input}, {given}, to "
-        f"`action` {onnx.output}{scaled}.{stacked} On {onnx.observations} random observations onnxruntime {agreed}."
+        f"`action` {onnx.output}; {numbers}.{stacked} On {onnx.observations} random observations onnxruntime {agreed}."
     )
 
 

@@ -104,14 +104,18 @@ def test_process_that_fails_gives_its_last_line_as_the_reason(tmp_path: Path, mo
 
 
 def test_card_describes_the_file_or_why_there_is_none() -> None:
-    """Shapes, agreement, the range of continuous actions, and what a stack is."""
+    """Shapes, agreement, what the numbers of actions mean, and what a stack is."""
     none = _describe_onnx(OnnxReport("it is recurrent"), is_discrete=True, frame_stack=1)
     assert none == "There is no `policy.onnx`: it is recurrent."
     report = OnnxReport("", 64, 1.5e-7, "float32 [N, 3]", "float32 [N, 1]")
     said = _describe_onnx(report, is_discrete=False, frame_stack=1)
     assert "`observation` float32 [N, 3], as `make_env` gives it, to `action` float32 [N, 1]; actions lie in" in said
     assert said.endswith("On 64 random observations onnxruntime and torch differed by at most 1.5e-07.")
-    assert "chose the actions that torch chose." in _describe_onnx(report, is_discrete=True, frame_stack=1)
+    discrete = _describe_onnx(report, is_discrete=True, frame_stack=1)
+    assert "; actions count from 0, whatever the `start` of the environment's action space." in discrete
+    assert "chose the actions that torch chose." in discrete
+    joint = _describe_onnx(report, is_discrete=True, frame_stack=1, is_joint=True)
+    assert "the number of a combination of choices (`env.joint_actions`), from which `numpy.unravel_index(" in joint
     stacked = _describe_onnx(OnnxReport("", 64, 0.0, "uint8 [N, 4, 84, 84]"), is_discrete=True, frame_stack=4)
     assert "`observation` uint8 [N, 4, 84, 84], a stack of what `make_env` gives, to" in stacked
     assert "Stack the last 4 observations, oldest first; at the start of an episode repeat the first one." in stacked
