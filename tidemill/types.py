@@ -145,7 +145,7 @@ class EnvSpec:
             known. Two specifications that differ only in this are equal.
 
     Raises:
-        InvalidArgument: The shape is not a tuple.
+        InvalidArgument: The shape is not a tuple, or the dtype not a name.
     """
 
     observation_shape: tuple[int, ...]
@@ -164,6 +164,10 @@ class EnvSpec:
                 f"observation_shape is {self.observation_shape!r}, allowed: a tuple of whole numbers, such as (4,). "
                 "For several parts: tidemill.declared_spec({'observation': {'camera': ['uint8', 64, 64, 3], 'speed': "
                 "['float32', 2]}, 'num_actions': 4})"
+            )
+        if not isinstance(self.observation_dtype, str):
+            raise InvalidArgument(
+                f"observation_dtype is {self.observation_dtype!r}, allowed: a name, such as 'float32'"
             )
 
     @classmethod

@@ -29,6 +29,7 @@ from tidemill.envs.settings import OBSERVATION, EnvSettings
 from tidemill.envs.surviving_env import SurvivingEnv
 from tidemill.errors import ConfigError, FailedPrecondition
 from tidemill.installation import how_to_install
+from tidemill.replay.argument_types import check_type
 from tidemill.settings.check import closest, nearest
 from tidemill.settings.user_code import import_user_module
 from tidemill.types import EnvSpec
@@ -65,7 +66,9 @@ def make_env(settings: EnvSettings, num_envs: int, *, training: bool, render: bo
     Raises:
         ConfigError: No such environment (the message names the nearest), a package it needs is
             missing (the message names it), or its spaces are not supported.
+        TypeError: `settings` is of another type, such as an id.
     """
+    check_type("settings", settings, EnvSettings, 'an EnvSettings, such as EnvSettings(id="CartPole-v1")')
     return make_timed(settings, num_envs, _untimed, training=training, render=render)
 
 

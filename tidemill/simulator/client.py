@@ -25,7 +25,7 @@ from tidemill.errors import (
     Unavailable,
 )
 from tidemill.logger import LateLogger
-from tidemill.replay.argument_types import check_address, check_number
+from tidemill.replay.argument_types import check_address, check_number, check_type
 from tidemill.rpc.channel import Backoff, open_channel
 from tidemill.rpc.dialogue import Dialogue
 from tidemill.settings.check import SAFE_NAME, is_safe_name
@@ -71,6 +71,7 @@ class SimulatorClient(Closing):
             timeout_s: How long to try again where no service answers, in seconds. A warning in the log comes after 3 s.
         """
         check_address(address)
+        check_type("spec", spec, EnvSpec, "an EnvSpec, as tidemill.declared_spec makes of spaces")
         check_number("timeout_s", timeout_s)
         if not timeout_s >= 0:
             raise InvalidArgument(f"timeout_s is {timeout_s}, allowed: 0 or more")

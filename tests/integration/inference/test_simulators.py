@@ -805,6 +805,10 @@ def test_client_names_what_it_cannot_take() -> None:
     """Wrong arguments and wrong steps are refused without a service; the episode can continue."""
     with pytest.raises(InvalidArgument, match=naming("address 'nowhere'")):
         SimulatorClient("nowhere", _SPEC)
+    with pytest.raises(TypeError, match=naming("spec dict EnvSpec tidemill.declared_spec")):
+        SimulatorClient("127.0.0.1:1", {"observation": ["float32", 2], "num_actions": 2})  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=naming("observation_dtype name 'float32'")):
+        EnvSpec((2,), np.float32, num_actions=2)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=naming("timeout_s -1.0 0")):
         SimulatorClient("127.0.0.1:1", _SPEC, timeout_s=-1.0)
     with pytest.raises(InvalidArgument, match=naming("name 'a b'")):

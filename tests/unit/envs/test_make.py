@@ -88,6 +88,12 @@ def test_unknown_argument_is_refused_with_its_name(env_id: str) -> None:
         make_env(EnvSettings(env_id, {"lenght": 3}), 1, training=True)
 
 
+def test_id_in_place_of_settings_is_refused() -> None:
+    """As gymnasium takes it; the message has the settings with an id."""
+    with pytest.raises(TypeError, match=naming("settings 'CartPole-v1' EnvSettings(id=\"CartPole-v1\")")):
+        make_env("CartPole-v1", 4, training=False)  # type: ignore[arg-type]
+
+
 def test_batch_of_no_environments_is_refused() -> None:
     """A batch has at least one environment."""
     with pytest.raises(ConfigError, match=naming("num_envs 0 1")):
