@@ -55,6 +55,19 @@ _PARENT_POLL_S = 0.2
 _END_POLL_S = 0.01
 
 
+def _has_process_descriptors() -> bool:
+    """True if Python and the kernel have pidfds; uv's older Pythons and Linux before 5.3 lack them."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return hasattr(signal, "pidfd_send_signal")
+
+
+CAN_FORK = AVAILABLE and _has_process_descriptors()
+"""Whether there can be a fork server. Where there is none, services are started as programs."""
+
+
 def end_with_parent(number: int) -> None:
     """Have this process get a signal when its parent ends.
 
@@ -78,25 +91,25 @@ def end_with_parent(number: int) -> None:
 def adopt_orphans(wanted: bool) -> None:
     """Make this process the parent of those below it whose own parent ends, or no longer; see `AVAILABLE`.
 
-    The fork server needs it. Elsewhere there is none, and services are started as programs.
+    The fork server needs it.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted))
 
 
 def open_process(pid: int) -> int:
-    """Return a descriptor that is readable once a child process has ended; see `AVAILABLE`."""
+    """Return a descriptor that is readable once a child process has ended; see `CAN_FORK`."""
     return os.pidfd_open(pid)
 
 
 def signal_process(descriptor: int, number: int) -> None:
-    """Send a signal to the process of a descriptor; raises ProcessLookupError if it has ended. See `AVAILABLE`."""
+    """Send a signal to the process of a descriptor; raises ProcessLookupError if it has ended. See `CAN_FORK`."""
     signal.pidfd_send_signal(descriptor, number)
 
 
 def wait_for_end(pid: int, timeout_s: float | None) -> None:
     """Wait until a child process has ended, or the time is over, and leave its exit code to `os.waitpid`."""
     deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    if AVAILABLE:
+    if CAN_FORK:
         descriptor, poll = os.pidfd_open(pid), select.poll()
         try:
             poll.register(descriptor, select.POLLIN)
@@ -127,8 +140,8 @@ def memory_file(name: str) -> int:
     Raises:
         OSError: The system has no such files: then nothing is shared.
     """
-    if not AVAILABLE:
-        raise OSError(errno.ENOTSUP, "this system has no memfd (anonymous memory files)")
+    if not AVAILABLE or not hasattr(os, "memfd_create"):  # as uv's older Pythons
+        raise OSError(errno.ENOTSUP, "this system or Python has no memfd (anonymous memory files)")
     return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 

@@ -1,4 +1,4 @@
-"""Runs, servers and clients without the calls that only Linux has, as on macOS: with TIDEMILL_PORTABLE=1."""
+"""Runs, servers and clients without calls that only Linux has: all, as on macOS, or those that a Python may lack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,18 +24,21 @@ from tidemill import linux
 from tidemill.config.load import read_document
 
 _PORTABLE = os.environ | {linux.VARIABLE: "1"}
+_OLD_PYTHON = "import os, signal; del os.pidfd_open, os.memfd_create, signal.pidfd_send_signal"
 _SERVICES = {"replay", "paramserver", "learner", "actor", "evaluator"}
 _LONGEST_SOCKET = 103  # of macOS
 _MAKE = "from tidemill.services.launcher.run import paths; print(paths.make_socket_folder())"
 
 
 @contextmanager
-def _train(config_file: Path, *settings: str) -> Iterator[subprocess.Popen[bytes]]:
+def _train(
+    config_file: Path, *settings: str, environment: Mapping[str, str] = _PORTABLE
+) -> Iterator[subprocess.Popen[bytes]]:
     """Yield a `tidemill train` that is a program; a fork server would have imported everything before the variable."""
     command = [sys.executable, "-m", "tidemill.services.launcher", "train", "--config", str(config_file), *settings]
     output = config_file.with_name("output")
     with output.open("wb") as file:
-        launcher = subprocess.Popen(command, cwd=ROOT, env=_PORTABLE, stdout=file, stderr=file)
+        launcher = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
     try:
         yield launcher
     except AssertionError as error:
@@ -61,15 +64,27 @@ def _until_all_run(launcher: subprocess.Popen[bytes], folder: Path) -> None:
     )
 
 
+@pytest.fixture(params=["all calls", "those of newer Pythons"])
+def without(request: pytest.FixtureRequest, tmp_path: Path) -> Mapping[str, str]:
+    """The environment of processes that lack calls of Linux."""
+    if request.param == "all calls":
+        return _PORTABLE
+    (tmp_path / "sitecustomize.py").write_text(_OLD_PYTHON)
+    return os.environ | {"PYTHONPATH": str(tmp_path)}
+
+
 @pytest.mark.timeout(900)
-def test_run_of_several_learners_is_trained_to_its_end(config_file: Path, tmp_path: Path) -> None:
+def test_run_of_several_learners_is_trained_to_its_end(
+    config_file: Path, tmp_path: Path, without: Mapping[str, str]
+) -> None:
     """By processes that were each started as a program, over sockets whose paths every system takes.
 
     No memory can be shared, so each learner has a mirror; torchrun and its ranks end with the launcher.
     """
     folder = tmp_path / "runs" / "small"
     services = _SERVICES - {"learner"} | {"learner.torchrun"}
-    with _train(config_file, "--launcher.learners", "2", "--run.max_learner_steps", "300") as launcher:
+    settings = ("--launcher.learners", "2", "--run.max_learner_steps", "300")
+    with _train(config_file, *settings, environment=without) as launcher:
         wait_until(lambda: services_of(launcher.pid).keys() >= services, "all services run", BOUND_S)
         assert services_of(launcher.pid).keys() == services
         sockets = _addresses(folder)

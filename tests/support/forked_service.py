@@ -82,7 +82,7 @@ def fork_server(variables: Mapping[str, str]) -> Iterator[ForkClient]:
 
 def fork_service(order: Order, output: IO[bytes], server: ForkClient | None = None) -> ForkedPopen:
     """Start a service from a fork server, else from that of this process; where there is none, as a program."""
-    if not linux.AVAILABLE:
+    if not linux.CAN_FORK:
         process = started(order, output)
         process.returncode = 0  # its end is for the one who gets the process id
         return ForkedPopen(process.pid)

@@ -111,9 +111,10 @@ def test_reserving_space_on_a_full_disk_is_an_error() -> None:
         linux.reserve_space(file.fileno(), 10)
 
 
-@pytest.mark.usefixtures("available")
-def test_end_of_a_child_is_waited_for() -> None:
+@pytest.mark.parametrize("can_fork", [True, False])
+def test_end_of_a_child_is_waited_for(can_fork: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it has ended or the time is over; its exit code is there afterwards."""
+    monkeypatch.setattr(linux, "CAN_FORK", can_fork)
     with subprocess.Popen([sys.executable, "-c", "input(); raise SystemExit(3)"], stdin=subprocess.PIPE) as child:
         linux.wait_for_end(child.pid, 0.05)
         assert child.poll() is None
@@ -138,11 +139,11 @@ input()
 """
 
 
-@pytest.mark.usefixtures("available")
-def test_end_of_a_traced_child_is_waited_for() -> None:
+@pytest.mark.requires_linux
+@pytest.mark.parametrize("can_fork", [True, False])
+def test_end_of_a_traced_child_is_waited_for(can_fork: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of one that py-spy looks into: it has ended, but its exit code is the tracer's first."""
-    if not linux.AVAILABLE:
-        pytest.skip("processes are traced otherwise")
+    monkeypatch.setattr(linux, "CAN_FORK", can_fork)
     traced = [sys.executable, "-c", _TRACED]
     with subprocess.Popen(traced, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -221,6 +222,32 @@ def test_memory_is_shared_on_linux_alone(available: bool) -> None:
     else:
         with pytest.raises(OSError, match="memfd"):
             linux.memory_file("test")
+
+
+def test_memory_is_not_shared_by_a_python_that_cannot_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that uv installed for years."""
+    monkeypatch.setattr(linux, "AVAILABLE", True)
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(OSError, match="memfd"):
+        linux.memory_file("test")
+
+
+@pytest.mark.requires_linux
+@pytest.mark.parametrize(
+    "lack, expected",
+    [
+        ("", "True True"),
+        ("del os.pidfd_open", "True False"),
+        ("del signal.pidfd_send_signal", "True False"),
+        ("os.pidfd_open = lambda pid: os.stat(f'/nowhere/{pid}')", "True False"),
+    ],
+)
+def test_nothing_is_forked_without_descriptors_of_processes(lack: str, expected: str) -> None:
+    """Pythons that uv installed for years lack the functions, and kernels before 5.3 the call."""
+    script = f"import os, signal; {lack}\nfrom tidemill import linux; print(linux.AVAILABLE, linux.CAN_FORK)"
+    command = [sys.executable, "-c", script]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=_BOUND_S, check=True).stdout
+    assert said.split() == expected.split()
 
 
 def test_processors_are_counted(available: bool) -> None:

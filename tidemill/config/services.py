@@ -383,7 +383,7 @@ class LauncherSettings:
     ten seconds or less."""
     fork_services: bool = True
     """Fork services from one process that has already imported torch. They start and restart seconds faster and share
-    its memory. Linux only."""
+    its memory. Needs Linux 5.3 and a Python with `os.pidfd_open`; otherwise services are started as programs."""
     stop_timeout_s: float = 20.0
     """Seconds that a service may take to end after SIGTERM before it is killed. A learner that is killed loses its
     updates since its last checkpoint, and a run that was stopped then ends with exit code 1."""

@@ -160,7 +160,7 @@ def _ended(code: int, loggers: LoggerProcesses) -> int:
 
 def _fork_client(config: RunConfig) -> AbstractContextManager[ForkClient | None]:
     """Start what services are forked from, while settings are checked; the environment is tried there, too."""
-    forks = config.launcher.fork_services and linux.AVAILABLE
+    forks = config.launcher.fork_services and linux.CAN_FORK
     return closing(ForkClient(DEFAULTS | os.environ)) if forks else nullcontext()
 
 

@@ -64,7 +64,7 @@ class ClusterRunner:
         self._clock = AwakeClock(_LONGEST_WAIT_S)  # services continue while the launcher is suspended
         self.check_s = min(supervisor.settings.frozen_timeout_s / 2, CHECK_EVERY_S)
         specs = (process.spec for process in supervisor.processes.values())
-        is_worth_it = linux.AVAILABLE and supervisor.settings.fork_services and any(spec.needs_torch for spec in specs)
+        is_worth_it = linux.CAN_FORK and supervisor.settings.fork_services and any(spec.needs_torch for spec in specs)
         self._forks = ForkServer(DEFAULTS | os.environ, forks) if is_worth_it else None
         self._groups = Groups()
 

@@ -34,6 +34,7 @@ def doctor(argv: Sequence[str]) -> int:
         *gpu.containers(),
         *machine.memory(),
         *machine.open_files(),
+        *machine.forking(),
         *machine.clock(),
         *machine.ports(),
         *machine.sockets(),

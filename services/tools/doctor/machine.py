@@ -49,6 +49,14 @@ def memory(meminfo: Path = linux.PROC / "meminfo") -> list[Finding]:
     return [Finding("ok", text)]
 
 
+def forking() -> list[Finding]:
+    """Return a finding if Linux or Python lacks what `launcher.fork_services` takes; other systems never have it."""
+    if linux.CAN_FORK or not linux.AVAILABLE:
+        return []
+    advice = "take Linux 5.3 or newer, and a newer build of Python, such as `uv python install --reinstall` installs"
+    return [Finding("note", "no pidfd_open: services are not forked, and take seconds longer to start", advice)]
+
+
 def clock() -> list[Finding]:
     """Check that the clock is synchronised; no finding where no service knows."""
     answer = says("timedatectl", "show", "--property", "NTPSynchronized", "--value")

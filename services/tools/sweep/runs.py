@@ -53,7 +53,7 @@ def run_name(trial: Trial, seed: int) -> str:
 
 def fork_client(config: Mapping[str, Any]) -> ForkClient | None:
     """Return the fork server for runs and their services; None if the base config disables it."""
-    wanted = linux.AVAILABLE and (config.get("launcher") or {}).get("fork_services", True)
+    wanted = linux.CAN_FORK and (config.get("launcher") or {}).get("fork_services", True)
     return ForkClient(DEFAULTS | os.environ, DRAWING) if wanted else None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.closed_folder import deny
-from tidemill import container_limits
+from tidemill import container_limits, linux
 from tidemill.installation import how_to_repair
 from tidemill.services.tools import certs
 from tidemill.services.tools.doctor import machine, software
@@ -85,6 +85,16 @@ def test_few_open_files_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = machine.open_files()[0]
     assert (finding.mark, finding.text) == ("note", "2048 open files per process")
     assert "ulimit -n 65536" in finding.advice
+
+
+@pytest.mark.parametrize("available, can_fork, marks", [(True, True, []), (True, False, ["note"]), (False, False, [])])
+def test_services_that_cannot_be_forked_are_noted(
+    available: bool, can_fork: bool, marks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a newer Python or kernel would change that."""
+    monkeypatch.setattr(linux, "AVAILABLE", available)
+    monkeypatch.setattr(linux, "CAN_FORK", can_fork)
+    assert [finding.mark for finding in machine.forking()] == marks
 
 
 @pytest.mark.parametrize("gib, mark", [(1, "note"), (8, "ok")])
