@@ -24,6 +24,7 @@ TEMPORARY = ".tmp"
 
 _ABANDONED_S = 86400.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 @contextlib.contextmanager
@@ -145,8 +146,15 @@ def sync_file(file: BinaryIO) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has a folder's new names."""
-    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Wait until the disk has a folder's new names, unless its file system cannot be asked to.
+
+    autofs and VirtualBox's shared folders cannot: they refuse to flush a folder.
+    """
+    try:
+        _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
 
 
 def is_there(path: Path) -> bool:

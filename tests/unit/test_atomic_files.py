@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ from tidemill.atomic_files import (
     write_all_atomically,
     write_atomically,
 )
+from tidemill.services.replay.log.segments import LogFolder
 
 
 def _names(folder: Path) -> list[str]:
@@ -147,6 +149,22 @@ def test_new_folder_is_on_the_disk_with_those_above_it(tmp_path: Path, monkeypat
     flushed.clear()
     make_folder(tmp_path / "a" / "b")
     assert flushed == ["a"]
+
+
+def test_folder_below_one_that_cannot_be_flushed_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that autofs mounts, or any folder of a file system that flushes files alone; files are replaced there."""
+    fsync = os.fsync
+
+    def of_files_alone(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files_alone)
+    make_folder(tmp_path / "a" / "b")
+    write_atomically(tmp_path / "a" / "b" / "file", b"1")
+    LogFolder(tmp_path / "log").sync()
+    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"1"
 
 
 def test_folder_with_the_name_of_a_file_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill import formats, linux
-from tidemill.atomic_files import is_there, make_folder, sync_file
+from tidemill.atomic_files import is_there, make_folder, sync_file, sync_folder
 from tidemill.errors import FatalError
 from tidemill.file_lock import open_locked, unlock
 from tidemill.services.replay.log.frame import FORMAT, MARK_BYTES, PREAMBLE_BYTES, format_of
@@ -119,11 +119,7 @@ class LogFolder:
 
     def sync(self) -> None:
         """Wait until the disk has the names of new files."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            linux.sync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(self.path)
 
     def sync_newest(self) -> None:
         """Wait until the disk has the newest segment, which a killed process may have left unsynced, and all names."""
