@@ -164,7 +164,7 @@ def _in_lines(chosen: Sequence[Setting], width: int, most: int) -> list[str]:
     lines = []
     for option, value, setting in zip(options, values, chosen, strict=True):
         sentence = _SENTENCE_END.split(setting.text, 1)[0].removesuffix(".")
-        room = width - _INDENT - first - second
+        room = max(width - _INDENT - first - second, 20)
         wrapped = _wrap(sentence, room, max_lines=most, placeholder=" …")
         lines += _beside(f"{option:{first}}{value}", first + second, wrapped)
     return lines

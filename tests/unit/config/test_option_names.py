@@ -101,6 +101,18 @@ def test_help_of_a_section_fits_a_screen(
             assert setting.text, setting.name
 
 
+@pytest.mark.parametrize("columns", ["20", "40", "50"])
+def test_help_is_shown_in_a_narrow_terminal(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With lines that are longer than it is wide, rather than not at all."""
+    monkeypatch.setenv("COLUMNS", columns)
+    for field in dataclasses.fields(RunConfig):
+        assert f"--{field.name}." in _shown(capsys, "--help", field.name)
+    for asked in ([], ["all"], ["algorithms"], ["run."]):
+        assert _shown(capsys, "--help", *asked)
+
+
 def test_help_of_a_setting_says_all_of_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With its type and default, at any width; of a beginning, of all settings that have it, spelled either way."""
     for columns in ("80", "160"):
