@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import socket
@@ -41,6 +42,32 @@ def test_log_on_a_full_disk_costs_lines_not_the_process() -> None:
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full, text=True, timeout=60, check=False
         )
     assert done.stdout == "alive\n"
+
+
+@pytest.mark.parametrize(
+    "variables, coloured",
+    [
+        ({"TERM": "xterm", "NO_COLOR": ""}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb", "NO_COLOR": ""}, False),
+    ],
+)
+def test_log_on_a_terminal_has_colours_unless_they_are_off(variables: dict[str, str], coloured: bool) -> None:
+    """By NO_COLOR, or by a terminal such as an editor's, which shows their codes as text."""
+    code = (
+        "import structlog; from tidemill.rpc.telemetry import configure_logging; configure_logging('test');"
+        "structlog.get_logger().info('said')"
+    )
+    terminal, side = os.openpty()
+    try:
+        command = [sys.executable, "-c", code]
+        subprocess.run(command, env=os.environ | variables, stderr=side, timeout=60, check=True)
+        said = os.read(terminal, 4096)
+    finally:
+        os.close(side)
+        os.close(terminal)
+    assert b"said" in said
+    assert (b"\x1b[" in said) == coloured
 
 
 def test_metrics_are_served_without_creation_times() -> None:

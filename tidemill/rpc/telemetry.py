@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import logging
+import os
 import platform
 import shutil
 import socket
@@ -48,9 +49,7 @@ def configure_logging(service: str, *, level: str = "info", json: bool = False) 
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if json
-        else structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-        )
+        else structlog.dev.ConsoleRenderer(colors=_takes_colours(), exception_formatter=structlog.dev.plain_traceback)
     )
     structlog.configure(
         processors=[
@@ -65,6 +64,12 @@ def configure_logging(service: str, *, level: str = "info", json: bool = False) 
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Forgiving(sys.stderr))),
         cache_logger_on_first_use=True,
     )
+
+
+def _takes_colours() -> bool:
+    """True if standard error is a terminal that shows colours, and its user has not turned them off (no-color.org)."""
+    shows = os.environ.get("TERM", "").lower() not in ("dumb", "unknown") and not os.environ.get("NO_COLOR")
+    return shows and sys.stderr.isatty()
 
 
 _LAST_LINES = 12
