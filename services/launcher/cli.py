@@ -91,9 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _speak_utf8() -> None:
     """Start again in UTF-8 mode where the locale has another encoding for names of files and text, as LC_ALL=C may."""
     if sys.getfilesystemencoding() != "utf-8":
-        os.environ["PYTHONUTF8"] = "1"
+        os.environ["PYTHONUTF8"] = "1"  # for its children; an option such as -I has Python ignore it
         interrupts.hold()
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-X", "utf8=1", *sys.orig_argv[1:]])
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -135,6 +135,18 @@ def test_command_of_a_service_takes_over_the_process() -> None:
     assert "tidemill replay" in answer.stdout
 
 
+@pytest.mark.parametrize("options", [["-X", "utf8=0"], ["-E", "-X", "utf8=0"]])
+def test_command_in_another_locale_starts_again_in_utf8_once(options: list[str]) -> None:
+    """Whatever else Python was told."""
+    command = [sys.executable, *options, "-m", "tidemill.services.launcher", "ünknown"]
+    environment = os.environ | {"LC_ALL": "C"}
+    answer = subprocess.run(
+        command, env=environment, capture_output=True, encoding="utf-8", cwd=_ROOT, timeout=60, check=False
+    )
+    assert answer.returncode == 2
+    assert "unknown command 'ünknown'" in answer.stderr
+
+
 @pytest.mark.parametrize("name", ["replay", "paramserver", "learner", "inference", "actor", "evaluator", "evaluate"])
 def test_command_of_a_service_becomes_its_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments are passed on as they are, and the module exists."""
