@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import shutil
 import signal
 import time
@@ -143,6 +144,22 @@ async def test_cluster_restarts_a_killed_service_and_shows_why(scene: Scene) -> 
     assert any("was killed by signal 9" in message for message in recorder.messages)
     os.kill(os.getpid(), signal.SIGINT)
     assert (await asyncio.wait_for(running, _BOUND_S)).exit_code == 0
+
+
+async def test_cluster_raises_its_limit_of_open_files(scene: Scene) -> None:
+    """It has a few open for each service, and the soft limit of a shell may be 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        cluster, recorder = scene.cluster_of(scene.spec("replay"))
+        running = asyncio.create_task(cluster.run())
+        await _ready(recorder, "replay")
+        raised, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(running, _BOUND_S) == Outcome(0, "stopped as asked")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert raised == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536))
 
 
 async def test_cluster_outlives_the_removal_of_its_logs(scene: Scene) -> None:

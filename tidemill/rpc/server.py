@@ -117,7 +117,7 @@ class RpcServer:
         self.check_free()  # before gRPC takes the place of another server's Unix socket
         reflection.enable_server_reflection([*self._names, reflection.SERVICE_NAME], self.grpc)
         await self.set_serving(False)
-        _raise_open_files()
+        raise_open_files()
         address = self._settings.address
         try:
             port = self._bind(address)
@@ -161,10 +161,10 @@ class RpcServer:
             await asyncio.sleep(BEAT_S)
 
 
-def _raise_open_files() -> None:
+def raise_open_files() -> None:
     """Let this process open as many files as the system allows it, up to a bound: each connection is one.
 
-    The usual soft limit of 1,024 is for programs that call `select`, which a server does not.
+    The usual soft limit of 1,024 is for programs that call `select`, which neither a server nor the launcher does.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)

@@ -18,6 +18,7 @@ from tidemill.process import ENDS_WITH_INPUT, HELD_UP, StopRequests
 from tidemill.programs.fork_client import ForkClient
 from tidemill.programs.group_guard import MARK_VARIABLE
 from tidemill.programs.groups import Groups
+from tidemill.rpc.server import raise_open_files
 from tidemill.services.launcher.run.folder import RunFolder, log_file
 from tidemill.services.launcher.supervise.child import DEFAULTS, Child
 from tidemill.services.launcher.supervise.fork_server import ForkServer
@@ -75,6 +76,7 @@ class ClusterRunner:
 
     async def run(self) -> Outcome:
         """Start the processes, keep them running, and return when the last one has ended."""
+        raise_open_files()
         loop = asyncio.get_running_loop()
         heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has it
         for number in heard:
