@@ -113,6 +113,19 @@ def socket_folder_of(address: str) -> Path | None:
     return Path(address.removeprefix("unix://")).parent if address.startswith("unix:///") else None
 
 
+def why_out_of_reach(address: str) -> str:
+    """Return why no program of this user reaches a socket here, and what to do; empty if one may, or it is a port."""
+    folder = socket_folder_of(address)
+    if folder is None or os.access(folder, os.X_OK):
+        return ""
+    if os.path.isdir(folder):
+        return f"{folder} is another user's; ask as the user who started the run"
+    return (
+        f"there is no {folder} here; ask where the run was started: on the same machine, and in the same container or "
+        "service with a private /tmp"
+    )
+
+
 def _chosen(server: ServerSettings, default: ServerSettings, socket: Path) -> ServerSettings:
     is_chosen = server.address != default.address and not server.address.endswith(":0")
     return server if is_chosen else dataclasses.replace(server, address=_socket(socket))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from tidemill.errors import InvalidArgument, Unavailable
 from tidemill.learner.client import LearnerClient
+from tidemill.services.launcher.run.paths import why_out_of_reach
 
 
 def apply_verb(address: str, verb: str, *, asked_by: str) -> str:
@@ -25,6 +26,8 @@ def apply_verb(address: str, verb: str, *, asked_by: str) -> str:
 @contextmanager
 def learner_at(address: str) -> Iterator[LearnerClient]:
     """Yield a client; an address at which nobody answers is an error that says so."""
+    if why := why_out_of_reach(address):
+        raise Unavailable(f"the learner at {address} cannot be reached: {why}")
     try:
         with LearnerClient(address) as client:
             yield client

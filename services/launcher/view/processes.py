@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tidemill import linux
 from tidemill.config.run import ClusterSettings
 from tidemill.rpc.channel import open_channel
+from tidemill.services.launcher.run.paths import why_out_of_reach
 from tidemill.services.launcher.supervise.supervisor import Phase, Supervisor
 from tidemill.services.launcher.view.status import ProcessRow, ProcessUsage
 
@@ -57,7 +58,8 @@ class AskedServices:
             channel.close()
 
     def _row(self, name: str) -> ProcessRow:
-        phase, reason = Phase.SILENT, f"no answer from {self._addresses[name]}"
+        address = self._addresses[name]
+        phase, reason = Phase.SILENT, why_out_of_reach(address) or f"no answer from {address}"
         with contextlib.suppress(grpc.RpcError):
             health = health_pb2_grpc.HealthStub(self._channels[name])
             answer = health.Check(health_pb2.HealthCheckRequest(), timeout=_ANSWER_S)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.closed_folder import deny
 from tests.support.naming import naming
 from tidemill.config.load import write_document
 from tidemill.config.run import ClusterSettings, RunSettings
@@ -28,6 +29,19 @@ def test_learner_that_does_not_answer_is_named(command: Callable[[Sequence[str]]
     """As one of a cluster of containers that is starting; what gRPC says comes last."""
     with pytest.raises(Unavailable, match=naming("learner 127.0.0.1:1")):
         command([*words, "--learner", "127.0.0.1:1"])
+
+
+@pytest.mark.parametrize("command, words", [(status, []), (ctl, ["pause"])])
+def test_learner_whose_socket_is_elsewhere_is_not_said_to_start(
+    command: Callable[[Sequence[str]], int], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine that has the run's folder, too, or in a folder that another user alone may enter."""
+    theirs, missing = tmp_path / "theirs", tmp_path / "missing"
+    deny(monkeypatch, theirs)
+    for folder, why in ((theirs, "another user"), (missing, "there is no")):
+        with pytest.raises(Unavailable, match=naming(f"{folder}/learner.sock", why)) as raised:
+            command([*words, "--learner", f"unix://{folder}/learner.sock"])
+        assert "starting" not in str(raised.value)
 
 
 def test_learner_that_starts_is_not_said_to_start_fresh(
