@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 
 from tidemill import container_limits, kernel
 from tidemill.installation import activation, command_name, how_to_install, how_to_repair, is_made, versions
@@ -16,6 +19,8 @@ from tidemill.services.tools.doctor.finding import Finding, python_says, says
 
 _NEEDED = ("torch", "gymnasium", "safetensors", "tensorboard", "matplotlib", "imageio_ffmpeg", "rich")
 _OPTIONAL = {"ale_py": "atari", "Box2D": "box2d", "pygame": "box2d"}
+_MOUNTED = ("configs", "deploy/prometheus", "deploy/grafana", "docs")
+"""Folders of a checkout that docker-compose.yml mounts."""
 
 
 def python() -> list[Finding]:
@@ -119,4 +124,22 @@ def docker() -> list[Finding]:
     if not engine:
         advice = "start it, or have this user join the group docker; only `docker compose up` needs it"
         return [Finding("note", "no Docker engine answers", advice)]
-    return [Finding("ok", f"Docker engine {engine} with compose")]
+    return [Finding("ok", f"Docker engine {engine} with compose"), *closed_to_containers()]
+
+
+def closed_to_containers(checkout: Path = Path()) -> list[Finding]:
+    """Return a finding if containers of Compose could not read folders of a checkout; nothing without a checkout."""
+    if not all(os.path.isdir(checkout / name) for name in _MOUNTED):
+        return []
+    closed = [name for name in _MOUNTED if not all(map(_is_for_all, (checkout / name, *(checkout / name).rglob("*"))))]
+    if not closed:
+        return []
+    text = f"containers cannot read {', '.join(closed)}: they run as other users"
+    return [Finding("note", text, f"`chmod -R go+rX {' '.join(closed)}`, needed for `docker compose up` alone")]
+
+
+def _is_for_all(path: Path) -> bool:
+    """True if every user may read a file, or enter a folder, too."""
+    mode = path.lstat().st_mode  # of a link, which is for all
+    wanted = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+    return mode & wanted == wanted

@@ -70,6 +70,22 @@ def test_docker_is_asked_for_client_plugin_and_engine(programs: Path) -> None:
     assert (software.docker()[0].mark, software.docker()[0].text) == ("ok", "Docker engine 28.1.0 with compose")
 
 
+def test_folders_that_containers_cannot_read_are_noted(tmp_path: Path) -> None:
+    """As those of a checkout that was made under a strict umask; another folder than a checkout is not looked at."""
+    assert software.closed_to_containers(tmp_path) == []
+    for name in ("configs", "deploy/prometheus", "deploy/grafana", "docs"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "deploy/grafana").chmod(0o700)
+    (tmp_path / "configs" / "a.yaml").touch(mode=0o600)
+    (finding,) = software.closed_to_containers(tmp_path)
+    assert finding.mark == "note"
+    assert "`chmod -R go+rX configs deploy/grafana`" in finding.advice
+    (tmp_path / "deploy/grafana").chmod(0o755)
+    (tmp_path / "configs" / "a.yaml").chmod(0o644)
+    assert software.closed_to_containers(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "answer, expected", [("yes", ["the clock is synchronised"]), ("no", ["the clock is not synchronised"]), ("", [])]
 )
