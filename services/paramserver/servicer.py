@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -26,7 +26,9 @@ from tidemill.params.wire import (
     unpack_newer_than_created,
     unpack_precision,
 )
+from tidemill.rpc.addresses import caller_of
 from tidemill.rpc.server import RpcServer
+from tidemill.rpc.status import to_status, trailers
 from tidemill.rpc.tls import is_local
 from tidemill.services.paramserver.metrics import Metrics
 from tidemill.services.paramserver.upload import PublishRequest, check_text
@@ -42,6 +44,12 @@ MAX_WAIT_S = 300.0
 
 FETCH_SLOT_TIMEOUT_S = 30.0
 """Longest wait of a fetch for memory, in seconds."""
+
+UNREAD_S = 30.0
+"""How long a fetch that is being sent may be left unread, in seconds."""
+
+_MOST_UNREAD = 16
+"""Fetches that one address may leave unread and open, before it is refused others."""
 
 _PIECE_BYTES = MAX_PIECE_BYTES // 4
 """Bytes in one message of a fetch: smaller ones cost more time to send, larger ones more memory."""
@@ -66,6 +74,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         *,
         max_fetch_bytes: int,
         fetch_timeout_s: float = FETCH_SLOT_TIMEOUT_S,
+        unread_s: float = UNREAD_S,
     ) -> None:
         """Create the servicer.
 
@@ -76,11 +85,13 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             metrics: Counts every call.
             max_fetch_bytes: Half of it is for what is on its way to readers, and so bounds how many there are at a
                 time; the other half is the store's.
-            fetch_timeout_s: Longest wait of a fetch for that memory.
+            fetch_timeout_s: Longest wait of a fetch for that memory, in seconds.
+            unread_s: How long a fetch may hold that memory while nothing of it is read, in seconds.
         """
         self._max_fetches = max(max_fetch_bytes // 2 // FETCH_BYTES, 1)
         self._fetch_slots = asyncio.Semaphore(self._max_fetches)
-        self._fetch_timeout_s = fetch_timeout_s
+        self._fetch_timeout_s, self._unread_s = fetch_timeout_s, unread_s
+        self._unread: dict[asyncio.Task[None], str] = {}  # by refusal, which lasts as long as the call: who calls
         self._store, self._writer, self._notifier, self._metrics = store, writer, notifier, metrics
 
     def add_to(self, server: RpcServer) -> None:
@@ -127,6 +138,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
                     yield pb.FetchResponse(header=self._file_header(version, precision))
                     return
                 async with self._fetch_slot():
+                    self._check_read(context)
                     try:
                         blob = self._store.open(version.version, precision)
                     except NotFound as error:
@@ -137,7 +149,7 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
                             raise  # a version requested by number is gone; a tag points at another one by now
                         continue
                     with contextlib.closing(blob):
-                        async for response in self._send(version, blob):
+                        async for response in self._send(version, blob, context):
                             yield response
                     return
             yield pb.FetchResponse(header=pb.FetchHeader(not_newer=True))
@@ -164,6 +176,18 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         _log.info("tag set", tag=request.tag, version=request.version)
         return pb.SetTagResponse()
 
+    def _check_read(self, context: Context) -> None:
+        """Refuse a caller who keeps fetches open that it does not read: the last piece of each stays in memory."""
+        if not self._unread:
+            return
+        caller = caller_of(context.peer())
+        if (count := sum(each == caller for each in self._unread.values())) >= _MOST_UNREAD:
+            raise Unavailable(
+                f"{count} fetches from {caller} are open that nothing was read of for {self._unread_s:g} s; end them "
+                "and fetch again",
+                reason=Reason.BUSY,
+            )
+
     @contextlib.asynccontextmanager
     async def _fetch_slot(self) -> AsyncIterator[None]:
         """Wait until there is memory for one more reader, and hold it until the end."""
@@ -172,8 +196,8 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
                 await self._fetch_slots.acquire()
         except TimeoutError:
             raise Unavailable(
-                f"{self._max_fetches} versions are being fetched, the most that paramserver.max_fetch_bytes allows, "
-                f"and none has finished for {self._fetch_timeout_s:g} s; fetch again",
+                f"{self._max_fetches} fetches are in progress, the most that paramserver.max_fetch_bytes allows, "
+                f"and this one waited {self._fetch_timeout_s:g} s for its turn; fetch again",
                 reason=Reason.BUSY,
             ) from None
         try:
@@ -185,11 +209,12 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
         encoding, file = version.encoding(precision), str(self._store.file(version, precision))
         return pb.FetchHeader(version=pack_version(version), encoding=pack_encoding(encoding), file=file)
 
-    async def _send(self, version: Version, blob: StoredBlob) -> AsyncIterator[pb.FetchResponse]:
+    async def _send(self, version: Version, blob: StoredBlob, context: Context) -> AsyncIterator[pb.FetchResponse]:
         if not blob.in_memory:
             await self._verify(version, blob)
         header = pb.FetchHeader(version=pack_version(version), encoding=pack_encoding(blob.encoding))
-        yield pb.FetchResponse(header=header)
+        with self._read_in_time(context):
+            yield pb.FetchResponse(header=header)
         sent_bytes = self._metrics.fetched_bytes.labels(blob.encoding.precision.value)
         while True:
             piece = blob.read_memory(_PIECE_BYTES)
@@ -198,7 +223,35 @@ class ParamServicer(params_pb2_grpc.ParamServiceServicer):
             if not piece:
                 return
             sent_bytes.inc(len(piece))
-            yield pb.FetchResponse(piece=piece)
+            with self._read_in_time(context):
+                yield pb.FetchResponse(piece=piece)
+
+    @contextlib.contextmanager
+    def _read_in_time(self, context: Context) -> Iterator[None]:
+        """End the call if the message that the block yields is not read in time.
+
+        gRPC waits for the reader in the call's task, where it does not come back to the block.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "calls run in tasks"
+        timer = asyncio.get_running_loop().call_later(self._unread_s, self._end_unread, context, task)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _end_unread(self, context: Context, task: asyncio.Task[Any]) -> None:
+        refusal = asyncio.create_task(self._refuse(context))
+        self._unread[refusal] = caller_of(context.peer())
+        refusal.add_done_callback(self._unread.pop)
+        task.cancel()
+
+    async def _refuse(self, context: Context) -> None:
+        error = Unavailable(
+            f"nothing of this fetch was read for {self._unread_s:g} s; fetch again", reason=Reason.CALLER_SILENT
+        )
+        with contextlib.suppress(Exception):  # abort raises in any case
+            await context.abort(to_status(error), str(error), trailers(error))
 
     async def _find(self, request: pb.FetchRequest) -> Version | None:
         if not request.tag:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,45 +20,60 @@ from tidemill.params.document import from_version, seal, to_version, unseal
 from tidemill.params.version import Encoding, Precision, Version
 
 
-class NewestBlobs:
-    """Encodings of the newest version, each read when it is first asked for; safe to use from several threads.
+class IntactBlobs:
+    """Encodings that were found intact, each read once for all of its readers; those of the newest version in memory.
 
-    A version that nobody asks for, or that its readers take from its files, is never copied.
+    Safe to use from several threads. A version that nobody asks for, or that its readers take from its files, is never
+    read.
     """
 
     def __init__(self, max_bytes: int) -> None:
         """Hold versions of at most so many bytes, all encodings together; the disk's own cache serves larger ones."""
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # held while one is read, so that many readers do not read it each
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()  # held while one is read, so that many readers do not read it each
         self._blobs: dict[tuple[int, Precision], bytes] = {}
+        self._files: dict[tuple[int, Precision], tuple[int, int, int]] = {}
         self._newest = 0
 
     def replace(self, newest: Version | None) -> None:
-        """Forget the former version; hold this one from now on."""
+        """Let go of the former version's bytes; hold this one's from now on."""
         fits = newest is not None and sum(item.size_bytes for item in newest.encodings) <= self._max_bytes
         with self._lock:
             self._newest = newest.version if newest is not None and fits else 0
             self._blobs = {}
 
+    def forget(self, number: int) -> None:
+        """Forget a version that was removed."""
+        for precision in Precision:
+            self._files.pop((number, precision), None)
+
     def get(self, number: int, precision: Precision) -> bytes | None:
         """Return an encoding of a version if it is held; never waits."""
         return self._blobs.get((number, precision))
 
-    def load(self, number: int, encoding: Encoding, read: Callable[[], bytes]) -> bool:
-        """Hold an encoding of a version from now on; return False if it is none of the newest, or that is too large.
+    def check(self, number: int, encoding: Encoding, file: BinaryIO) -> None:
+        """Check an encoding, unless its file was found intact and has not changed; hold the newest version's bytes.
 
         Args:
             number: Number of the version.
             encoding: Which of its encodings.
-            read: Returns its bytes, verified; what it raises passes through.
+            file: Its file, at the beginning.
+
+        Raises:
+            DataLoss: It is truncated or has flipped bits.
         """
-        key = (number, encoding.precision)
-        with self._lock:
-            if number != self._newest:
-                return False
-            if key not in self._blobs:
-                self._blobs = {**self._blobs, key: read()}
-            return True
+        key, status = (number, encoding.precision), os.fstat(file.fileno())
+        seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+        with self._reading:
+            if key in self._blobs or (number != self._newest and self._files.get(key) == seen):
+                return
+            verify(file, encoding)
+            self._files[key] = seen
+            blob = file.read() if number == self._newest else None
+            with self._lock:
+                if blob is not None and number == self._newest:
+                    self._blobs = {**self._blobs, key: blob}
 
 
 _NAME = re.compile(r"(\d{10,20})\.(json|copy\.json|removed|full\.safetensors|half\.safetensors)")
@@ -264,17 +279,17 @@ class StoredBlob:
     Reading continues, from the disk, when a newer version takes its place in memory or retention removes it.
     """
 
-    def __init__(self, number: int, encoding: Encoding, file: BinaryIO, newest: NewestBlobs) -> None:
+    def __init__(self, number: int, encoding: Encoding, file: BinaryIO, intact: IntactBlobs) -> None:
         """Open a reader.
 
         Args:
             number: Number of the version it is of.
             encoding: What it is.
             file: Its file; closed with this.
-            newest: Holds its bytes in memory for all readers as long as no newer version takes its place.
+            intact: Holds its bytes in memory for all readers as long as no newer version takes its place.
         """
         self.number, self.encoding = number, encoding
-        self._file, self._newest, self._offset = file, newest, 0
+        self._file, self._intact, self._offset = file, intact, 0
 
     @property
     def in_memory(self) -> bool:
@@ -294,8 +309,7 @@ class StoredBlob:
             Unavailable: It was closed meanwhile.
         """
         with self._removal_reported():
-            if not self._newest.load(self.number, self.encoding, self._read_whole):
-                verify(self._file, self.encoding)
+            self._intact.check(self.number, self.encoding, self._file)
 
     def read_memory(self, size_bytes: int) -> bytes | None:
         """Return the next bytes, at most `size_bytes` and none at the end; None if they must come from the disk."""
@@ -327,11 +341,7 @@ class StoredBlob:
             ) from error
 
     def _held(self) -> bytes | None:
-        return self._newest.get(self.number, self.encoding.precision)
-
-    def _read_whole(self) -> bytes:
-        verify(self._file, self.encoding)
-        return self._file.read()
+        return self._intact.get(self.number, self.encoding.precision)
 
     def _moved(self, data: bytes) -> bytes:
         self._offset += len(data)

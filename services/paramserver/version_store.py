@@ -37,7 +37,7 @@ from tidemill.params.version import Precision, Version
 from tidemill.services.paramserver.catalog import Catalog
 from tidemill.services.paramserver.state_file import State, StateFile
 from tidemill.services.paramserver.upload import PublishRequest, Upload
-from tidemill.services.paramserver.version_files import NewestBlobs, Scan, StoredBlob, VersionFiles, full_disk_reported
+from tidemill.services.paramserver.version_files import IntactBlobs, Scan, StoredBlob, VersionFiles, full_disk_reported
 
 _log = structlog.get_logger()
 
@@ -73,7 +73,7 @@ class VersionStore:
         self._files, self._state_file = VersionFiles(folder), StateFile(folder)
         self.catalog = Catalog()
         """What the store holds now."""
-        self._newest = NewestBlobs(max_fetch_bytes // 2)
+        self._intact = IntactBlobs(max_fetch_bytes // 2)
         self._reading: weakref.WeakSet[StoredBlob] = weakref.WeakSet()
         self._reading_lock = threading.Lock()
         self.corrupt_versions = 0
@@ -161,7 +161,7 @@ class VersionStore:
         with full_disk_reported():
             self._files.write(version, upload.paths, self._numbers(catalog) | self._settled_tags())
         self._has_doubtful_tags = False
-        self._newest.replace(version)
+        self._intact.replace(version)
         self.catalog = catalog
         self._prune()
         return version
@@ -173,7 +173,7 @@ class VersionStore:
             NotFound: There is no such version, or no longer.
         """
         encoding = self.catalog.find(number).encoding(precision)
-        blob = StoredBlob(number, encoding, self._files.open(number, encoding.precision), self._newest)
+        blob = StoredBlob(number, encoding, self._files.open(number, encoding.precision), self._intact)
         with self._reading_lock:
             self._reading.add(blob)
         return blob
@@ -213,7 +213,7 @@ class VersionStore:
         if corrupt_copies or lost or recovered != (state.fencing_token, state.high_water):
             self._write(self._numbers(self.catalog) | self._state_file.tags(self.catalog.tags))
         self._prune()
-        self._newest.replace(self.catalog.newest)
+        self._intact.replace(self.catalog.newest)
 
     def _corrupt(self, scan: Scan, tags: Mapping[str, int]) -> set[int]:
         """Set corrupt versions aside; return their numbers, and those whose description was repaired.
@@ -253,6 +253,7 @@ class VersionStore:
         self.catalog = self.catalog.without(expired)
         for number in expired:
             self._files.remove(number)
+            self._intact.forget(number)
         self._bound_reads()
 
     def _bound_reads(self) -> None:

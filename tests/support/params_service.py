@@ -52,6 +52,8 @@ def local_server(
     keep_versions: int = 20,
     max_blob_bytes: int = 64 * 2**20,
     stall_s: float = 10.0,
+    unread_s: float = 30.0,
+    max_fetch_bytes: int = 64 * MIB,
     address: str = "127.0.0.1:0",
 ) -> Iterator[LocalServer]:
     """Serve a folder, on a free port unless an address is given."""
@@ -60,14 +62,16 @@ def local_server(
         keep_versions=keep_versions,
         max_blob_bytes=max_blob_bytes,
         max_tags=64,
-        max_fetch_bytes=64 * MIB,
+        max_fetch_bytes=max_fetch_bytes,
     )
     notifier, registry = VersionNotifier(), CollectorRegistry()
     writer = StoreWriter(store, notifier, clock=lambda: datetime.datetime.now(datetime.UTC), stall_s=stall_s)
     metrics = Metrics(lambda: store.catalog, registry)
     try:
         with BackgroundServer("paramserver", ServerSettings(address, grace_s=0.2)) as background:
-            servicer = ParamServicer(store, writer, notifier, metrics, max_fetch_bytes=64 * MIB)
+            servicer = ParamServicer(
+                store, writer, notifier, metrics, max_fetch_bytes=max_fetch_bytes, unread_s=unread_s
+            )
             servicer.add_to(background.server)
             yield LocalServer(background.start(), store, registry)
     finally:

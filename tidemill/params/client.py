@@ -34,7 +34,10 @@ from tidemill.params.wire import (
     unpack_encoding,
     unpack_version,
 )
+from tidemill.replay.argument_types import check_address, check_deadline, check_range
 from tidemill.rpc.channel import DEADLINE_S, open_channel
+from tidemill.rpc.fork import OwnerProcess
+from tidemill.rpc.silence import each_within
 from tidemill.rpc.status import translated
 
 
@@ -78,7 +81,10 @@ def read_encoding(path: str, encoding: Encoding) -> bytes:
 
 
 TRANSFER_DEADLINE_S = 60.0
-"""Deadline of a publish or fetch, in seconds; a fetch may wait before that."""
+"""Longest wait for the next bytes of a fetch, in seconds; a publish may take as long besides its bytes."""
+
+_LEAST_BYTES_PER_S = MAX_PIECE_BYTES
+"""Slowest line over which a publish is not given up."""
 
 
 class ParamsClient(Closing):
@@ -117,13 +123,18 @@ class ParamsClient(Closing):
         Args:
             address: `host:port`, `dns:///name:port` or `unix:///path`.
             deadline_s: Longest wait for an answer, in seconds.
-            transfer_deadline_s: Longest time a publish or fetch may take, in seconds.
+            transfer_deadline_s: Longest wait for the next bytes of a fetch, in seconds. A publish may take as long, and
+                one second more for each MiB.
             max_blob_bytes: Largest encoding a fetch accepts, in bytes.
             reads_files: Whether to read a version's file where the server and its folder are on this machine, which
                 costs a fraction of being sent its bytes.
             folder: Where the server's folder of versions is mounted, if it is. Files are then read there, on whatever
                 machine the server is. A folder that does not exist is ignored.
         """
+        check_address(address)
+        check_deadline("deadline_s", deadline_s)
+        check_deadline("transfer_deadline_s", transfer_deadline_s)
+        self._address = address
         self._channel = open_channel(address)
         self._stub = params_pb2_grpc.ParamServiceStub(self._channel)
         self._deadline_s, self._transfer_deadline_s = deadline_s, transfer_deadline_s
@@ -194,10 +205,10 @@ class ParamsClient(Closing):
             metadata=pack_metadata(metadata),
             encodings=[pack_encoding(_describe(precision, blob)) for precision, blob in ordered],
         )
+        size_bytes = sum(len(blob) for _, blob in ordered)
+        timeout_s = self._transfer_deadline_s + size_bytes / _LEAST_BYTES_PER_S
         with translated():
-            response = self._stub.Publish(
-                _messages(header, [blob for _, blob in ordered]), timeout=self._transfer_deadline_s
-            )
+            response = self._stub.Publish(_messages(header, [blob for _, blob in ordered]), timeout=timeout_s)
         return int(response.version)
 
     def fetch(
@@ -229,10 +240,11 @@ class ParamsClient(Closing):
             request.newer_than_created.FromDatetime(newer_than.created)
         else:
             request.newer_than = newer_than
-        if isinstance(selector, int):
-            request.version = selector
-        else:
+        if isinstance(selector, str):
             request.tag = selector
+        else:
+            check_range("selector", selector, 1, 2**64 - 1)
+            request.version = selector
         with translated():
             try:
                 return self._fetch(request, accepts_file=self._reads_files)
@@ -275,9 +287,11 @@ class ParamsClient(Closing):
     def _fetch(self, request: pb.FetchRequest, *, accepts_file: bool) -> Params | None:
         folder = self._folder if accepts_file and self._folder is not None and self._folder.is_dir() else None
         request.accepts_file, request.sees_folder = accepts_file, folder is not None
-        call = self._stub.Fetch(request, timeout=request.wait_s + self._transfer_deadline_s)
+        call = self._stub.Fetch(request)
         try:
-            return self._receive(call, folder)
+            first_s = request.wait_s + self._transfer_deadline_s
+            server = f"the parameter server at {self._address}"
+            return self._receive(each_within(call, server, self._transfer_deadline_s, first_s), folder)
         finally:
             call.cancel()  # without effect on a call that ended
 
@@ -301,9 +315,13 @@ class ParamsClient(Closing):
 
 
 class Watch:
-    """Announcements of the version a tag points at; iterate until `cancel`, from any thread, or an error."""
+    """Announcements of the version a tag points at; iterate until `cancel`, from any thread, or an error.
+
+    In a process forked from the one that made it iterating raises `FailedPrecondition`, and `cancel` does nothing.
+    """
 
     def __init__(self, call: Any) -> None:  # noqa: ANN401 - grpc publishes no class for it
+        self._owner = OwnerProcess("Watch")
         self._call, self._cancelled = call, False
 
     def __iter__(self) -> Iterator[Version]:
@@ -312,10 +330,12 @@ class Watch:
         Raises:
             Unavailable: The connection was lost; watch again from the last version.
         """
+        self._owner.check()
         with translated():
             try:
                 for response in self._call:
                     yield unpack_version(response.version)
+                    self._owner.check()
             except grpc.RpcError:
                 if not self._cancelled:
                     raise
@@ -323,7 +343,8 @@ class Watch:
     def cancel(self) -> None:
         """End the iteration. May be called twice."""
         self._cancelled = True
-        self._call.cancel()
+        if self._owner.is_here:
+            self._call.cancel()
 
 
 def _describe(precision: Precision, blob: bytes) -> Encoding:

@@ -54,6 +54,13 @@ def check_number(name: str, value: object, *, or_none: bool = False) -> None:
         check_type(name, value, (int, float, np.number), "a number or None" if or_none else "a number")
 
 
+def check_deadline(name: str, value: float) -> None:
+    """Raise TypeError unless a deadline is a number, InvalidArgument unless it is above 0, as infinity is."""
+    check_number(name, value)
+    if not value > 0:
+        raise InvalidArgument(f"{name} is {value}, must be above 0")
+
+
 def check_address(address: str) -> None:
     """Raise TypeError unless an address is a string, InvalidArgument unless it is one of a server."""
     check_type("address", address, str, "'HOST:PORT' or 'unix:///path', as Server.address")

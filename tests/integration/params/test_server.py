@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import math
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tests.support.naming import because, naming
-from tests.support.params_service import LARGE, METADATA, MIB, LocalServer, publish
+from tests.support.params_service import LARGE, METADATA, MIB, LocalServer, local_server, publish
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import (
     DataLoss,
@@ -23,7 +27,11 @@ from tidemill.errors import (
 from tidemill.params.client import ParamsClient
 from tidemill.params.v1 import params_pb2 as pb
 from tidemill.params.v1 import params_pb2_grpc
-from tidemill.params.version import Precision
+from tidemill.params.version import Encoding, Params, Precision
+from tidemill.params.wire import pack_encoding
+from tidemill.rpc.background import BackgroundServer
+from tidemill.rpc.channel import open_channel
+from tidemill.rpc.settings import ServerSettings
 from tidemill.rpc.status import translated
 from tidemill.services.paramserver.upload import Upload
 
@@ -242,3 +250,84 @@ def test_absent_server_is_unavailable() -> None:
         for call in (client.list_versions, client.fetch, lambda: client.acquire_fencing_token("x")):
             with pytest.raises(Unavailable):
                 call()
+
+
+def test_fetch_that_is_not_read_ends(tmp_path: Path) -> None:
+    """It gives its memory back, so that the next is sent its bytes; who reads on is told."""
+    blob = LARGE * 4
+    with (
+        local_server(tmp_path, unread_s=1.0, max_fetch_bytes=4 * MIB) as server,  # one fetch at a time
+        ParamsClient(server.address, reads_files=False) as client,
+        open_channel(server.address) as channel,
+    ):
+        publish(client, blob)
+        unread = params_pb2_grpc.ParamServiceStub(channel).Fetch(pb.FetchRequest(tag="latest"))
+        assert next(unread).header.version.version == 1
+        params = client.fetch()
+        assert params is not None
+        assert params.blob == blob
+        with pytest.raises(Unavailable, match=naming("read 1 s"), check=because(Reason.CALLER_SILENT)), translated():
+            list(unread)
+
+
+def test_address_that_leaves_fetches_unread_is_refused_others(tmp_path: Path) -> None:
+    """Until it ends them, as each keeps a piece in the server's memory."""
+    with (
+        local_server(tmp_path, unread_s=0.2) as server,
+        ParamsClient(server.address, reads_files=False) as client,
+        open_channel(server.address) as channel,
+    ):
+        publish(client, LARGE * 4)
+        stub = params_pb2_grpc.ParamServiceStub(channel)
+        unread = [stub.Fetch(pb.FetchRequest(tag="latest")) for _ in range(16)]
+
+        def fetched() -> Params | str | None:
+            try:
+                return client.fetch()
+            except Unavailable as error:
+                if error.reason is not Reason.BUSY:
+                    raise
+                return str(error)
+
+        wait_until(lambda: isinstance(said := fetched(), str) and "16 fetches from 127.0.0.1" in said, "the refusal")
+        for call in unread:
+            call.cancel()
+        wait_until(lambda: isinstance(fetched(), Params), "the end of the refusal")
+
+
+class _Slow(params_pb2_grpc.ParamServiceServicer):
+    """Sends a version a byte at a time; of a version by number, nothing after the header."""
+
+    def __init__(self, blob: bytes, pause_s: float) -> None:
+        self._blob, self._pause_s = blob, pause_s
+
+    async def Fetch(self, request: pb.FetchRequest, context: object) -> AsyncIterator[pb.FetchResponse]:
+        encoding = Encoding(Precision.FULL, len(self._blob), hashlib.sha256(self._blob).digest())
+        yield pb.FetchResponse(header=pb.FetchHeader(version=pb.Version(version=1), encoding=pack_encoding(encoding)))
+        if request.version:
+            await asyncio.Event().wait()
+        for byte in self._blob:
+            await asyncio.sleep(self._pause_s)
+            yield pb.FetchResponse(piece=bytes([byte]))
+
+
+def test_fetch_takes_as_long_as_bytes_come() -> None:
+    """The deadline is that of the next bytes, however many follow; a server that sends none is told of."""
+    limit_s = 1.0
+    with BackgroundServer("paramserver", ServerSettings("127.0.0.1:0", grace_s=0.2)) as background:
+        params_pb2_grpc.add_ParamServiceServicer_to_server(_Slow(b"slowly", limit_s / 4), background.server.grpc)
+        with ParamsClient(background.start(), transfer_deadline_s=limit_s) as client:
+            params = client.fetch()
+            assert params is not None
+            assert params.blob == b"slowly"
+            with pytest.raises(Unavailable, match=naming("parameter server nothing 1 s")):
+                client.fetch(1)
+
+
+def test_deadline_without_end_takes_any_time(server: LocalServer) -> None:
+    """A publish and a fetch are made as with any other."""
+    with ParamsClient(server.address, transfer_deadline_s=math.inf, reads_files=False) as client:
+        publish(client, LARGE)
+        params = client.fetch(wait_s=0.05)
+        assert params is not None
+        assert params.blob == LARGE

@@ -25,6 +25,7 @@ from tests.support.numbered_steps import STEP, numbered_step, steps_table
 from tests.support.replay_service import LocalServer, server_process
 from tests.support.waiting import WAIT_S, wait_until
 from tidemill.errors import DataLoss, FailedPrecondition, Unavailable
+from tidemill.params.client import ParamsClient
 from tidemill.params.watcher import ParamsWatcher
 from tidemill.replay import (
     ItemWindow,
@@ -264,11 +265,12 @@ def test_forked_child_is_told(server: LocalServer) -> None:
         ReplaySampler([server.address], table, 1) as sampler,
         ReplayClient(server.address) as client,
         ParamsWatcher("unix:///nowhere") as watcher,
+        ParamsClient("unix:///nowhere") as params,
         contextlib.closing(ShardDirectory(["dns:///nowhere:1"], 1, resolve=lambda _: [])) as directory,
         ThreadPoolExecutor() as threads,
         ExitStack() as stack,
     ):
-        done, no_keys = threading.Event(), np.zeros(0, np.uint64)
+        done, no_keys, watch = threading.Event(), np.zeros(0, np.uint64), params.watch()
         stack.callback(done.set)
         asking = [threads.submit(lambda: [client.list_tables() for _ in iter(done.is_set, True)]) for _ in range(2)]
         refused = (
@@ -278,8 +280,10 @@ def test_forked_child_is_told(server: LocalServer) -> None:
             *(client.list_tables, lambda: client.update_priorities("t", [], []), lambda: client.wait_for_ready(1.0)),
             lambda: client.begin_update_priorities("t", no_keys, np.zeros(0)),
             *(watcher.newest, lambda: watcher.wait(1.0), lambda: directory.current, lambda: directory.known(1.0)),
+            lambda: next(iter(watch)),
         )
-        done_there = (writer.close, dataset.close, sampler.close, client.close, watcher.close, directory.close)
+        closed = (writer.close, dataset.close, sampler.close, client.close, watcher.close, directory.close)
+        done_there = (*closed, watch.cancel, params.close)
         for _ in range(3):
             said: SimpleQueue[str] = context.SimpleQueue()
             child = context.Process(target=_use_forked, args=(refused + done_there, said), daemon=True)

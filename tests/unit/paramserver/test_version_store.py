@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from tests.support.publishing import (
     store_request,
 )
 from tidemill.errors import (
+    DataLoss,
     FailedPrecondition,
     FatalError,
     NotFound,
@@ -103,6 +105,23 @@ def test_large_version_is_not_held_in_memory(tmp_path: Path, open_store: OpenSto
         blob.verify()
         assert not blob.in_memory
     assert read(store, 2) == b"abcde"
+
+
+def test_large_version_is_verified_once(tmp_path: Path, open_store: OpenStore) -> None:
+    """Not by each of its readers; again once its file has changed."""
+    store = open_store(tmp_path, max_fetch_bytes=9)
+    publish(store, b"abcde")
+    path = tmp_path / "0000000001.full.safetensors"
+    first = path.stat()
+    with closing(store.open(1, Precision.FULL)) as blob:
+        blob.verify()
+    path.write_bytes(b"Abcde")
+    os.utime(path, ns=(first.st_atime_ns, first.st_mtime_ns + 1))
+    with closing(store.open(1, Precision.FULL)) as blob, pytest.raises(DataLoss, match="SHA-256"):
+        blob.verify()
+    os.utime(path, ns=(first.st_atime_ns, first.st_mtime_ns))
+    with closing(store.open(1, Precision.FULL)) as blob:
+        blob.verify()
 
 
 def test_reader_goes_on_from_the_disk_when_a_newer_version_takes_the_memory(

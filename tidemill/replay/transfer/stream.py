@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.arrays import Array, Ints
-from tidemill.awake_clock import AwakeTimer
-from tidemill.errors import InvalidArgument, Unavailable
+from tidemill.errors import InvalidArgument
 from tidemill.replay.argument_types import check_range
 from tidemill.replay.codec import decode_chunks
 from tidemill.replay.table_config import TableConfig
@@ -21,6 +19,7 @@ from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
 from tidemill.replay.wire import unpack_blocks, unpack_config
 from tidemill.rpc.channel import open_channel
+from tidemill.rpc.silence import each_within
 from tidemill.rpc.status import translated
 
 
@@ -133,7 +132,7 @@ def open_export(
 
 def _parts(call: Any, address: str, timeout_s: float) -> Iterator[Start | Steps | Items]:  # noqa: ANN401 - gRPC's
     config: TableConfig | None = None
-    for message in _within(call, address, timeout_s):
+    for message in each_within(call, f"the replay server at {address}", timeout_s):
         if message.HasField("start"):
             config = unpack_config(message.start.config)
             yield Start(config, message.start.items)
@@ -141,31 +140,6 @@ def _parts(call: Any, address: str, timeout_s: float) -> Iterator[Start | Steps 
             yield _steps(config, message.chunks)
         elif config is not None:
             yield _items(config, message.items)
-
-
-def _within(call: Any, address: str, timeout_s: float) -> Iterator[pb.ExportResponse]:  # noqa: ANN401 - gRPC's
-    """Yield the messages of a call; Unavailable: the next one did not come in time."""
-    is_late = threading.Event()
-
-    def end() -> None:
-        is_late.set()
-        call.cancel()
-
-    while True:
-        timer = AwakeTimer(timeout_s, end)
-        timer.start()
-        try:
-            with translated():
-                message = next(call, None)
-        except Unavailable as error:
-            if is_late.is_set():
-                raise Unavailable(f"the replay server at {address} sent nothing for {timeout_s:g} s") from error
-            raise
-        finally:
-            timer.cancel()
-        if message is None:
-            return
-        yield message
 
 
 def _steps(config: TableConfig, message: pb.ExportChunks) -> Steps:
