@@ -9,6 +9,7 @@ from tidemill.closing import Closing
 from tidemill.learner.status import LearnerState, LearnerStatus, SavedCheckpoint, SourceStatus
 from tidemill.learner.v1 import learner_pb2 as pb
 from tidemill.learner.v1 import learner_pb2_grpc
+from tidemill.replay.argument_types import check_address, check_deadline
 from tidemill.replay.sampling.shard_report import ShardReport
 from tidemill.rpc.channel import DEADLINE_S, open_channel
 from tidemill.rpc.status import translated
@@ -38,6 +39,8 @@ class LearnerClient(Closing):
             address: `host:port`, `dns:///name:port` or `unix:///path`.
             deadline_s: Longest wait for an answer, in seconds; checkpoints have a separate deadline.
         """
+        check_address(address)
+        check_deadline("deadline_s", deadline_s)
         self._channel = open_channel(address)
         self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
         self._deadline_s = deadline_s
@@ -72,6 +75,7 @@ class LearnerClient(Closing):
             FailedPrecondition: The learner is stopping.
             ResourceExhausted: The disk is full.
         """
+        check_deadline("deadline_s", deadline_s)
         with translated():
             response = self._stub.SaveCheckpoint(pb.SaveCheckpointRequest(), timeout=deadline_s)
         return SavedCheckpoint(response.path, response.learner_steps)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tidemill.closing import Closing
 from tidemill.errors import FailedPrecondition, InvalidArgument, Unavailable
-from tidemill.replay.argument_types import check_address, check_number, check_range, check_type
+from tidemill.replay.argument_types import check_address, check_deadline, check_range, check_type
 from tidemill.replay.table_config import TableConfig, TableDescription, TableUpdate
 from tidemill.replay.v1 import replay_pb2 as pb
 from tidemill.replay.v1 import replay_pb2_grpc
@@ -47,7 +47,7 @@ class ReplayClient(Reopened, Closing):
     def __init__(self, address: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Open a channel; it connects on first use."""
         check_address(address)
-        check_number("deadline_s", deadline_s)
+        check_deadline("deadline_s", deadline_s)
         self._address = address
         self._deadline_s = deadline_s
         self._channel = open_channel(address)

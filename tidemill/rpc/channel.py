@@ -43,6 +43,9 @@ CLOSE_S = 2.0
 
 MAX_MESSAGE_BYTES = 64 * MEBIBYTE
 
+_NEVER_S = 1e9
+"""Longest deadline of a call, in seconds: gRPC takes one that its clock cannot hold for a moment in the past."""
+
 _log = LateLogger()
 
 
@@ -150,19 +153,21 @@ class BoundedChannel(Closing, grpc.Channel):
 
 
 class _OwnCalls:
-    """Calls of one method, for the process that the channel belongs to."""
+    """Calls of one method, for the process that the channel belongs to; a deadline beyond `_NEVER_S` is none."""
 
     def __init__(self, calls: Any, owner: OwnerProcess) -> None:  # noqa: ANN401
         self._calls, self._owner = calls, owner
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        self._owner.check()
-        return self._calls(*arguments, **named)
+        return self._calls(*arguments, **self._checked(named))
 
     def with_call(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        self._owner.check()
-        return self._calls.with_call(*arguments, **named)
+        return self._calls.with_call(*arguments, **self._checked(named))
 
     def future(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        return self._calls.future(*arguments, **self._checked(named))
+
+    def _checked(self, named: dict[str, Any]) -> dict[str, Any]:
         self._owner.check()
-        return self._calls.future(*arguments, **named)
+        timeout_s = named.get("timeout")
+        return named | {"timeout": None} if timeout_s is not None and timeout_s > _NEVER_S else named
