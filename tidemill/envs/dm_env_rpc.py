@@ -144,7 +144,7 @@ class DmEnvRpc(gymnasium.Env[Any, Any]):
                 request_serializer=pb.EnvironmentRequest.SerializeToString,
                 response_deserializer=pb.EnvironmentResponse.FromString,
             )
-            self._call = Dialogue(method, request, _SERVER)
+            self._call = Dialogue(method, request, _SERVER, "DmEnvRpc")
             response = self._call.hear()
         else:
             response = self._call.ask(request)

@@ -103,7 +103,7 @@ class InferenceClient:
         # so that noise does not come a second time
         opening.open.noise_seed = (self._opening.noise_seed + (self._calls - 1) * 1_000_003) % 2**64
         stub = inference_pb2_grpc.InferenceServiceStub(self._connect())
-        call = _Call(stub.Act, opening, "the inference service")
+        call = _Call(stub.Act, opening, "the inference service", "InferenceClient")
         with self._lock:
             self._call = call
             if self._interrupted:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from tidemill.errors import Unavailable
+from tidemill.rpc.fork import OwnerProcess
 from tidemill.rpc.status import translated
 
 _Request = TypeVar("_Request")
@@ -17,15 +18,18 @@ _Response = TypeVar("_Response")
 class Dialogue(Generic[_Request, _Response]):
     """One bidirectional call, whose messages one thread sends and receives in turns."""
 
-    def __init__(self, method: Callable[[Iterator[_Request]], Any], opening: _Request, server: str) -> None:
+    def __init__(
+        self, method: Callable[[Iterator[_Request]], Any], opening: _Request, server: str, client: str
+    ) -> None:
         """Call.
 
         Args:
             method: Of the stub.
             opening: The first message.
             server: What answers, for messages.
+            client: Name of the class whose object calls, for messages.
         """
-        self._server = server
+        self._server, self._owner = server, OwnerProcess(client)
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._requests.put(opening)
         self._responses = method(self._each())
@@ -34,6 +38,7 @@ class Dialogue(Generic[_Request, _Response]):
         """Send a message and wait for its answer.
 
         Raises:
+            FailedPrecondition: This process was forked from the one that called.
             Unavailable: The call broke off.
             TidemillError: What the server answered instead.
         """
@@ -42,6 +47,7 @@ class Dialogue(Generic[_Request, _Response]):
 
     def hear(self) -> _Response:
         """Wait for the next answer; see `ask`."""
+        self._owner.check()
         with translated():
             response: _Response | None = next(self._responses, None)
         if response is None:
@@ -53,13 +59,23 @@ class Dialogue(Generic[_Request, _Response]):
         self._requests.put(None)
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until the server has ended the call, which it does after `finish`, but no longer than that."""
+        """Wait until the server has ended the call, which it does after `finish`, but no longer than that.
+
+        A forked process does not wait.
+        """
+        if not self._owner.is_here:
+            return
         ended = threading.Event()
         if self._responses.add_callback(ended.set):  # otherwise it has
             ended.wait(timeout_s)
 
     def end(self) -> None:
-        """End the call, and the thread in which gRPC takes its requests; from any thread, also twice."""
+        """End the call, and the thread in which gRPC takes its requests; from any thread, also twice.
+
+        A forked process leaves both alone.
+        """
+        if not self._owner.is_here:
+            return
         self._responses.cancel()  # first: the server must not take it for the end that `finish` announces
         self.finish()
 

@@ -54,8 +54,8 @@ class SimulatorClient(Closing):
     each.
 
     Every method raises `InvalidArgument` for a value that does not fit, naming it; `FailedPrecondition` if the spaces
-    are not those of the run, or the client is closed; `Unavailable` if no service answered for `timeout_s`, and
-    `ResourceExhausted` if all of its slots were taken for as long.
+    are not those of the run, the client is closed, or this process was forked from the one that plays; `Unavailable` if
+    no service answered for `timeout_s`, and `ResourceExhausted` if all of its slots were taken for as long.
 
     An episode is `action = simulator.begin(observation)` and then, until that returns None,
     `action = simulator.step(observation, reward, terminated=..., truncated=...)`.
@@ -254,7 +254,7 @@ class SimulatorClient(Closing):
         if self._channel is None:
             self._channel = open_channel(self._address)
         stub = simulator_pb2_grpc.SimulatorServiceStub(self._channel)
-        call = self._call = _Call(stub.Play, pack_open(self._declared), "the simulator service")
+        call = self._call = _Call(stub.Play, pack_open(self._declared), "the simulator service", "SimulatorClient")
         opened = call.hear().opened
         self.run = opened.run
         if seen.step == 0 and not opened.resumed:
